@@ -1,0 +1,89 @@
+"""torchrun, and its failure written down: which rank, on which host, and why.
+
+torchrun prints a table that people read; SageMaker shows one file. This is torchrun's own entry point with the
+exception that it raises turned into `/opt/ml/output/failure` and one event line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain_runtime.contract import FAILURE_CHARACTERS, ML_ROOT_VARIABLE, MlTree, describe_exit
+from cloudtrain_runtime.events import emit, say
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|DistBackendError|DistNetworkError"
+    r"|ncclRemoteError|Socket closed|Timed out waiting"
+)
+"""What a healthy rank says when another one has gone: an effect, not the cause."""
+
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with these arguments; return its exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    try:
+        run(parse_args(argv))
+    except ChildFailedError as error:
+        _report(error.failures)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _report(failures: Mapping[int, ProcessFailure]) -> None:
+    """Write the failure file and the event for the rank that failed first on this host."""
+    rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), item[1].timestamp))
+    host = os.environ.get("SM_CURRENT_HOST", "")
+    title, traceback = _describe(failure)
+    place = f"rank {rank}" + (f" on {host} (local rank {failure.local_rank})" if host else "")
+    message = f"{place} {title}"
+    emit(
+        "failed",
+        rank=rank,
+        local_rank=failure.local_rank,
+        host=host,
+        exit_code=failure.exitcode,
+        message=message,
+        secondary=_is_secondary(failure),
+        failed_at=failure.timestamp,
+    )
+    text = f"{message}\n{traceback[-(FAILURE_CHARACTERS - len(message) - 1) :]}" if traceback else message
+    path = MlTree(Path(os.environ.get(ML_ROOT_VARIABLE, "/opt/ml"))).failure
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
+    say(text)
+
+
+def _is_secondary(failure: ProcessFailure) -> bool:
+    title, traceback = _describe(failure)
+    # torchrun ends the other workers itself, with SIGTERM.
+    return failure.exitcode == -signal.SIGTERM or _PEER_LOST.search(f"{title}\n{traceback}") is not None
+
+
+def _describe(failure: ProcessFailure) -> tuple[str, str]:
+    """Return what happened in one line, and the traceback or an empty string."""
+    if failure.exitcode < 0:
+        return f"was killed by {describe_exit(failure.exitcode)}", ""
+    content: Any = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
+    if not isinstance(content, dict):
+        return f"ended with {describe_exit(failure.exitcode)}", ""
+    traceback = str(content.get("extraInfo", {}).get("py_callstack", ""))
+    return f"failed: {content.get('message', '')}", traceback
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,230 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+
+A folder `step-00000500/` holds torch.distributed.checkpoint's files (model and optimizer, each rank writing its
+share), one `rank-00000.pt` per rank (random states) and `manifest.json`, written last. Without a manifest that
+matches the files, a checkpoint does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from cloudtrain_runtime import parallel
+from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.storage import Storage, open_storage
+
+MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete checkpoint. `state` is what `Checkpoints.save` was given besides model and optimizer."""
+
+    storage: Storage
+    name: str
+    step: int
+    state: Mapping[str, Any]
+
+    @property
+    def uri(self) -> str:
+        """Where it lies."""
+        return f"{self.storage.uri}/{self.name}"
+
+
+class Checkpoints:
+    """The checkpoints of one run. Every method is called by all ranks together.
+
+    Args:
+        uri: Folder or S3 prefix of this run's checkpoints.
+        keep: Complete checkpoints to keep.
+        place: This rank's place.
+    """
+
+    def __init__(self, uri: str, *, keep: int, place: Context) -> None:
+        self.storage = open_storage(uri)
+        self.keep = keep
+        self.place = place
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> str:
+        """Write a checkpoint and make it visible in one step; return its uri.
+
+        Args:
+            step: Optimizer steps done.
+            model: The replicated model.
+            optimizer: Its optimizer.
+            state: JSON values: data position, schedule, scaler, early stopping.
+        """
+        began = time.monotonic()
+        name = f"step-{step:08d}"
+        uri = f"{self.storage.uri}/{name}"
+        token = str(parallel.gather(secrets.token_hex(4), self.place)[0])
+        workspace = self.storage.workspace(name, token)
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        dcp.save(
+            {"model": model_state, "optimizer": optimizer_state},
+            storage_writer=dcp.FileSystemWriter(workspace, single_file_per_rank=True, sync_files=True),
+        )
+        _save_random(workspace / f"rank-{self.place.rank:05d}.pt", self.place)
+        own = {path.name: path.stat().st_size for path in workspace.iterdir() if path.is_file()}
+        self.storage.add(workspace, name)
+        # The gather is the barrier: after it, every rank's files are durable.
+        files: dict[str, int] = {}
+        for sizes in parallel.gather(own, self.place):
+            files |= sizes
+        if self.place.is_main:
+            manifest = {
+                "version": MANIFEST_VERSION,
+                "run": self.place.run,
+                "step": step,
+                "world_size": self.place.world_size,
+                "torch": torch.__version__,
+                "time": time.time(),
+                "files": files,
+                "state": dict(state),
+            }
+            self.storage.publish(workspace, name, MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
+            seconds = time.monotonic() - began
+            emit("checkpoint", step=step, uri=uri, bytes=sum(files.values()), seconds=seconds)
+            self._retire(step)
+        return uri
+
+    def _retire(self, step: int) -> None:
+        """Delete the oldest complete checkpoints beyond `keep`; the one just written always stays."""
+        complete = [found for found in complete_checkpoints(self.storage) if found.step <= step]
+        for found in complete[: -self.keep]:
+            self.storage.delete(found.name)
+
+    def find(self, resume: str) -> Found | None:
+        """Return the newest complete checkpoint to start from, the same on all ranks.
+
+        Args:
+            resume: `auto` looks under this run's own uri, `never` nowhere, a uri there first of all under this run's
+                own (an attempt that was restarted goes on from its own), then there.
+
+        Raises:
+            FileNotFoundError: `resume` names a place without a complete checkpoint.
+        """
+        chosen: tuple[str, str] | None = None
+        missing = False
+        if self.place.is_main:
+            own = _newest(self.storage)
+            if resume not in ("auto", "never") and own is None:
+                own = _newest_at(resume)
+                missing = own is None
+            # After a restart within this run, `never` must not throw away what this run has done itself.
+            if own is not None and not (resume == "never" and self.place.restarts == 0):
+                chosen = (own.storage.uri, own.name)
+        chosen, missing = parallel.gather((chosen, missing), self.place)[0]
+        if missing:
+            raise FileNotFoundError(f"checkpoint.resume: there is no complete checkpoint at {resume}")
+        if chosen is None:
+            return None
+        return _read(open_storage(chosen[0]), chosen[1])
+
+    def load(self, found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Load model, optimizer and random states in place. Works at any world size."""
+        folder = found.storage.fetch(found.name)
+        try:
+            model_state, optimizer_state = get_state_dict(model, optimizer)
+            states = {"model": model_state, "optimizer": optimizer_state}
+            dcp.load(states, storage_reader=dcp.FileSystemReader(folder))
+            set_state_dict(
+                model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+            )
+            own = folder / f"rank-{self.place.rank:05d}.pt"
+            if own.is_file():
+                _load_random(own, self.place)
+        finally:
+            found.storage.release(folder)
+
+
+def complete_checkpoints(storage: Storage) -> list[Found]:
+    """Return the complete checkpoints, oldest first. Incomplete ones are named in the log and left alone."""
+    found = []
+    for name in storage.names():
+        if _STEP.fullmatch(name):
+            checkpoint = _read(storage, name)
+            if checkpoint is not None:
+                found.append(checkpoint)
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _newest(storage: Storage) -> Found | None:
+    complete = complete_checkpoints(storage)
+    return complete[-1] if complete else None
+
+
+def _newest_at(uri: str) -> Found | None:
+    """Return the newest checkpoint below a uri, or the one that the uri names itself."""
+    parent, _, name = uri.rstrip("/").rpartition("/")
+    if _STEP.fullmatch(name):
+        return _read(open_storage(parent), name)
+    return _newest(open_storage(uri))
+
+
+def _read(storage: Storage, name: str) -> Found | None:
+    text = storage.read_text(name, MANIFEST)
+    if text is None:
+        say(f"{storage.uri}/{name} has no {MANIFEST}: it was never finished and is not used")
+        return None
+    try:
+        manifest = json.loads(text)
+        files, step, state = manifest["files"], int(manifest["step"]), manifest["state"]
+    except (ValueError, KeyError, TypeError) as error:
+        say(f"{storage.uri}/{name} has an unreadable {MANIFEST} ({error}) and is not used")
+        return None
+    sizes = storage.sizes(name)
+    wrong = sorted(file for file, size in files.items() if sizes.get(file) != size)
+    if wrong:
+        say(f"{storage.uri}/{name} is not whole ({', '.join(wrong)} missing or of another size) and is not used")
+        return None
+    return Found(storage, name, step, state)
+
+
+# ---------------------------------------------------------------- random states
+
+
+def _save_random(path: Path, place: Context) -> None:
+    version, internal, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(internal), gauss],
+        "cuda": torch.cuda.get_rng_state(place.device) if place.device.type == "cuda" else None,
+        "numpy": None,
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()  # noqa: NPY002 (users' transforms draw from the global state)
+        states["numpy"] = [name, [int(key) for key in keys], *rest]
+    torch.save(states, path)
+
+
+def _load_random(path: Path, place: Context) -> None:
+    states = torch.load(path, weights_only=True)
+    torch.set_rng_state(states["torch"])
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if states["cuda"] is not None and place.device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], place.device)
+    if states["numpy"] is not None:
+        import numpy as np
+
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002

@@ -1,0 +1,169 @@
+"""Where a process is: rank, world size, hosts, device, channel folders, model folder, seed, step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from cloudtrain_runtime.contract import (
+    CODE_CHANNEL,
+    CONFIG_CHANNEL,
+    DEFAULT_RENDEZVOUS_PORT,
+    ML_ROOT_VARIABLE,
+    MlTree,
+    RunConfig,
+    TrainConfig,
+    sort_hosts,
+)
+
+
+@dataclass
+class Progress:
+    """The step that training has reached; shared between the loop and `context().step`."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """The place of one process in a run. Outside of a run: one process, the working folder.
+
+    Attributes:
+        run: Run id, or an empty string outside of a run.
+        rank: Index of this process among all.
+        world_size: Number of processes on all hosts.
+        local_rank: Index among the processes of this host.
+        local_world_size: Number of processes on this host.
+        host: Name of this host.
+        hosts: All hosts; the first is the master.
+        device: Where this rank computes.
+        backend: Collective backend: `nccl`, `gloo` or `smddp`.
+        channels: Folder of each input channel by name.
+        model_dir: What lies here at the end becomes model.tar.gz.
+        output_dir: What lies here at the end becomes output.tar.gz.
+        checkpoint_dir: Folder that scripts write checkpoints to; kept in S3 on a cluster.
+        restarts: How often torchrun has started this group again.
+        seed: The job's seed.
+        train: The job's train section, or None for a script.
+    """
+
+    run: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str
+    hosts: tuple[str, ...]
+    device: torch.device
+    backend: str
+    channels: Mapping[str, Path]
+    model_dir: Path
+    output_dir: Path
+    checkpoint_dir: Path
+    restarts: int = 0
+    seed: int = 0
+    train: TrainConfig | None = None
+    progress: Progress = field(default_factory=Progress, repr=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints events and writes the model."""
+        return self.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done so far, those before a resume included."""
+        return self.progress.step
+
+
+_current: Context | None = None
+
+
+def context() -> Context:
+    """Return this process's place in the run."""
+    global _current  # noqa: PLW0603 (one process has one place)
+    if _current is None:
+        _current = read_context(os.environ)
+    return _current
+
+
+def ml_tree(environ: Mapping[str, str]) -> MlTree:
+    """Return this host's /opt/ml."""
+    return MlTree(Path(environ.get(ML_ROOT_VARIABLE, "/opt/ml")))
+
+
+def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
+    """Return the run's configuration, or None outside of a run."""
+    path = ml_tree(environ).run_config
+    return RunConfig.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torch's `env://` start needs and that are not there yet.
+
+    torchrun sets them all. Under AWS's mpirun only `OMPI_COMM_WORLD_*` are there, and the master is the first host.
+    """
+    if "RANK" in environ:
+        return {}
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        hosts = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))
+        own = {
+            "RANK": environ["OMPI_COMM_WORLD_RANK"],
+            "WORLD_SIZE": environ["OMPI_COMM_WORLD_SIZE"],
+            "LOCAL_RANK": environ["OMPI_COMM_WORLD_LOCAL_RANK"],
+            "LOCAL_WORLD_SIZE": environ["OMPI_COMM_WORLD_LOCAL_SIZE"],
+            "MASTER_ADDR": hosts[0],
+            "MASTER_PORT": str(DEFAULT_RENDEZVOUS_PORT),
+        }
+        return {name: value for name, value in own.items() if name not in environ}
+    return {}
+
+
+def read_context(environ: Mapping[str, str]) -> Context:
+    """Return the place that an environment describes."""
+    environ = {**environ, **torchrun_variables(environ)}
+    config = read_run_config(environ)
+    tree = ml_tree(environ)
+    root = tree if config is not None else MlTree(Path.cwd())
+    hosts = tuple(sort_hosts(json.loads(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    device, backend = choose_device(local_rank, local_world_size, config.distribution if config else "")
+    named = json.loads(environ.get("SM_CHANNELS", "[]"))
+    return Context(
+        run=config.run if config else "",
+        rank=int(environ.get("RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        host=environ.get("SM_CURRENT_HOST") or hosts[0],
+        hosts=hosts,
+        device=device,
+        backend=backend,
+        channels={name: root.data / name for name in named if name not in (CODE_CHANNEL, CONFIG_CHANNEL)},
+        model_dir=Path(environ.get("SM_MODEL_DIR", root.model)),
+        output_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", root.output_data)),
+        checkpoint_dir=root.checkpoints,
+        restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        seed=config.train.seed if config and config.train else 0,
+        train=config.train if config else None,
+    )
+
+
+def choose_device(local_rank: int, local_world_size: int, distribution: str) -> tuple[torch.device, str]:
+    """Return the device of a rank and the collective backend of its group.
+
+    NCCL needs a GPU per rank; ranks that share one, and ranks on a CPU, use Gloo.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank % gpus)
+    if local_world_size > gpus:
+        return device, "gloo"
+    return device, "smddp" if distribution in ("pytorchddp", "smdistributed") else "nccl"

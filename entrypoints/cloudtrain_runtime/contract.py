@@ -1,0 +1,254 @@
+"""What the SDK and the container agree on.
+
+Standard library only: the SDK imports this module on a laptop without torch, the launcher imports it in any image
+with Python 3.11. Everything in here is frozen data and its JSON form; `VERSION` changes when the form does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+VERSION: Final = 1
+"""Version of `run.json`. A container refuses a version that it does not know."""
+
+CONFIG_CHANNEL: Final = "cloudtrain"
+"""Input channel that brings `run.json` (one small object per run)."""
+
+CODE_CHANNEL: Final = "code"
+"""Input channel that brings the bundle (one object per content digest, shared between runs)."""
+
+CONFIG_FILE: Final = "run.json"
+BUNDLE_FILE: Final = "sourcedir.tar.gz"
+"""Name that AWS's training toolkit expects in `sagemaker_submit_directory`."""
+
+WORKER_SCRIPT: Final = "cloudtrain_worker.py"
+"""Root script that every launcher starts once per rank: AWS's toolkit refuses a package as entry point."""
+
+ML_ROOT_VARIABLE: Final = "CLOUDTRAIN_ML_ROOT"
+"""Where `/opt/ml` lies. Unset in a SageMaker container; local runs point it at one folder per instance."""
+
+ADDRESSES_VARIABLE: Final = "CLOUDTRAIN_HOST_ADDRESSES"
+"""JSON object from host name to address, for hosts whose names do not resolve (local runs)."""
+
+PORT_VARIABLE: Final = "CLOUDTRAIN_RENDEZVOUS_PORT"
+GRACE_VARIABLE: Final = "CLOUDTRAIN_STOP_GRACE_SECONDS"
+GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
+"""Number of GPUs that this host may use, when the launcher should not count them itself."""
+
+HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
+"""Number of the job's hosts that share this machine's CPUs (local runs)."""
+
+DEFAULT_RENDEZVOUS_PORT: Final = 7777
+STOP_GRACE_SECONDS: Final = 120
+"""Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""
+
+FAILURE_CHARACTERS: Final = 1024
+"""SageMaker shows this many characters of /opt/ml/output/failure as FailureReason."""
+
+EVENT_PREFIX: Final = "CLOUDTRAIN "
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop when `metric` has not improved by `min_delta` for `patience` evaluations in a row."""
+
+    metric: str
+    patience: int
+    min_delta: float = 0.0
+    mode: str = "min"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the shared entrypoint trains a Task. Exactly one of `epochs` and `steps` is set.
+
+    Attributes:
+        batch_size: Samples per rank and micro-step.
+        accumulate: Micro-steps per optimizer step.
+        learning_rate: Of the default optimizer.
+        clip_grad_norm: Upper bound of the global gradient norm; None leaves gradients alone.
+        evaluate_every_steps: Optimizer steps between evaluations; None evaluates after each epoch.
+    """
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    accumulate: int
+    precision: str
+    compile: bool
+    clip_grad_norm: float | None
+    learning_rate: float
+    seed: int
+    evaluate_every_steps: int | None
+    early_stopping: EarlyStopping | None
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where and how often checkpoints are written, and what to start from.
+
+    Attributes:
+        uri: Folder (`file:///...`) or `s3://bucket/prefix` of this run's checkpoints.
+        every_seconds: Seconds between checkpoints, or None.
+        every_steps: Optimizer steps between checkpoints, or None.
+        keep: Complete checkpoints to keep; at least 1.
+        resume: `auto` (newest complete one under `uri`), `never`, or the uri of another run's checkpoints.
+    """
+
+    uri: str
+    every_seconds: float | None
+    every_steps: int | None
+    keep: int
+    resume: str
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The part of a plan that the container reads, as `run.json`.
+
+    Attributes:
+        task: `module:Class` of a Task, or None.
+        script: Path of a script below the code folder, or None (exactly one of the two).
+        args: Keyword arguments of the Task (a JSON object) or argv of the script (a list of strings).
+        processes_per_instance: Ranks per host; None means one per GPU, or 2 on a host without GPUs.
+        max_restarts: How often torchrun starts the workers again after one of them failed.
+    """
+
+    run: str
+    task: str | None
+    script: str | None
+    args: dict[str, Any] | list[str]
+    requirements: str | None
+    processes_per_instance: int | None
+    distribution: str
+    max_restarts: int
+    train: TrainConfig | None
+    checkpoint: CheckpointConfig
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """Return the text of `run.json`: sorted keys, one trailing newline, equal for equal plans."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        """Read `run.json`.
+
+        Raises:
+            ValueError: the text is not a run.json of this version.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.get("version") != VERSION:
+            found = fields.get("version") if isinstance(fields, dict) else type(fields).__name__
+            raise ValueError(f"run.json has version {found!r}; this runtime reads version {VERSION}")
+        train = fields.pop("train")
+        if train is not None:
+            early = train.pop("early_stopping")
+            train = TrainConfig(**train, early_stopping=EarlyStopping(**early) if early else None)
+        return cls(**{**fields, "train": train, "checkpoint": CheckpointConfig(**fields["checkpoint"])})
+
+
+# ---------------------------------------------------------------- events
+
+_EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
+
+
+def format_event(event: str, fields: dict[str, Any]) -> str:
+    """Return one event line, `CLOUDTRAIN {"event": ..., ...}`, without newline."""
+    return EVENT_PREFIX + json.dumps({"event": event, **fields})
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Return the event in a log line, or None.
+
+    The marker may stand anywhere in the line: another process may have left an unfinished line before it.
+    """
+    match = _EVENT.search(line)
+    if match is None:
+        return None
+    try:
+        event, _ = json.JSONDecoder().raw_decode(line, match.end())
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+# ---------------------------------------------------------------- the container's folders
+
+
+@dataclass(frozen=True)
+class MlTree:
+    """The folders that SageMaker mounts at `/opt/ml`."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Folder of hyperparameters.json, inputdataconfig.json and resourceconfig.json."""
+        return self.root / "input" / "config"
+
+    @property
+    def data(self) -> Path:
+        """Folder with one folder per input channel."""
+        return self.root / "input" / "data"
+
+    @property
+    def code(self) -> Path:
+        """Where the bundle is unpacked."""
+        return self.root / "code"
+
+    @property
+    def model(self) -> Path:
+        """What is packed to model.tar.gz at the end."""
+        return self.root / "model"
+
+    @property
+    def output_data(self) -> Path:
+        """What is packed to output.tar.gz at the end."""
+        return self.root / "output" / "data"
+
+    @property
+    def failure(self) -> Path:
+        """File whose first 1024 characters become FailureReason."""
+        return self.root / "output" / "failure"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder that SageMaker keeps in step with CheckpointConfig.S3Uri."""
+        return self.root / "checkpoints"
+
+    @property
+    def run_config(self) -> Path:
+        """The run.json of this run."""
+        return self.data / CONFIG_CHANNEL / CONFIG_FILE
+
+    @property
+    def stop_notice(self) -> Path:
+        """File that the launcher writes when the host was told to stop."""
+        return self.root / "output" / "stop-notice"
+
+    @property
+    def in_loop(self) -> Path:
+        """File that exists while the workers would act on a stop notice."""
+        return self.root / "output" / "in-training-loop"
+
+
+def sort_hosts(hosts: list[str]) -> list[str]:
+    """Return hosts in SageMaker's order: as text, so `algo-10` comes before `algo-2`. The first is the master."""
+    return sorted(hosts)
+
+
+def describe_exit(exit_code: int) -> str:
+    """Return `exit code 1` or, for a process ended by a signal, `SIGKILL`."""
+    if exit_code < 0:
+        try:
+            return signal.Signals(-exit_code).name
+        except ValueError:
+            return f"signal {-exit_code}"
+    return f"exit code {exit_code}"

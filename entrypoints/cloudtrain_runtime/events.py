@@ -1,0 +1,35 @@
+"""Event lines on standard output: the only source of truth for progress."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from typing import Any
+
+from cloudtrain_runtime.contract import format_event
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Print one event line, whole.
+
+    One write call, so that lines of several processes on the same log never mix. A number that is not finite becomes
+    null, because JSON has no other word for it.
+    """
+    values = {name: _json_value(value) for name, value in fields.items()}
+    line = format_event(event, {**values, "time": round(time.time(), 3)}) + "\n"
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), line.encode())
+
+
+def say(text: str) -> None:
+    """Print one line for people, whole."""
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,232 @@
+"""One per host: PID 1 of the container. Starts torchrun, forwards the notice to stop, writes down why it failed.
+
+Standard library only, and torch is imported only by the processes it starts: it answers a signal in microseconds, and
+an image whose torch cannot be imported still gets a readable failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cloudtrain_runtime.contract import (
+    ADDRESSES_VARIABLE,
+    DEFAULT_RENDEZVOUS_PORT,
+    FAILURE_CHARACTERS,
+    GPUS_VARIABLE,
+    GRACE_VARIABLE,
+    HOSTS_HERE_VARIABLE,
+    ML_ROOT_VARIABLE,
+    PORT_VARIABLE,
+    STOP_GRACE_SECONDS,
+    WORKER_SCRIPT,
+    MlTree,
+    RunConfig,
+    describe_exit,
+    sort_hosts,
+)
+from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.variables import read_config, sagemaker_variables
+
+_MARGIN_SECONDS = 20
+"""Kept of the grace time for torchrun to end its workers after they did not act on the notice."""
+
+_RENDEZVOUS_SECONDS = 1800
+"""How long the first host waits for the last: images are pulled at different speeds."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """This host among the job's hosts. `interface` is the network interface between them, or an empty string."""
+
+    name: str
+    hosts: tuple[str, ...]
+    interface: str
+
+    @property
+    def rank(self) -> int:
+        """Index in SageMaker's order; 0 is the master."""
+        return self.hosts.index(self.name)
+
+
+def read_host(tree: MlTree) -> Host:
+    """Return this host's place from resourceconfig.json."""
+    resources = read_config(tree, "resourceconfig")
+    hosts = tuple(sort_hosts(list(resources.get("hosts", ["algo-1"]))))
+    return Host(resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", ""))
+
+
+def main() -> int:
+    """Run this host's part of the job; return the exit code of the container."""
+    tree = MlTree(Path(os.environ.get(ML_ROOT_VARIABLE, "/opt/ml")))
+    for folder in (tree.model, tree.output_data):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        config = RunConfig.from_json(tree.run_config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return _fail(tree, f"{tree.run_config} cannot be read: {error}")
+    host = read_host(tree)
+    if config.requirements is not None and not _install(tree, config.requirements):
+        return _fail(tree, f"pip could not install {config.requirements}; its output is in the log of {host.name}")
+    environment = {**os.environ, **host_variables(tree, config, host)}
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "cloudtrain_runtime.agent", *torchrun_arguments(config, host, os.environ)],
+        cwd=tree.code,
+        env=environment,
+    )
+    stop = _Stop(tree, agent, by_notice=config.task is not None)
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    signal.signal(signal.SIGINT, stop.on_signal)
+    exit_code = _wait(agent.pid)
+    stop.cancel()
+    if exit_code != 0 and not stop.was_asked and not tree.failure.exists():
+        text = f"torchrun on {host.name} ended with {describe_exit(exit_code)}"
+        emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
+        return _fail(tree, text)
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]) -> list[str]:
+    """Return torchrun's arguments on this host.
+
+    c10d rendezvous, so that a group of hosts survives the loss of a worker on one of them. Ranks follow the hosts'
+    order because torchrun sorts its nodes by the address given with --local-addr, as text.
+    """
+    addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
+    master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
+    port = int(environ.get(PORT_VARIABLE, DEFAULT_RENDEZVOUS_PORT))
+    is_host = "true" if host.rank == 0 else "false"
+    timeouts = f"join_timeout={_RENDEZVOUS_SECONDS},read_timeout={_RENDEZVOUS_SECONDS}"
+    return [
+        f"--nnodes={len(host.hosts)}",
+        f"--nproc-per-node={config.processes_per_instance or 'auto'}",
+        f"--max-restarts={config.max_restarts}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={master}:{port}",
+        f"--rdzv-id={config.run}",
+        f"--rdzv-conf=is_host={is_host},{timeouts}",
+        f"--local-addr={own}",
+        WORKER_SCRIPT,
+    ]
+
+
+def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:
+    """Return the environment that this host's processes get on top of the container's.
+
+    What the container's own environment sets already is left alone.
+    """
+    gpus = count_gpus()
+    argv = config.args if isinstance(config.args, list) else []
+    wanted = {
+        **sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=config.script or WORKER_SCRIPT),
+        ML_ROOT_VARIABLE: str(tree.root),
+        "PYTHONUNBUFFERED": "1",
+        # Without it a restarted worker reads the addresses of its dead predecessors and hangs (pytorch#135712).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # Collectives that time out leave a trace behind instead of silence.
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    if host.interface:
+        wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = host.interface
+    if _has_efa():
+        # AWS's toolkit sets these from a list that lacks the newest instance types; the device says it itself.
+        wanted |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+    if "OMP_NUM_THREADS" not in os.environ and gpus == 0 and config.processes_per_instance:
+        ranks_here = config.processes_per_instance * int(os.environ.get(HOSTS_HERE_VARIABLE, "1"))
+        wanted["OMP_NUM_THREADS"] = str(max(1, _usable_cpus() // ranks_here))
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def count_gpus() -> int:
+    """Return the NVIDIA GPUs that this host's processes may use, without loading CUDA."""
+    if GPUS_VARIABLE in os.environ:
+        return int(os.environ[GPUS_VARIABLE])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    devices = Path("/proc/driver/nvidia/gpus")
+    return len(list(devices.iterdir())) if devices.is_dir() else 0
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _has_efa() -> bool:
+    devices = Path("/sys/class/infiniband")
+    return devices.is_dir() and any(device.name.startswith(("efa", "rdmap")) for device in devices.iterdir())
+
+
+def _install(tree: MlTree, requirements: str) -> bool:
+    if ML_ROOT_VARIABLE in os.environ:
+        say(f"{requirements} is not installed here: a local run uses this machine's environment as it is")
+        return True
+    command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", str(tree.code / requirements)]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def _wait(pid: int) -> int:
+    """Wait for one child and reap every other: orphans of the whole container are handed to PID 1."""
+    while True:
+        child, status = os.wait()
+        if child == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+class _Stop:
+    """What happens when the host is told to stop.
+
+    Workers inside the training loop see the notice at the next step boundary, save together and leave. Everything else
+    (a script, a start-up that takes long) gets SIGTERM through torchrun, at once.
+    """
+
+    def __init__(self, tree: MlTree, agent: subprocess.Popen[Any], *, by_notice: bool) -> None:
+        self.was_asked = False
+        self._tree = tree
+        self._agent = agent
+        self._by_notice = by_notice
+        self._timer: threading.Timer | None = None
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)
+        if self.was_asked:
+            return
+        self.was_asked = True
+        self._tree.stop_notice.touch()
+        if not (self._by_notice and self._tree.in_loop.exists()):
+            self._terminate()
+            return
+        grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
+        self._timer = threading.Timer(max(1.0, grace - _MARGIN_SECONDS), self._terminate)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _terminate(self) -> None:
+        try:
+            os.kill(self._agent.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _fail(tree: MlTree, text: str) -> int:
+    tree.failure.parent.mkdir(parents=True, exist_ok=True)
+    tree.failure.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
+    say(text)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,413 @@
+"""The training loop, top to bottom.
+
+Shapes: a batch's first dimension is samples. `loss` is the mean over them, a scalar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from cloudtrain_runtime import parallel
+from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.context import Context, ml_tree
+from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, MlTree, TrainConfig
+from cloudtrain_runtime.data import (
+    GlobalBatch,
+    GlobalOrderSampler,
+    ShardSampler,
+    dataset_length,
+    make_loader,
+    to_device,
+)
+from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.task import Task
+
+LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
+_LOG_EVERY_STEPS = 10
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Position:
+    """How far training has come. `samples` counts those of the present epoch's global order."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+@dataclass
+class Patience:
+    """State of early stopping."""
+
+    best: float | None = None
+    waited: int = 0
+
+    def is_over(self, rule: EarlyStopping, value: float) -> bool:
+        """Note an evaluation; return whether it is time to stop."""
+        sign = 1.0 if rule.mode == "min" else -1.0
+        if self.best is None or sign * (self.best - value) > rule.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        return self.waited >= rule.patience
+
+
+@dataclass
+class Meter:
+    """Samples per second since the last reading."""
+
+    samples: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def read(self) -> float:
+        """Return samples per second and start anew."""
+        now = time.monotonic()
+        rate = self.samples / max(now - self.began, 1e-9)
+        self.samples, self.began = 0, now
+        return rate
+
+
+class Trainer:
+    """One Task in training on one rank.
+
+    Args:
+        task: The user's Task.
+        train: The job's train section.
+        checkpoint: The job's checkpoint section.
+        place: This rank's place.
+    """
+
+    def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
+        self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
+        self.datasets: Mapping[str, Dataset[Any]] = task.datasets()
+        if "train" not in self.datasets:
+            raise TypeError(f"datasets() has no 'train' (it has {', '.join(self.datasets) or 'none'})")
+        seed_everything(train.seed)  # the same on all ranks: they build the same model
+        self.model = task.model().to(place.device)
+        self.replica = parallel.replicate(self.model, place)
+        self.optimizer = task.optimizer(self.model)
+        self.schedule = task.schedule(self.optimizer)
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=train.precision == "fp16")
+        if train.compile:
+            self.replica = torch.compile(self.replica)  # type: ignore[assignment]
+        self.sampler = GlobalOrderSampler(
+            dataset_length(self.datasets["train"], "train"),
+            batch_size=train.batch_size,
+            accumulate=train.accumulate,
+            rank=place.rank,
+            world_size=place.world_size,
+            seed=train.seed,
+        )
+        self.checkpoints = Checkpoints(checkpoint.uri, keep=checkpoint.keep, place=place)
+        self.position = Position()
+        self.patience = Patience()
+        self.tree: MlTree = ml_tree(os.environ)
+        self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
+        self.meter = Meter()
+        self.last_save = time.monotonic()
+        self.saved_step = -1
+        self.was_signalled = False
+        seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
+
+    # ------------------------------------------------------------ the whole run
+
+    def run(self) -> None:
+        """Train from the newest checkpoint to the end, or to the notice to stop."""
+        resumed = self._resume()
+        began, first = time.monotonic(), self.position.step
+        if self.place.is_main:
+            emit(
+                "started",
+                run=self.place.run,
+                step=self.position.step,
+                epoch=self.position.epoch,
+                total_steps=self.total_steps,
+                world_size=self.place.world_size,
+                hosts=len(self.place.hosts),
+                device=self.place.device.type,
+                backend=self.place.backend,
+                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+                train_samples=self.sampler.length,
+                global_batch=self.sampler.global_size,
+                resumed_from=resumed,
+                restarts=self.place.restarts,
+                torch=torch.__version__,
+            )
+        with self._acting_on_notice():
+            is_complete = self._epochs()
+        if not is_complete:
+            if self.place.is_main:
+                emit("stopped", step=self.position.step, epoch=self.position.epoch)
+            return
+        self._save()
+        seconds = time.monotonic() - began
+        final = {split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets}
+        self._export(final)
+        if self.place.is_main:
+            samples = (self.position.step - first) * self.sampler.global_size
+            rate = samples / seconds if samples else None
+            emit(
+                "finished",
+                step=self.position.step,
+                epochs=self.position.epoch,
+                seconds=seconds,
+                samples_per_second=rate,
+            )
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        if self.train.steps is not None:
+            return self.train.steps
+        return (self.train.epochs or 0) * self.sampler.steps_per_epoch
+
+    def _epochs(self) -> bool:
+        """Train until the end; return False when the run was told to stop before."""
+        agreement = parallel.Agreement(self.place, flags=2)
+        every = self.checkpoint
+        while self.position.step < self.total_steps:
+            for batch in self._epoch():
+                self._step(batch)
+                is_due = (
+                    self.place.is_main
+                    and every.every_seconds is not None
+                    and time.monotonic() - self.last_save >= every.every_seconds
+                )
+                must_stop, must_save = agreement.at_boundary(self._has_notice(), is_due)
+                if every.every_steps is not None and self.position.step % every.every_steps == 0:
+                    must_save = True
+                if must_save or must_stop:
+                    self._save()
+                if must_stop:
+                    agreement.close()
+                    return False
+                if self._evaluation_is_due() and self._has_no_patience_left():
+                    agreement.close()
+                    return True
+                if self.position.step >= self.total_steps:
+                    break
+        agreement.close()
+        return True
+
+    def _epoch(self) -> Iterator[Batches]:
+        """Yield the rest of the present epoch, then move the position to the next one."""
+        self.sampler.set_epoch(self.position.epoch, self.position.samples)
+        loader = iter(make_loader(self.datasets["train"], self.sampler, self.task.collate, self.place))
+        self.replica.train()
+        for batch in self.sampler.schedule():
+            is_last = self.position.samples + batch.samples >= self.sampler.length
+            yield Batches(batch, loader, ends_epoch=is_last)
+
+    # ------------------------------------------------------------ one step
+
+    def _step(self, batches: Batches) -> None:
+        """Take one optimizer step and move the position behind its samples."""
+        plan = batches.plan
+        # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them. DDP
+        # averages over ranks, hence the factor world size.
+        weight = self.place.world_size / plan.samples
+        total = torch.zeros((), device=self.place.device)
+        for index, micro in enumerate(plan.micro_batches):
+            batch = to_device(next(batches.loader), self.place.device)
+            is_last = index == len(plan.micro_batches) - 1
+            with contextlib.nullcontext() if is_last else parallel.without_sync(self.replica):
+                with self._autocast():
+                    loss = self.task.loss(self.replica, batch) * (micro.count * weight)
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = None
+        if self.train.clip_grad_norm is not None:
+            grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.schedule is not None:
+            self.schedule.step()
+        self.position.step += 1
+        self.position.samples += plan.samples
+        if batches.ends_epoch:
+            self.position.epoch, self.position.samples = self.position.epoch + 1, 0
+        self.place.progress.step = self.position.step
+        self.meter.samples += plan.samples
+        if self.position.step % self.log_every == 0 or self.position.step in (1, self.total_steps):
+            self._log(total, grad_norm)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = _PRECISIONS.get(self.train.precision)
+        return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
+        loss = parallel.mean_over_ranks(total, self.place)
+        if self.place.is_main:
+            extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
+            emit(
+                "step",
+                step=self.position.step,
+                epoch=self.position.epoch,
+                loss=float(loss),
+                samples_per_second=self.meter.read(),
+                learning_rate=self.optimizer.param_groups[0]["lr"],
+                **extra,
+            )
+
+    # ------------------------------------------------------------ evaluation
+
+    def _evaluation_is_due(self) -> bool:
+        if "validation" not in self.datasets or self.position.step >= self.total_steps:
+            return False  # the last one is part of the end of the run
+        if self.train.evaluate_every_steps is not None:
+            return self.position.step % self.train.evaluate_every_steps == 0
+        return self.position.samples == 0
+
+    def _has_no_patience_left(self) -> bool:
+        values = self.evaluate("validation")
+        rule = self.train.early_stopping
+        if rule is None:
+            return False
+        name = rule.metric.removeprefix("validation/")
+        if name not in values:
+            raise KeyError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
+        is_over = self.patience.is_over(rule, values[name])
+        if is_over and self.place.is_main:
+            say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends at step {self.position.step}")
+        return is_over
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
+        dataset = self.datasets[split]
+        length = dataset_length(dataset, split)
+        sampler = ShardSampler(
+            length, batch_size=self.train.batch_size, rank=self.place.rank, world_size=self.place.world_size
+        )
+        sums: dict[str, float] = {}
+        self.model.eval()
+        # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
+        for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
+            moved = to_device(batch, self.place.device)
+            with self._autocast():
+                values = {"loss": self.task.loss(self.model, moved) * len(indices), **self.task.metrics(self.model, moved)}
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+        self.replica.train()
+        means: dict[str, float] = {}
+        for part in parallel.gather(sums, self.place):
+            for name, value in part.items():
+                means[name] = means.get(name, 0.0) + value / length
+        if self.place.is_main:
+            emit("evaluation", split=split, step=self.position.step, epoch=self.position.epoch, samples=length, **means)
+        return means
+
+    # ------------------------------------------------------------ saving
+
+    def _save(self) -> None:
+        if self.saved_step == self.position.step:
+            return
+        state = {
+            "position": asdict(self.position),
+            "patience": asdict(self.patience),
+            "global_batch": self.sampler.global_size,
+            "scaler": self.scaler.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+        }
+        self.checkpoints.save(self.position.step, self.model, self.optimizer, _plain(state))
+        self.saved_step = self.position.step
+        self.last_save = time.monotonic()
+
+    def _resume(self) -> str | None:
+        """Load the checkpoint to start from; return its uri, or None for a new run."""
+        found = self.checkpoints.find(self.checkpoint.resume)
+        if found is None:
+            return None
+        self.checkpoints.load(found, self.model, self.optimizer)
+        self.position = Position(**found.state["position"])
+        self.patience = Patience(**found.state["patience"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(dict(found.state["scaler"]))
+        if self.schedule is not None and found.state["schedule"] is not None:
+            self.schedule.load_state_dict(dict(found.state["schedule"]))
+        self.place.progress.step = self.position.step
+        if found.storage.uri == self.checkpoints.storage.uri:
+            self.saved_step = self.position.step
+        if self.place.is_main and found.state["global_batch"] != self.sampler.global_size:
+            before, now = found.state["global_batch"], self.sampler.global_size
+            say(f"the global batch was {before} samples and is {now} from step {self.position.step} on")
+        return found.uri
+
+    def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
+        """Write the model folder: model.pt and metrics.json."""
+        if not self.place.is_main:
+            return
+        folder = self.place.model_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
+        torch.save(weights, folder / "model.pt")
+        (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
+
+    # ------------------------------------------------------------ the notice to stop
+
+    def _has_notice(self) -> bool:
+        return self.was_signalled or self.tree.stop_notice.exists()
+
+    @contextlib.contextmanager
+    def _acting_on_notice(self) -> Iterator[None]:
+        """Let the launcher know that a notice is enough here, and take SIGTERM itself for one."""
+
+        def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
+            self.was_signalled = True
+
+        before = signal.signal(signal.SIGTERM, note)
+        if self.tree.in_loop.parent.is_dir():
+            self.tree.in_loop.touch()
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            self.tree.in_loop.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The samples of one optimizer step: what they are, and the loader that brings them."""
+
+    plan: GlobalBatch
+    loader: Iterator[Any]
+    ends_epoch: bool
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(seed % 2**32)  # noqa: NPY002 (users' transforms draw from the global state)
+
+
+def _plain(value: Any) -> Any:
+    """Return nested state as JSON values; what JSON cannot hold is left out (a schedule's lambdas, for one)."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if _is_plain(item)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)

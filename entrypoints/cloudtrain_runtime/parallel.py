@@ -1,0 +1,108 @@
+"""Ranks that work as one: the process group, the replicated model, and what all ranks must agree on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cloudtrain_runtime.context import Context
+
+_START_SECONDS = 1800
+"""How long the first rank waits for the last, and the longest single collective."""
+
+
+@contextlib.contextmanager
+def process_group(place: Context) -> Iterator[None]:
+    """Join the ranks for the time of a block."""
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+    if place.backend == "smddp":
+        # Registers the backend; only in AWS's containers with SMDDP.
+        import smdistributed.dataparallel.torch.torch_smddp  # type: ignore[import-not-found] # noqa: F401
+    # CPU tensors (flags, object gathers, checkpoints' plans) always travel by Gloo.
+    backend = "gloo" if place.backend == "gloo" else f"cpu:gloo,cuda:{place.backend}"
+    timeout = timedelta(seconds=_START_SECONDS)
+    if place.world_size > 1:
+        dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def replicate(model: nn.Module, place: Context) -> nn.Module:
+    """Return the model whose backward pass averages gradients over all ranks."""
+    if place.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    devices = [place.device] if place.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a block in which backward passes only accumulate."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def gather(value: Any, place: Context) -> list[Any]:
+    """Return every rank's value, in rank order, on every rank."""
+    values: list[Any] = [None] * place.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def mean_over_ranks(value: torch.Tensor, place: Context) -> torch.Tensor:
+    """Return the mean of a scalar over all ranks, still on its device."""
+    total = value.detach().clone()
+    if place.world_size > 1:
+        dist.all_reduce(total)
+    return total / place.world_size
+
+
+class Agreement:
+    """Flags that any rank may raise and all ranks see at the same step boundary.
+
+    The all-reduce of one boundary is read at the next, so nobody waits for it: a step costs one small message on the
+    CPU and no device synchronisation.
+    """
+
+    def __init__(self, place: Context, flags: int) -> None:
+        self._place = place
+        self._flags = flags
+        # A group of its own: it must not queue behind gradients.
+        self._group = dist.new_group(backend="gloo") if place.world_size > 1 else None
+        self._pending: tuple[torch.Tensor, dist.Work] | None = None
+
+    def at_boundary(self, *raised: bool) -> tuple[bool, ...]:
+        """Send this rank's flags; return what all ranks together had raised one boundary ago (one rank: now)."""
+        if self._group is None:
+            return raised
+        seen = self._finish()
+        flags = torch.tensor(raised, dtype=torch.uint8)
+        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        if work is not None:
+            self._pending = (flags, work)
+        return seen
+
+    def _finish(self) -> tuple[bool, ...]:
+        if self._pending is None:
+            return (False,) * self._flags
+        flags, work = self._pending
+        work.wait()
+        self._pending = None
+        return tuple(bool(flag) for flag in flags.tolist())
+
+    def close(self) -> None:
+        """Wait for the message under way."""
+        self._finish()

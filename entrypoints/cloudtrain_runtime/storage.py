@@ -1,0 +1,236 @@
+"""Folders of checkpoints, on a file system or in S3, in which each one appears in one step.
+
+Run as a program (`python -m cloudtrain_runtime.storage SOURCE FOLDER`) it copies an S3 prefix to a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+_PARTIAL = ".writing-"
+
+
+class Storage(Protocol):
+    """A folder whose subfolders are written whole.
+
+    Ranks write their files into a workspace, hand them in with `add`, and one rank makes them visible with `publish`.
+    Until then a reader sees nothing of them.
+    """
+
+    uri: str
+
+    def workspace(self, name: str, token: str) -> Path:
+        """Return the local folder that this rank writes the files of `name` to. `token` is the same on all ranks."""
+        ...
+
+    def add(self, workspace: Path, name: str) -> None:
+        """Make this rank's files durable."""
+        ...
+
+    def publish(self, workspace: Path, name: str, marker: str, text: str) -> None:
+        """Write the marker file, the last one; with it the folder exists."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names of all folders that may have been published."""
+        ...
+
+    def read_text(self, name: str, file: str) -> str | None:
+        """Return a file's text, or None when there is no such file."""
+        ...
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """Return the files of a folder and their sizes in bytes."""
+        ...
+
+    def fetch(self, name: str) -> Path:
+        """Return a local folder with the files. Call `release` when done."""
+        ...
+
+    def release(self, folder: Path) -> None:
+        """Give back what `fetch` returned."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a folder, its marker first."""
+        ...
+
+
+def open_storage(uri: str) -> Storage:
+    """Return the storage at a `file:///`, `s3://` uri or a plain path."""
+    if uri.startswith("s3://"):
+        return S3Storage(uri)
+    return FolderStorage(path_of(uri))
+
+
+def path_of(uri: str) -> Path:
+    """Return the path of a `file:///` uri or a plain path."""
+    return Path(unquote(urlsplit(uri).path)) if uri.startswith("file://") else Path(uri)
+
+
+class FolderStorage:
+    """Checkpoints below a folder that all ranks share."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = root.absolute().as_uri()
+
+    def workspace(self, name: str, token: str) -> Path:
+        path = self.root / f"{_PARTIAL}{name}-{token}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def add(self, workspace: Path, name: str) -> None:
+        del workspace, name  # written in place; DCP and the marker sync their files
+
+    def publish(self, workspace: Path, name: str, marker: str, text: str) -> None:
+        target = self.root / name
+        if (target / marker).exists():
+            # The same step by an earlier attempt: it is whole, so it stays.
+            shutil.rmtree(workspace)
+            return
+        if target.exists():
+            target.rename(self.root / f"{_PARTIAL}{name}-incomplete-{os.getpid()}")
+        with (workspace / marker).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(workspace)
+        workspace.rename(target)
+        _sync_folder(self.root)
+
+    def names(self) -> list[str]:
+        if not self.root.is_dir():
+            return []
+        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.startswith(_PARTIAL))
+
+    def read_text(self, name: str, file: str) -> str | None:
+        path = self.root / name / file
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def sizes(self, name: str) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in (self.root / name).iterdir() if path.is_file()}
+
+    def fetch(self, name: str) -> Path:
+        return self.root / name
+
+    def release(self, folder: Path) -> None:
+        del folder  # it is the original
+
+    def delete(self, name: str) -> None:
+        doomed = self.root / f"{_PARTIAL}{name}-deleted-{os.getpid()}"
+        (self.root / name).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+class S3Storage:
+    """Checkpoints below an S3 prefix. An object's name appears when it is whole; the marker's appears last."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.client = s3_client()
+
+    def workspace(self, name: str, token: str) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f"{name}-{token}-"))
+
+    def add(self, workspace: Path, name: str) -> None:
+        for path in sorted(workspace.iterdir()):
+            self.client.upload_file(str(path), self.bucket, f"{self.prefix}{name}/{path.name}")
+        shutil.rmtree(workspace)
+
+    def publish(self, workspace: Path, name: str, marker: str, text: str) -> None:
+        del workspace
+        self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}{name}/{marker}", Body=text.encode())
+
+    def names(self) -> list[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix, Delimiter="/"
+        )
+        found = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", [])]
+        return sorted(prefix.removeprefix(self.prefix).rstrip("/") for prefix in found)
+
+    def read_text(self, name: str, file: str) -> str | None:
+        try:
+            response = self.client.get_object(Bucket=self.bucket, Key=f"{self.prefix}{name}/{file}")
+        except self.client.exceptions.NoSuchKey:
+            return None
+        return str(response["Body"].read().decode())
+
+    def sizes(self, name: str) -> dict[str, int]:
+        return {key.rpartition("/")[2]: size for key, size in _objects(self.client, self.bucket, f"{self.prefix}{name}/")}
+
+    def fetch(self, name: str) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        for key, _ in _objects(self.client, self.bucket, f"{self.prefix}{name}/"):
+            self.client.download_file(self.bucket, key, str(folder / key.rpartition("/")[2]))
+        return folder
+
+    def release(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def delete(self, name: str) -> None:
+        # "manifest.json" sorts after "__0_0.distcp" and ".metadata", so it must be taken out of order.
+        keys = [key for key, _ in _objects(self.client, self.bucket, f"{self.prefix}{name}/")]
+        for key in sorted(keys, key=lambda key: not key.endswith("manifest.json")):
+            self.client.delete_object(Bucket=self.bucket, Key=key)
+
+
+def s3_client() -> Any:
+    """Return an S3 client that retries throttling and server errors with back-off.
+
+    Raises:
+        RuntimeError: the image has no boto3.
+    """
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise RuntimeError("this image has no boto3, which s3:// needs: add it to code.requirements") from None
+    return boto3.client("s3", config=Config(retries={"mode": "standard", "max_attempts": 10}))
+
+
+def copy_prefix(uri: str, folder: Path) -> int:
+    """Copy the objects below an S3 uri to a folder, as File mode does; return their number."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    client = s3_client()
+    # Names below the folder part of the prefix stay; a uri of one object brings that object.
+    base = prefix if prefix.endswith("/") or not prefix else prefix + "/"
+    count = 0
+    for key, _ in _objects(client, bucket, prefix):
+        if key.endswith("/"):
+            continue
+        name = key.removeprefix(base) if key.startswith(base) else key.rpartition("/")[2]
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(target))
+        count += 1
+    return count
+
+
+def _objects(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for entry in page.get("Contents", []):
+            yield entry["Key"], entry["Size"]
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    copied = copy_prefix(sys.argv[1], Path(sys.argv[2]))
+    if copied == 0:
+        sys.exit(f"nothing lies at {sys.argv[1]}")

@@ -1,0 +1,71 @@
+"""The `SM_*` variables that scripts written for SageMaker expect.
+
+AWS's training toolkit sets them; under our launcher nobody else would. Names and forms follow its documentation
+(github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md, 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from cloudtrain_runtime.contract import MlTree
+
+
+def read_config(tree: MlTree, name: str) -> dict[str, Any]:
+    """Return one of the JSON files in /opt/ml/input/config; an empty mapping when it is not there."""
+    path = tree.config / f"{name}.json"
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
+
+
+def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_point: str) -> dict[str, str]:
+    """Return the `SM_*` variables of one host.
+
+    Args:
+        tree: The host's /opt/ml.
+        gpus: GPUs that the host's processes may use.
+        user_args: Arguments of the script.
+        entry_point: The script, relative to the code folder.
+    """
+    resources = read_config(tree, "resourceconfig")
+    inputs = read_config(tree, "inputdataconfig")
+    parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
+    own = {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
+    channels = sorted(inputs)
+    return {
+        "SM_MODEL_DIR": str(tree.model),
+        "SM_INPUT_DIR": str(tree.root / "input"),
+        "SM_INPUT_CONFIG_DIR": str(tree.config),
+        "SM_OUTPUT_DIR": str(tree.root / "output"),
+        "SM_OUTPUT_DATA_DIR": str(tree.output_data),
+        "SM_CHANNELS": json.dumps(channels),
+        **{f"SM_CHANNEL_{name.upper()}": str(tree.data / name) for name in channels},
+        "SM_HPS": json.dumps(own),
+        **{f"SM_HP_{name.upper()}": value if isinstance(value, str) else json.dumps(value) for name, value in own.items()},
+        "SM_HOSTS": json.dumps(resources.get("hosts", [])),
+        "SM_CURRENT_HOST": str(resources.get("current_host", "")),
+        "SM_CURRENT_INSTANCE_TYPE": str(resources.get("current_instance_type", "")),
+        "SM_NETWORK_INTERFACE_NAME": str(resources.get("network_interface_name", "")),
+        "SM_NUM_GPUS": str(gpus),
+        "SM_NUM_CPUS": str(os.cpu_count() or 1),
+        "SM_LOG_LEVEL": "20",
+        "SM_USER_ARGS": json.dumps(user_args),
+        "SM_USER_ENTRY_POINT": entry_point,
+        "SM_MODULE_DIR": str(tree.code),
+        "SM_MODULE_NAME": entry_point.removesuffix(".py"),
+        "SM_RESOURCE_CONFIG": json.dumps(resources),
+        "SM_INPUT_DATA_CONFIG": json.dumps(inputs),
+        "SM_FRAMEWORK_PARAMS": json.dumps({n: v for n, v in parameters.items() if n.startswith("sagemaker_")}),
+    }
+
+
+def _decode(text: Any) -> Any:
+    """Hyperparameters are JSON inside strings; a plain string is allowed too."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text

@@ -1,0 +1,122 @@
+"""A small byte-level GPT that learns the source text of the Python that runs it.
+
+Shapes: B samples, T bytes of context, D model width, V = 256 byte values.
+"""
+
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from cloudtrain_runtime import Batch, Task, context
+
+VOCABULARY = 256
+
+
+class Windows(Dataset[torch.Tensor]):
+    """Non-overlapping windows of T + 1 bytes: the first T are input, the last T the target."""
+
+    def __init__(self, text_N: torch.Tensor, length: int) -> None:
+        self.text_N = text_N
+        self.length = length
+
+    def __len__(self) -> int:
+        return (len(self.text_N) - 1) // self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start = index * self.length
+        return self.text_N[start : start + self.length + 1].long()
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward layer, each behind a norm and beside a residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.to_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.to_out = nn.Linear(width, width, bias=False)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Map [B, T, D] to [B, T, D]."""
+        b, t, d = x_BTD.shape
+        qkv = self.to_qkv(self.norm_1(x_BTD)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
+        x_BTD = x_BTD + self.to_out(attended.transpose(1, 2).reshape(b, t, d))
+        return x_BTD + self.feed_forward(self.norm_2(x_BTD))
+
+
+class Model(nn.Module):
+    """Byte embeddings, learned positions, blocks, and scores for the next byte."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.zeros(length, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, VOCABULARY))
+
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
+        """Map bytes [B, T] to scores [B, T, V]."""
+        scores: torch.Tensor = self.head(self.blocks(self.bytes(x_BT) + self.positions[: x_BT.shape[1]]))
+        return scores
+
+
+class GPT(Task):
+    """Predict the next byte of Python's standard library.
+
+    Args:
+        layers: Blocks.
+        width: Model width D.
+        heads: Attention heads; they divide the width.
+        context_bytes: Context length T.
+        files: How many of the library's modules to read, in alphabetical order.
+    """
+
+    def __init__(
+        self, layers: int = 4, width: int = 128, heads: int = 4, context_bytes: int = 128, files: int = 100
+    ) -> None:
+        self.layers, self.width, self.heads, self.length = layers, width, heads, context_bytes
+        self.files = files
+
+    def model(self) -> nn.Module:
+        """Return the model: bytes [B, T] to scores [B, T, 256]."""
+        return Model(self.layers, self.width, self.heads, self.length)
+
+    def datasets(self) -> Mapping[str, Dataset[Any]]:
+        """Return the last 5 % of the text for validation and the 5 % before it for the test."""
+        text_N = read_library(self.files)
+        first, second = int(0.90 * len(text_N)), int(0.95 * len(text_N))
+        if context().is_main:
+            print(f"{len(text_N):,} bytes of text, unigram entropy {unigram_entropy(text_N):.3f} nats per byte", flush=True)
+        parts = {"train": text_N[:first], "test": text_N[first:second], "validation": text_N[second:]}
+        return {split: Windows(part_N, self.length) for split, part_N in parts.items()}
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean cross entropy in nats per byte."""
+        scores_BTV = model(batch[:, :-1])
+        return F.cross_entropy(scores_BTV.flatten(0, 1), batch[:, 1:].flatten())
+
+    def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:
+        """Return each window's share of bytes that are predicted right."""
+        return {"accuracy": (model(batch[:, :-1]).argmax(-1) == batch[:, 1:]).float().mean(dim=1)}
+
+
+def read_library(files: int) -> torch.Tensor:
+    """Return the bytes [N] of the standard library's top-level modules."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))[:files])
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def unigram_entropy(text_N: torch.Tensor) -> float:
+    """Return the entropy of single bytes in nats: the loss of a model that knows frequencies only."""
+    shares = torch.bincount(text_N.long(), minlength=VOCABULARY).double() / len(text_N)
+    return float(-(shares * torch.where(shares > 0, shares, 1).log()).sum())

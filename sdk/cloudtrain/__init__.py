@@ -1,0 +1,106 @@
+"""cloudtrain: what is planned is what is rehearsed is what is sent.
+
+    import cloudtrain
+
+    run = cloudtrain.submit(cloudtrain.JobSpec.from_yaml("job.yaml"), local=True)
+    run.wait()
+    run.state, run.metrics
+
+Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloudtrain.api import find_settings, get_run, list_runs, logs, plan, status, stop, submit, validate
+    from cloudtrain.errors import (
+        BundleError,
+        CloudError,
+        CloudtrainError,
+        DriftError,
+        MissingExtraError,
+        Problem,
+        RunNotFoundError,
+        SettingsError,
+        SpecError,
+        UserError,
+    )
+    from cloudtrain.plan import Plan
+    from cloudtrain.run import LogLine, Progress, Run, State, Status
+    from cloudtrain.settings import Settings
+    from cloudtrain.spec import JobSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BundleError",
+    "CloudError",
+    "CloudtrainError",
+    "DriftError",
+    "JobSpec",
+    "LogLine",
+    "MissingExtraError",
+    "Plan",
+    "Problem",
+    "Progress",
+    "Run",
+    "RunNotFoundError",
+    "Settings",
+    "SettingsError",
+    "SpecError",
+    "State",
+    "Status",
+    "UserError",
+    "find_settings",
+    "get_run",
+    "list_runs",
+    "logs",
+    "plan",
+    "status",
+    "stop",
+    "submit",
+    "validate",
+]
+
+_HOMES = {
+    "api": ("find_settings", "get_run", "list_runs", "logs", "plan", "status", "stop", "submit", "validate"),
+    "errors": (
+        *("BundleError", "CloudError", "CloudtrainError", "DriftError", "MissingExtraError", "Problem"),
+        *("RunNotFoundError", "SettingsError", "SpecError", "UserError"),
+    ),
+    "plan": ("Plan",),
+    "run": ("LogLine", "Progress", "Run", "State", "Status"),
+    "settings": ("Settings",),
+    "spec": ("JobSpec",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+class _Package(ModuleType):
+    """`cloudtrain.plan` is the verb, though a module of that name exists, too (`from cloudtrain.plan import Plan`)."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME_OF and isinstance(value, ModuleType):
+            return  # the import system binding a submodule over a public name
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+sys.modules[__name__].__class__ = _Package

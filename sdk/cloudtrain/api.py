@@ -1,0 +1,220 @@
+"""The verbs: validate, plan, submit, status, logs, stop, list. The only place where the floors below meet."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.base import Backend
+from cloudtrain.bundle import Contents, collect, write_bundle
+from cloudtrain.container.machine import this_machine
+from cloudtrain.errors import RunNotFoundError
+from cloudtrain.plan import LOCAL, SAGEMAKER, Plan, make_plan
+from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
+from cloudtrain.settings import Settings, load_settings
+from cloudtrain.spec import JobSpec
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.local import LocalBackend
+    from cloudtrain.backends.sagemaker import SageMakerBackend
+
+HOME_VARIABLE = "CLOUDTRAIN_HOME"
+HOME_FOLDER = ".cloudtrain"
+
+
+def validate(path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
+    """Read and validate a job file, offline.
+
+    Args:
+        path: The job file.
+        overrides: `path=value`, as the `--set` option takes them.
+        instances: Replaces `cluster.instances`.
+
+    Raises:
+        SpecError: the job does not validate; `problems` holds every mistake with line and column.
+        UserError: the file cannot be read.
+    """
+    return JobSpec.from_yaml(path, overrides, instances=instances)
+
+
+def plan(
+    spec: JobSpec,
+    *,
+    local: bool = False,
+    settings: Settings | None = None,
+    now: datetime | None = None,
+    suffix: str | None = None,
+) -> Plan:
+    """Decide everything that a submit would send, offline.
+
+    Args:
+        spec: The job.
+        local: Plan for this machine instead of SageMaker.
+        settings: The account; by default from environment and files.
+        now: Time of the plan in UTC; by default now.
+        suffix: Six hexadecimal digits of the run id; by default random.
+
+    Raises:
+        SpecError: the job asks for what cannot work.
+        BundleError: the code folder cannot travel.
+    """
+    return _plan(spec, local=local, settings=settings, now=now, suffix=suffix)[0]
+
+
+def _plan(
+    spec: JobSpec,
+    *,
+    local: bool,
+    settings: Settings | None,
+    now: datetime | None = None,
+    suffix: str | None = None,
+) -> tuple[Plan, Contents]:
+    settings = settings or find_settings(spec)
+    moment = now or datetime.now(UTC)
+    contents = collect(spec.code_directory)
+    decided = make_plan(
+        spec,
+        settings,
+        contents.info,
+        run=make_run_id(spec.name, moment, suffix or secrets.token_hex(3)),
+        now=moment,
+        target=LOCAL if local else SAGEMAKER,
+        home=find_home(),
+        machine=this_machine() if local else None,
+        resume_uri=_resume_uri(spec, settings, local=local),
+    )
+    return decided, contents
+
+
+def submit(spec: JobSpec, *, local: bool = False, settings: Settings | None = None) -> Run:
+    """Start a run and return its handle at once; the run goes on without this process.
+
+    Args:
+        spec: The job.
+        local: Run on this machine instead of SageMaker.
+        settings: The account; by default from environment and files.
+
+    Raises:
+        SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
+        CloudError: AWS refused or cannot be reached; nothing was started.
+    """
+    settings = settings or find_settings(spec)
+    backend = _backend(LOCAL if local else SAGEMAKER, settings)
+    if not local:
+        _sagemaker(settings).check_ready()
+    decided, contents = _plan(spec, local=local, settings=settings)
+    bundle = write_bundle(contents, find_home() / "bundles")
+    return backend.submit(decided, bundle)
+
+
+def get_run(reference: str, *, settings: Settings | None = None) -> Run:
+    """Return the handle of a run from `<backend>:<run id>` or a bare run id.
+
+    Raises:
+        RunNotFoundError: no backend at hand has this run.
+    """
+    backend, run = parse_reference(reference)
+    local = _local()
+    if backend == LOCAL or (backend is None and local.has(run)):
+        handle = Run(run, local)
+    elif backend == SAGEMAKER or (settings or find_settings()).region is not None:
+        handle = Run(run, _backend(SAGEMAKER, settings or find_settings()))
+    else:
+        raise RunNotFoundError(
+            f"there is no local run {run} in {local.runs}",
+            "see: cloudtrain list; for a run on SageMaker set CLOUDTRAIN_REGION (and credentials)",
+        )
+    return handle
+
+
+def status(reference: str, *, settings: Settings | None = None) -> Status:
+    """Return the present status of a run.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+    """
+    return get_run(reference, settings=settings).status()
+
+
+def logs(reference: str, *, follow: bool = False, settings: Settings | None = None) -> Iterator[LogLine]:
+    """Yield the log lines of a run's hosts; with `follow` until it has ended.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+    """
+    return get_run(reference, settings=settings).logs(follow=follow)
+
+
+def stop(reference: str, *, settings: Settings | None = None) -> Run:
+    """Ask a run to end and return its handle; `wait()` on it tells when it has.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+    """
+    run = get_run(reference, settings=settings)
+    run.stop()
+    return run
+
+
+def list_runs(*, local: bool = True, sagemaker: bool | None = None, settings: Settings | None = None) -> Iterator[Status]:
+    """Yield runs, newest first: those of this machine, then those of the account.
+
+    Args:
+        local: Whether to list this machine's runs.
+        sagemaker: Whether to list the account's; by default when the settings are complete.
+        settings: The account; by default from environment and files.
+    """
+    if local:
+        yield from _local().list()
+    settings = settings or find_settings()
+    if sagemaker or (sagemaker is None and not settings.missing):
+        yield from _sagemaker(settings).list()
+
+
+def find_settings(spec: JobSpec | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file."""
+    return load_settings(os.environ, job_directory=spec.base if spec is not None else Path.cwd(), flags=flags)
+
+
+def find_home() -> Path:
+    """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest `.cloudtrain` upwards, else one here."""
+    if os.environ.get(HOME_VARIABLE):
+        return Path(os.environ[HOME_VARIABLE]).absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / HOME_FOLDER).is_dir():
+            return folder / HOME_FOLDER
+    return here / HOME_FOLDER
+
+
+def _resume_uri(spec: JobSpec, settings: Settings, *, local: bool) -> str | None:
+    """Return where the checkpoints of the run lie that `checkpoint.resume` names, or None when it names none."""
+    run = spec.checkpoint.resume.rpartition(":")[2]
+    if not is_run_id(run):
+        return None
+    here = _local()
+    if here.has(run):
+        return here.checkpoints_of(run)
+    if local or settings.bucket is None:
+        return None
+    return f"s3://{settings.bucket}/{settings.prefix}/{run}/checkpoints"
+
+
+def _local() -> LocalBackend:
+    from cloudtrain.backends.local import LocalBackend
+
+    return LocalBackend(find_home())
+
+
+def _sagemaker(settings: Settings) -> SageMakerBackend:
+    from cloudtrain.backends.sagemaker import SageMakerBackend
+
+    return SageMakerBackend(settings)
+
+
+def _backend(name: str, settings: Settings) -> Backend:
+    return _local() if name == LOCAL else _sagemaker(settings)

@@ -1,0 +1,1 @@
+"""Where runs run. Backends do not know each other; `api` chooses."""

@@ -1,0 +1,34 @@
+"""What a backend promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from cloudtrain.bundle import Bundle
+from cloudtrain.plan import Plan
+from cloudtrain.run import Operations, Run, Status
+
+
+class Backend(Operations, Protocol):
+    """A place that runs plans. Its promises:
+
+    1. `submit` sends exactly `plan.request`, or nothing.
+    2. After `submit` has returned, the run goes on without this process.
+    3. Every verb works from the run id alone, in a new process.
+    4. `status` never says SUCCEEDED of a run that has not, and never forgets a reason.
+    5. `logs` yields each line once.
+    6. `stop` returns at once; the run ends within the grace time, with every process of it.
+    """
+
+    def submit(self, plan: Plan, bundle: Bundle) -> Run:
+        """Start a run.
+
+        Raises:
+            CloudError: AWS refused it; nothing runs.
+        """
+        ...
+
+    def list(self) -> Iterator[Status]:
+        """Yield the runs of this backend, newest first, without their progress."""
+        ...

@@ -1,0 +1,205 @@
+"""Runs on this machine: the request document, executed as the SageMaker container would."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from cloudtrain.bundle import Bundle
+from cloudtrain.container import JobFolder
+from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
+from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError
+from cloudtrain.plan import LOCAL, Plan
+from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events
+
+SUPERVISOR_LOG = "supervisor.log"
+_START_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+
+
+class LocalBackend:
+    """Runs below `<home>/runs/<run>/`."""
+
+    name = LOCAL
+
+    def __init__(self, home: Path) -> None:
+        self.runs = home / "runs"
+
+    # ------------------------------------------------------------ submit
+
+    def submit(self, plan: Plan, bundle: Bundle) -> Run:
+        """Write the run's folder and start the process that watches it.
+
+        Raises:
+            MissingExtraError: torch or psutil is not installed.
+        """
+        del bundle  # lies where plan.locations.code says
+        for module in ("torch", "psutil"):
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
+        folder = self.runs / plan.run
+        folder.mkdir(parents=True)
+        _write(folder / "config" / "run.json", plan.config.to_json())
+        _write(folder / "request.json", json.dumps(plan.request, indent=1) + "\n")
+        _write(folder / "plan.json", plan.to_file() + "\n")
+        write_state(folder, RecordedState(State.QUEUED))
+        self._start(folder)
+        return Run(plan.run, self)
+
+    def _start(self, folder: Path) -> None:
+        with (folder / SUPERVISOR_LOG).open("ab") as log:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "cloudtrain.container", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=folder,
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while read_state(folder).supervisor is None:
+            if supervisor.poll() is not None or time.monotonic() > deadline:
+                tail = (folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-2000:]
+                write_state(folder, RecordedState(State.FAILED, "the local backend did not start"))
+                raise CloudtrainError(f"the local backend did not start:\n{tail}", f"see {folder / SUPERVISOR_LOG}")
+            time.sleep(0.01)
+        # It is a process of its own from here on; a zombie would only be left if it ended before us.
+        supervisor.returncode = 0
+
+    # ------------------------------------------------------------ look
+
+    def status(self, run: str) -> Status:
+        """Return the present status; a run whose watcher has died is ended and recorded as failed."""
+        folder = self._folder(run)
+        watched = is_watched(folder)
+        record = read_state(folder)
+        if not record.state.is_final and not watched:
+            record = self._record_death(folder, run)
+        status = self._status(run, record, fold_events(_read_events(folder)))
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan["checkpoint"]["uri"]}
+        world_size = status.progress.world_size or plan["cluster"]["world_size"]
+        return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)
+
+    def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
+        return Status(
+            run=run,
+            backend=self.name,
+            state=record.state,
+            reason=record.reason,
+            started=record.started,
+            ended=record.ended,
+            billable_seconds=0,
+            cost_usd=0.0,
+            progress=progress,
+            artifacts=record.artifacts,
+        )
+
+    def _record_death(self, folder: Path, run: str) -> RecordedState:
+        record = read_state(folder)
+        queued = time.time() - (folder / STATE_FILE).stat().st_mtime < _START_SECONDS
+        if record.state.is_final or (record.supervisor is None and queued):
+            return record
+        self._kill_all(run)
+        record = record.but(
+            state=State.FAILED,
+            reason="the process that watched this run died (killed, or the machine restarted); what was left is ended",
+            ended=datetime.now(UTC),
+        )
+        write_state(folder, record)
+        return record
+
+    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
+        """Yield the log lines of all hosts, each once."""
+        folder = JobFolder(self._folder(run))
+        files: dict[Path, IO[bytes]] = {}
+        rests: dict[Path, bytes] = {}
+        try:
+            while True:
+                # Asked before reading: what is written until the end is read in this last round.
+                is_over = not follow or self.status(run).state.is_final
+                for path in sorted(folder.logs.glob("*.log")):
+                    file = files.setdefault(path, path.open("rb")) if path not in files else files[path]
+                    *lines, rests[path] = (rests.get(path, b"") + file.read()).split(b"\n")
+                    if is_over and rests[path]:
+                        lines.append(rests.pop(path))
+                    yield from (LogLine(path.stem, _text(line)) for line in lines)
+                if is_over:
+                    return
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for file in files.values():
+                file.close()
+
+    def list(self) -> Iterator[Status]:
+        """Yield this machine's runs, newest first."""
+        if not self.runs.is_dir():
+            return
+        folders = [path for path in self.runs.iterdir() if (path / STATE_FILE).is_file()]
+        for folder in sorted(folders, key=lambda path: path.name.rsplit("-", 3)[1:], reverse=True):
+            record = read_state(folder)
+            if not record.state.is_final:
+                yield self.status(folder.name)
+            else:
+                yield self._status(folder.name, record, Progress())
+
+    # ------------------------------------------------------------ stop
+
+    def stop(self, run: str) -> None:
+        """Tell the watcher to end the run; without one, end what is left of it."""
+        folder = self._folder(run)
+        record = read_state(folder)
+        if record.state.is_final:
+            return
+        if is_watched(folder) and record.supervisor is not None:
+            os.kill(record.supervisor, signal.SIGTERM)
+            return
+        self._record_death(folder, run)
+
+    def _kill_all(self, run: str) -> None:
+        from cloudtrain.container.processes import kill, processes_of_run
+
+        kill(processes_of_run(run))
+
+    def checkpoints_of(self, run: str) -> str:
+        """Return the uri of a run's checkpoints."""
+        plan = json.loads((self._folder(run) / "plan.json").read_text(encoding="utf-8"))
+        return str(plan["checkpoint"]["uri"])
+
+    def has(self, run: str) -> bool:
+        """Whether this machine has a run of this id."""
+        return (self.runs / run / STATE_FILE).is_file()
+
+    def _folder(self, run: str) -> Path:
+        if not self.has(run):
+            raise RunNotFoundError(f"there is no local run {run} in {self.runs}", "see: cloudtrain list")
+        return self.runs / run
+
+
+def _read_events(folder: Path) -> Iterable[dict[str, Any]]:
+    path = JobFolder(folder).events
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r")

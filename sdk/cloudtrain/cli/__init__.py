@@ -1,0 +1,83 @@
+"""The command line: parse, call `api`, print. Commands are loaded when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+
+import click
+
+from cloudtrain import console
+from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError
+
+_COMMANDS = {
+    "validate": ("job", "Check a job file: offline, without credentials."),
+    "plan": ("job", "Show everything that a submit would send: offline, without credentials."),
+    "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
+    "status": ("runs", "Tell the truth about a run."),
+    "logs": ("runs", "Print a run's log."),
+    "list": ("runs", "List runs, newest first."),
+    "stop": ("runs", "End a run and every process of it."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and help, and imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
+        command: click.Command = getattr(module, "list_" if name == "list" else name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from cloudtrain.errors import did_you_mean
+
+            ctx.fail(f"there is no command {args[0]!r}; {did_you_mean(args[0], list(_COMMANDS))}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cloudtrain", prog_name="cloudtrain")
+def cli() -> None:
+    """What is planned is what is rehearsed is what is sent.
+
+    Plan, rehearse and submit multi-instance PyTorch training jobs to SageMaker from one job file.
+    """
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line; return its exit code. Only a bug of ours shows a traceback."""
+    as_json = "--json" in argv
+    try:
+        result = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
+    except click.exceptions.Abort:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        if as_json:
+            console.print_json_error(error.format_message(), "", EXIT_USER)
+        return EXIT_USER
+    except CloudtrainError as error:
+        console.print_error(error, as_json=as_json)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0  # the reader has seen enough (`cloudtrain logs ... | head`)
+    except Exception as error:  # noqa: BLE001 (the last line of defence: everything else is our bug)
+        traceback.print_exc()
+        console.print_bug(error, as_json=as_json)
+        return EXIT_BUG
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,89 @@
+"""Commands that take a job file: validate, plan, submit."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import account_options, job_options, json_option
+from cloudtrain.errors import EXIT_USER, SpecError
+
+
+@click.command()
+@job_options
+@json_option
+def validate(job: str, instances: int | None, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Check a job file and report every problem with line and column. Offline, without credentials."""
+    from cloudtrain.spec import JobSpec
+
+    try:
+        spec = JobSpec.from_yaml(job, overrides, instances=instances)
+    except SpecError as error:
+        console.print_problems(error, as_json=as_json)
+        return EXIT_USER
+    console.print_valid(job, spec.name, as_json=as_json)
+    return 0
+
+
+@click.command()
+@job_options
+@account_options
+@click.option("--local", is_flag=True, help="Plan for this machine instead of SageMaker.")
+@click.option("--request", "only_request", is_flag=True, help="Print the CreateTrainingJob document alone.")
+@json_option
+def plan(
+    job: str,
+    instances: int | None,
+    overrides: tuple[str, ...],
+    role: str | None,
+    bucket: str | None,
+    region: str | None,
+    local: bool,
+    only_request: bool,
+    as_json: bool,
+) -> int:
+    """Show everything that a submit would send. Offline, without credentials."""
+    from cloudtrain import api
+
+    spec = api.validate(job, overrides, instances=instances)
+    settings = api.find_settings(spec, {"role": role, "bucket": bucket, "region": region})
+    decided = api.plan(spec, local=local, settings=settings)
+    if only_request:
+        console.print_json(decided.request)
+    elif as_json:
+        console.print_json(decided.to_json())
+    else:
+        console.print_plan(decided)
+    return 0
+
+
+@click.command()
+@job_options
+@account_options
+@click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
+@click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
+@json_option
+def submit(
+    job: str,
+    instances: int | None,
+    overrides: tuple[str, ...],
+    role: str | None,
+    bucket: str | None,
+    region: str | None,
+    local: bool,
+    follow: bool,
+    as_json: bool,
+) -> int:
+    """Start a run. It goes on when this command ends, with or without --follow."""
+    from cloudtrain import api
+
+    spec = api.validate(job, overrides, instances=instances)
+    settings = api.find_settings(spec, {"role": role, "bucket": bucket, "region": region})
+    run = api.submit(spec, local=local, settings=settings)
+    console.print_submitted(run)
+    if follow:
+        return console.follow(run, as_json=as_json)
+    status = run.status()
+    if as_json:
+        console.print_json(status.to_json())
+    return 0

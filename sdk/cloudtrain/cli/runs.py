@@ -1,0 +1,77 @@
+"""Commands that take a run: status, logs, list, stop."""
+
+from __future__ import annotations
+
+import itertools
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import json_option, run_argument
+
+
+@click.command()
+@run_argument
+@json_option
+def status(run: str, as_json: bool) -> int:
+    """Tell the truth about a run: state, reason, progress, last checkpoint, cost."""
+    from cloudtrain import api
+
+    found = api.status(run)
+    if as_json:
+        console.print_json(found.to_json())
+    else:
+        console.print_status(found)
+    return 0
+
+
+@click.command()
+@run_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1.")
+@json_option
+def logs(run: str, follow: bool, host: str | None, as_json: bool) -> int:
+    """Print the log of a run's hosts."""
+    from cloudtrain import api
+
+    handle = api.get_run(run)
+    lines = (line for line in handle.logs(follow=follow) if host is None or line.host == host)
+    if as_json:
+        console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
+        return 0
+    return console.print_logs(handle, lines, follow=follow)
+
+
+@click.command(name="list")
+@click.option("--local", "only", flag_value="local", help="Only this machine's runs.")
+@click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
+@click.option("-n", "limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many.")
+@json_option
+def list_(only: str | None, limit: int, as_json: bool) -> int:
+    """List runs, newest first: this machine's, then the account's where settings are complete."""
+    from cloudtrain import api
+
+    found = api.list_runs(local=only != "sagemaker", sagemaker={"local": False, "sagemaker": True}.get(only or ""))
+    runs = list(itertools.islice(found, limit))
+    if as_json:
+        console.print_json({"runs": [status.to_json() for status in runs]})
+    else:
+        console.print_runs(runs)
+    return 0
+
+
+@click.command()
+@run_argument
+@click.option("--wait/--no-wait", default=True, help="Wait until every process has ended (default).")
+@json_option
+def stop(run: str, wait: bool, as_json: bool) -> int:
+    """End a run. A Task saves a checkpoint first; what does not end in the grace time is killed."""
+    from cloudtrain import api
+
+    handle = api.stop(run)
+    found = console.wait_for_end(handle) if wait else handle.status()
+    if as_json:
+        console.print_json(found.to_json())
+    else:
+        console.print_status(found)
+    return 0

@@ -1,0 +1,283 @@
+"""Text for people, JSON for programs. With `cli/`, the only place that prints.
+
+People's text about a running command goes to standard error when `--json` asks for one object on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cloudtrain.plan import Plan
+    from cloudtrain.run import LogLine, Run, Status
+
+# ---------------------------------------------------------------- JSON and errors
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON object to standard output."""
+    print(json.dumps(content, indent=2, default=str))
+
+
+def say(text: str) -> None:
+    """Print a line for people to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_error(error: CloudtrainError, *, as_json: bool) -> None:
+    """Print what is wrong and what to do."""
+    if isinstance(error, SpecError):
+        print_problems(error, as_json=as_json)
+        return
+    say(f"error: {error}")
+    if as_json:
+        print_json_error(error.message, error.hint, error.exit_code)
+
+
+def print_json_error(message: str, hint: str, exit_code: int) -> None:
+    """Print an error as the one JSON object."""
+    print_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
+
+
+def print_bug(error: Exception, *, as_json: bool) -> None:
+    """Print that it is our fault."""
+    say(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
+    if as_json:
+        print_json_error(f"bug: {type(error).__name__}: {error}", "", 1)
+
+
+def print_problems(error: SpecError, *, as_json: bool) -> None:
+    """Print every problem of a job, a line each."""
+    for problem in error.problems:
+        say(str(problem))
+    count = len(error.problems)
+    say(f"{count} problem{'s' if count != 1 else ''}")
+    if as_json:
+        fields = ("file", "line", "column", "path", "message", "hint")
+        problems = [{name: getattr(problem, name) for name in fields} for problem in error.problems]
+        print_json({"ok": False, "problems": problems})
+
+
+def print_valid(job: str, name: str, *, as_json: bool) -> None:
+    """Print that a job validates."""
+    if as_json:
+        print_json({"ok": True, "problems": []})
+    else:
+        print(f"{job}: {name} is valid")
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def print_plan(plan: Plan) -> None:
+    """Print a plan as a table."""
+    from cloudtrain.units import format_duration, format_size
+
+    cluster, cost = plan.cluster, plan.cost
+    ranks = f"{cluster.processes_per_instance or '?'} ranks each, world size {cluster.world_size or '?'}"
+    where = "instances on this machine" if plan.target == "local" else f"x {cluster.instance_type}"
+    rows = [
+        ("run", plan.run),
+        ("cluster", f"{cluster.instances} {where}, {ranks}"),
+        ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
+        ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
+    ]
+    if plan.batch is not None:
+        per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {cluster.world_size or '?'} ranks"
+        rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
+    rows += [
+        ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
+        ("checkpoints", f"{plan.locations.checkpoints}, every {plan.to_json()['checkpoint']['every']}"),
+        ("runtime", f"at most {format_duration(plan.max_runtime_seconds)}"),
+    ]
+    if plan.target != "local":
+        rows.append(("cost", _cost(cost.usd_per_hour, cost.max_usd, cost.price_as_of)))
+    _table(rows)
+    for decision in plan.decisions:
+        print(f"  {decision}")
+    for warning in plan.warnings:
+        print(f"  warning: {warning}")
+
+
+def _cost(per_hour: float | None, at_most: float | None, as_of: str | None) -> str:
+    if per_hour is None or at_most is None:
+        return "unknown"
+    return f"{per_hour:,.2f} USD per hour, at most {at_most:,.2f} USD (prices of {as_of})"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+# ---------------------------------------------------------------- runs
+
+
+def print_submitted(run: Run) -> None:
+    """Print the run's name and how to come back to it."""
+    say(f"{run.reference} submitted")
+    say(f"  cloudtrain status {run.reference} | logs -f | stop")
+
+
+def print_status(status: Status) -> None:
+    """Print a run's status as a table."""
+    _table(_status_rows(status))
+
+
+def _status_rows(status: Status) -> list[tuple[str, str]]:
+    content = status.to_json()
+    progress = status.progress
+    reason = status.reason.strip().splitlines()
+    rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
+    rows += [("", line) for line in reason[1:]]
+    if status.started is not None:
+        ended = f", ended {status.ended:%Y-%m-%d %H:%M:%S %Z}" if status.ended else ""
+        rows.append(("started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}{ended}"))
+    if status.world_size is not None:
+        rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
+    if progress.last_step is not None:
+        resumed = f", resumed from step {progress.first_step}" if progress.first_step else ""
+        rows.append(("progress", f"step {progress.last_step}, {progress.last_epoch or 0} epochs{resumed}"))
+    rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
+    if content["last_checkpoint"] is not None:
+        last = content["last_checkpoint"]
+        rows.append(("checkpoint", f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s before the end)"
+                     if status.ended else f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s ago)"))
+    rows += [(name, str(place)) for name, place in status.artifacts.items()]
+    if status.cost_usd is not None and status.backend != "local":
+        rows.append(("cost", f"{status.cost_usd:,.2f} USD for {status.billable_seconds} billed seconds"))
+    return rows
+
+
+def print_runs(runs: Iterable[Status]) -> None:
+    """Print runs, a line each."""
+    rows = [(status.reference, str(status.state), status.reason.strip().split("\n")[0]) for status in runs]
+    if not rows:
+        print("no runs here yet; start one with: cloudtrain submit JOB --local")
+        return
+    width = max(len(reference) for reference, _, _ in rows)
+    for reference, state, reason in rows:
+        print(f"{reference:<{width}}  {state:<11}  {reason}".rstrip())
+
+
+def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
+    """Print log lines with their host; Ctrl-C leaves the run alone."""
+    try:
+        for line in lines:
+            print(f"{line.host}  {line.text}", flush=follow)
+    except KeyboardInterrupt:
+        return _detached(run)
+    return 0
+
+
+def follow(run: Run, *, as_json: bool) -> int:
+    """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
+    from cloudtrain_runtime.contract import parse_event
+
+    out = _people(as_json=as_json)
+    try:
+        for line in run.logs(follow=True):
+            event = parse_event(line.text)
+            text = _describe_event(event) if event is not None else line.text
+            if text is not None:
+                out.print(f"{line.host}  {text}", markup=False, highlight=False, soft_wrap=True)
+        status = run.wait()
+    except KeyboardInterrupt:
+        return _detached(run)
+    if as_json:
+        print_json(status.to_json())
+    _summary(out, status)
+    return status.exit_code or 0
+
+
+def wait_for_end(run: Run) -> Status:
+    """Wait for a run that was told to stop; Ctrl-C gives up waiting, not stopping."""
+    say(f"stopping {run.reference}")
+    return run.wait()
+
+
+def _detached(run: Run) -> int:
+    say("")
+    say(f"{run.reference} goes on. To come back: cloudtrain logs -f {run.reference}")
+    say(f"To end it: cloudtrain stop {run.reference}")
+    return EXIT_INTERRUPTED
+
+
+def _people(*, as_json: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=as_json)
+
+
+def _summary(out: Console, status: Status) -> None:
+    """Print how a followed run has ended, and what to type next."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _status_rows(status):
+        table.add_row(name, value)
+    out.print()
+    out.print(table, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"\nnext: {_next_command(status)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _next_command(status: Status) -> str:
+    if status.exit_code == 0:
+        return f"cloudtrain logs {status.reference}"
+    if status.progress.checkpoint is not None:
+        return f"cloudtrain submit JOB{' --local' if status.backend == 'local' else ''} --set checkpoint.resume={status.run}"
+    return f"cloudtrain logs {status.reference}"
+
+
+def _describe_event(event: Mapping[str, Any]) -> str | None:
+    """Return an event line as people read it, or None for one that the summary tells."""
+    describe = _EVENTS.get(event["event"])
+    return describe(event) if describe is not None else json.dumps(dict(event))
+
+
+def _started(event: Mapping[str, Any]) -> str:
+    resumed = f", resumed from step {event['step']}" if event.get("resumed_from") else ""
+    return (
+        f"training {event['parameters']:,} parameters on {event['world_size']} ranks "
+        f"({event['device']}, {event['backend']}), {event['total_steps']} steps{resumed}"
+    )
+
+
+def _step(event: Mapping[str, Any]) -> str:
+    return (
+        f"step {event['step']:>6}  epoch {event['epoch']:>3}  loss {_number(event['loss'])}  "
+        f"{event['samples_per_second'] or 0:,.0f} samples/s"
+    )
+
+
+def _evaluation(event: Mapping[str, Any]) -> str:
+    hidden = ("event", "split", "step", "epoch", "time", "samples")
+    values = "  ".join(f"{name} {_number(value)}" for name, value in event.items() if name not in hidden)
+    return f"{event['split']} after step {event['step']}: {values}"
+
+
+def _checkpoint(event: Mapping[str, Any]) -> str:
+    return f"checkpoint of step {event['step']}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.2f} s"
+
+
+def _number(value: Any) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+_EVENTS = {
+    "started": _started,
+    "step": _step,
+    "evaluation": _evaluation,
+    "checkpoint": _checkpoint,
+    "failed": lambda event: f"failed: {event['message']}",
+    "stopped": lambda event: f"stopped after step {event['step']}",
+    "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
+}

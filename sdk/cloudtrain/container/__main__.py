@@ -1,0 +1,80 @@
+"""The process that stands in for the SageMaker service: it runs one job and outlives the terminal.
+
+`python -m cloudtrain.container RUN_FOLDER`, started by the local backend with its output in `supervisor.log`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cloudtrain.container.job import JobFolder, Outcome, Transition, run_job
+from cloudtrain.container.machine import visible_gpus
+from cloudtrain.container.processes import adopt_orphans
+from cloudtrain.container.state import LOCK_FILE, RecordedState, write_state
+from cloudtrain.run import State
+from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
+
+
+def main(argv: list[str]) -> int:
+    """Run the job whose request.json lies in a folder; return 0 when its end has been recorded."""
+    folder = JobFolder(Path(argv[0]))
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Held until this process is gone: who can take the lock knows that nobody watches the run.
+    lock = (folder.root / LOCK_FILE).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    adopt_orphans()
+    record = RecordedState(state=State.STARTING, supervisor=os.getpid())
+    write_state(folder.root, record)
+
+    def note(transition: Transition) -> None:
+        nonlocal record
+        started = datetime.now(UTC) if transition.state is State.RUNNING else record.started
+        record = record.but(state=transition.state, reason=transition.reason, started=started)
+        write_state(folder.root, record)
+
+    request: dict[str, Any] = json.loads((folder.root / "request.json").read_text(encoding="utf-8"))
+    try:
+        outcome = run_job(
+            request,
+            folder,
+            gpus=visible_gpus(),
+            stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
+            is_stopped=lambda: stopped,
+            on_transition=note,
+        )
+    except Exception as error:  # noqa: BLE001 (whatever it was, the run must not look alive)
+        traceback.print_exc()
+        outcome = Outcome(State.FAILED, f"cloudtrain's local backend failed: {error}; see supervisor.log", {})
+    artifacts = dict(outcome.artifacts)
+    model = artifacts.pop("model_folder", None)
+    if model is not None:
+        # The unpacked model beside the archive, without a second copy of its bytes.
+        shutil.copytree(model, folder.root / "model", copy_function=os.link, dirs_exist_ok=True)
+        artifacts["model_folder"] = str(folder.root / "model")
+    write_state(
+        folder.root,
+        record.but(state=outcome.state, reason=outcome.reason, ended=datetime.now(UTC), artifacts=artifacts),
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,327 @@
+"""The life of one training job on this machine, from its document to its artifacts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cloudtrain.container import processes
+from cloudtrain.container.machine import free_port, host_addresses, share_gpus
+from cloudtrain.container.tree import StagingError, host_names, pack_folder, path_of, prepare_tree, stage_inputs
+from cloudtrain.run import State
+from cloudtrain_runtime.contract import (
+    ADDRESSES_VARIABLE,
+    FAILURE_CHARACTERS,
+    GPUS_VARIABLE,
+    GRACE_VARIABLE,
+    HOSTS_HERE_VARIABLE,
+    ML_ROOT_VARIABLE,
+    PORT_VARIABLE,
+    MlTree,
+    describe_exit,
+    parse_event,
+)
+
+PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
+"""Names of further variables of this shell that local runs get, separated by commas."""
+
+_PASSED = (
+    *("HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PYTHONHASHSEED"),
+)
+"""A container starts with a clean environment, so a run must not lean on this shell's."""
+
+_POLL_SECONDS = 0.05
+_OTHERS_SECONDS = 10.0
+"""How long hosts may take to notice that another one has failed, before they are ended."""
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A run's folder: one log per host, one tree per host, the events of all."""
+
+    root: Path
+
+    @property
+    def logs(self) -> Path:
+        """Folder of `<host>.log`."""
+        return self.root / "logs"
+
+    @property
+    def events(self) -> Path:
+        """Event lines of all hosts, one JSON object per line."""
+        return self.root / "events.jsonl"
+
+    def tree(self, host: str) -> MlTree:
+        """Return a host's /opt/ml."""
+        return MlTree(self.root / "hosts" / host / "opt" / "ml")
+
+    def log(self, host: str) -> Path:
+        """Return a host's log."""
+        return self.logs / f"{host}.log"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change of the job's state."""
+
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `artifacts` are paths by name."""
+
+    state: State
+    reason: str
+    artifacts: Mapping[str, str]
+
+
+def run_job(
+    request: Mapping[str, Any],
+    folder: JobFolder,
+    *,
+    gpus: tuple[str, ...],
+    stop_grace_seconds: float,
+    is_stopped: Callable[[], bool],
+    on_transition: Callable[[Transition], None],
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Execute a CreateTrainingJob document; return when every process of it has ended.
+
+    Args:
+        request: The document. `s3://` uris are read with this environment's credentials; `file://` uris are local.
+        folder: Where its trees and logs go.
+        gpus: Ids of the GPUs to share among the instances.
+        stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
+        is_stopped: Asked many times a second whether somebody wants the job to end.
+        on_transition: Told about each change of state before the last.
+        environ: The environment to take the allowed variables from.
+    """
+    job = _Job(request, folder, gpus, stop_grace_seconds, environ)
+    try:
+        on_transition(Transition(State.STARTING, "preparing the instances"))
+        try:
+            job.prepare()
+        except StagingError as error:
+            return job.end(State.FAILED, str(error))
+        on_transition(Transition(State.RUNNING))
+        job.start()
+        return job.watch(is_stopped, on_transition)
+    finally:
+        processes.kill(processes.descendants())
+        job.close()
+
+
+class _Job:
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        folder: JobFolder,
+        gpus: tuple[str, ...],
+        stop_grace_seconds: float,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.request = request
+        self.folder = folder
+        self.name = str(request["TrainingJobName"])
+        resources = request["ResourceConfig"]
+        count = resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
+        self.hosts = host_names(int(count))
+        self.gpus = dict(zip(self.hosts, share_gpus(gpus, len(self.hosts)), strict=True))
+        self.grace = stop_grace_seconds
+        self.environ = environ
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.exit_codes: dict[str, int] = {}
+        self.events = EventTail(folder, self.hosts)
+
+    # ------------------------------------------------------------ start
+
+    def prepare(self) -> None:
+        self.folder.logs.mkdir(parents=True, exist_ok=True)
+        self._write_python()
+        for host in self.hosts:
+            tree = self.folder.tree(host)
+            prepare_tree(tree, self.request, host, self.hosts)
+            stage_inputs(tree, self.request, host, self.hosts, self._download)
+
+    def _write_python(self) -> None:
+        """Give the containers a command `python`: this interpreter, with its environment's packages."""
+        command = self.folder.root / "bin" / "python"
+        command.parent.mkdir(parents=True, exist_ok=True)
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+
+    def _download(self, uri: str, target: Path) -> None:
+        """Copy from S3 in a process of its own: this package does not know boto3."""
+        command = [sys.executable, "-m", "cloudtrain_runtime.storage", uri, str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(self.environ))
+        if done.returncode != 0:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            raise StagingError(f"channel {target.name}: {lines[-1] if lines else 'download failed'}")
+
+    def start(self) -> None:
+        port = free_port()
+        addresses = json.dumps(host_addresses(self.hosts))
+        for host in self.hosts:
+            environment = self._environment(host) | {PORT_VARIABLE: str(port), ADDRESSES_VARIABLE: addresses}
+            with self.folder.log(host).open("ab") as log:
+                self.started[host] = subprocess.Popen(
+                    self._command(),
+                    cwd=self.folder.tree(host).root,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+    def _command(self) -> list[str]:
+        entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")
+        if entrypoint:
+            return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
+        # AWS's toolkit would start mpirun, which this machine need not have; torchrun starts the same root script.
+        return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
+
+    def _environment(self, host: str) -> dict[str, str]:
+        names = [*_PASSED, *(part.strip() for part in self.environ.get(PASS_VARIABLE, "").split(",") if part.strip())]
+        names += [name for name in self.environ if name.startswith("AWS_")]
+        passed = {name: self.environ[name] for name in names if name in self.environ}
+        gpus = self.gpus[host]
+        return {
+            **passed,
+            "PATH": f"{self.folder.root / 'bin'}:{self.environ.get('PATH', os.defpath)}",
+            processes.RUN_VARIABLE: self.name,
+            "TRAINING_JOB_ARN": f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}",
+            ML_ROOT_VARIABLE: str(self.folder.tree(host).root),
+            HOSTS_HERE_VARIABLE: str(len(self.hosts)),
+            GRACE_VARIABLE: str(self.grace),
+            GPUS_VARIABLE: str(len(gpus)),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            **self.request.get("Environment", {}),
+        }
+
+    # ------------------------------------------------------------ run
+
+    def watch(self, is_stopped: Callable[[], bool], on_transition: Callable[[Transition], None]) -> Outcome:
+        """Wait for the end: all hosts done, one failed, time out, or somebody's stop."""
+        limit = self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
+        deadline = time.monotonic() + limit
+        while True:
+            self._poll()
+            if any(code != 0 for code in self.exit_codes.values()):
+                return self._failed()
+            if len(self.exit_codes) == len(self.hosts):
+                return self.end(State.SUCCEEDED, "")
+            if is_stopped():
+                on_transition(Transition(State.STOPPING, "stopped by request"))
+                self._stop()
+                return self.end(State.STOPPED, "stopped by request")
+            if time.monotonic() >= deadline:
+                reason = f"MaxRuntimeExceeded: limits.runtime of {limit} s is over"
+                on_transition(Transition(State.STOPPING, reason))
+                self._stop()
+                return self.end(State.STOPPED, reason)
+            time.sleep(_POLL_SECONDS)
+
+    def _poll(self) -> None:
+        self.events.read()
+        for host, process in self.started.items():
+            code = process.poll()
+            if code is not None:
+                self.exit_codes.setdefault(host, code)
+
+    def _wait_for_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.exit_codes) < len(self.hosts) and time.monotonic() < deadline:
+            self._poll()
+            time.sleep(_POLL_SECONDS)
+
+    def _stop(self) -> None:
+        """SIGTERM to each host's first process, as SageMaker does, and SIGKILL to what is left after the grace time."""
+        for process in self.started.values():
+            process.terminate()
+        self._wait_for_all(self.grace)
+
+    def _failed(self) -> Outcome:
+        self._wait_for_all(_OTHERS_SECONDS)
+        return self.end(State.FAILED, self._failure_reason())
+
+    def _failure_reason(self) -> str:
+        """Return the failure that came first and was no echo of another host's."""
+        self.events.read()
+        failures = [event for event in self.events.seen if event["event"] == "failed"]
+        # A failure that a restart has cured is history.
+        starts = [index for index, event in enumerate(self.events.seen) if event["event"] == "started"]
+        last_start = starts[-1] if starts else -1
+        recent = [event for event in failures if self.events.seen.index(event) > last_start] or failures
+        if recent:
+            first = min(recent, key=lambda e: (bool(e.get("secondary")), e.get("failed_at", e.get("time", 0.0))))
+            text = self.folder.tree(str(first.get("host"))).failure
+            detail = text.read_text(encoding="utf-8") if text.is_file() else str(first["message"])
+            return detail[:FAILURE_CHARACTERS]
+        for host in self.hosts:
+            path = self.folder.tree(host).failure
+            if path.is_file():
+                return path.read_text(encoding="utf-8")[:FAILURE_CHARACTERS]
+        host, code = next((host, code) for host, code in self.exit_codes.items() if code != 0)
+        return f"the container of {host} ended with {describe_exit(code)}; see its log"
+
+    # ------------------------------------------------------------ end
+
+    def end(self, state: State, reason: str) -> Outcome:
+        """End what is left, pack what the run produced."""
+        processes.kill(processes.descendants())
+        self.events.read()
+        target = path_of(self.request["OutputDataConfig"]["S3OutputPath"]) / self.name / "output"
+        artifacts: dict[str, str] = {}
+        first = self.folder.tree(self.hosts[0])
+        if state in (State.SUCCEEDED, State.STOPPED) and pack_folder(first.model, target / "model.tar.gz"):
+            artifacts["model"] = str(target / "model.tar.gz")
+            artifacts["model_folder"] = str(first.model)
+        if pack_folder(first.output_data, target / "output.tar.gz"):
+            artifacts["output"] = str(target / "output.tar.gz")
+        return Outcome(state, reason, artifacts)
+
+    def close(self) -> None:
+        self.events.close()
+
+
+class EventTail:
+    """Reads event lines from the hosts' logs as they grow, and appends them to `events.jsonl`."""
+
+    def __init__(self, folder: JobFolder, hosts: tuple[str, ...]) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self._paths = {host: folder.log(host) for host in hosts}
+        self._files: dict[str, IO[bytes]] = {}
+        self._rest: dict[str, bytes] = dict.fromkeys(hosts, b"")
+        folder.events.parent.mkdir(parents=True, exist_ok=True)
+        self._out = folder.events.open("a", encoding="utf-8")
+
+    def read(self) -> None:
+        """Take in what has been written since the last time; a line without its end stays for the next."""
+        for host, path in self._paths.items():
+            if host not in self._files:
+                if not path.exists():
+                    continue
+                self._files[host] = path.open("rb")
+            *lines, self._rest[host] = (self._rest[host] + self._files[host].read()).split(b"\n")
+            for line in lines:
+                event = parse_event(line.decode("utf-8", "replace"))
+                if event is not None:
+                    self.seen.append(event)
+                    self._out.write(json.dumps(event) + "\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (*self._files.values(), self._out):
+            file.close()

@@ -1,0 +1,76 @@
+"""What this machine offers to a run, found out without importing torch."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cloudtrain.plan import Machine
+
+_PORTS = range(20000, 32768)
+"""Below Linux's ephemeral range (net.ipv4.ip_local_port_range), so that no outgoing connection takes one by chance."""
+
+
+def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """Return GPUs and CPUs that a local run may use."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(gpus=len(visible_gpus(environ)), cpus=cpus)
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the ids of the NVIDIA GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES writes them."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(device.strip() for device in chosen.split(",") if device.strip() not in ("", "-1"))
+    devices = Path("/proc/driver/nvidia/gpus")
+    if devices.is_dir():
+        return tuple(str(index) for index, _ in enumerate(devices.iterdir()))
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    listing = subprocess.run([command, "-L"], capture_output=True, text=True, check=False)
+    return tuple(str(index) for index, line in enumerate(listing.stdout.splitlines()) if line.startswith("GPU"))
+
+
+def share_gpus(gpus: tuple[str, ...], hosts: int) -> list[tuple[str, ...]]:
+    """Return each host's GPUs: disjoint parts, or one shared GPU each when there are fewer than hosts."""
+    if not gpus:
+        return [()] * hosts
+    if len(gpus) < hosts:
+        return [(gpus[index % len(gpus)],) for index in range(hosts)]
+    each = len(gpus) // hosts
+    return [gpus[index * each : (index + 1) * each] for index in range(hosts)]
+
+
+def host_addresses(hosts: tuple[str, ...]) -> dict[str, str]:
+    """Return a loopback address for each host.
+
+    Linux answers on all of 127.0.0.0/8, so hosts get distinct addresses whose text order is the hosts' order, by which
+    torchrun numbers them. Elsewhere all share one.
+    """
+    if sys.platform != "linux":
+        return dict.fromkeys(hosts, "127.0.0.1")
+    return {host: f"127.0.0.{host.rpartition('-')[2]}" for host in hosts}
+
+
+def loopback_interface() -> str:
+    """Return the name of the loopback network interface."""
+    return "lo" if sys.platform == "linux" else "lo0"
+
+
+def free_port() -> int:
+    """Return a TCP port that nothing listens on. Drawn at random, so that runs started at once do not meet."""
+    for port in random.SystemRandom().sample(_PORTS, 64):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free TCP port between {_PORTS.start} and {_PORTS.stop}")

@@ -1,0 +1,55 @@
+"""Process trees: everything that a run has started, found and ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+RUN_VARIABLE = "TRAINING_JOB_NAME"
+"""SageMaker gives it to every container; every process of a run inherits it."""
+
+
+def adopt_orphans() -> None:
+    """Have orphaned descendants handed to this process, so that none can slip away (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[psutil.Process]:
+    """Return all living processes below this one."""
+    return [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
+
+
+def processes_of_run(run: str) -> list[psutil.Process]:
+    """Return all processes of this user that carry the run's name, whoever their parent is now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == run and _is_alive(process):
+                found.append(process)
+        except psutil.Error:
+            continue  # gone, or not ours
+    return found
+
+
+def kill(processes: Iterable[psutil.Process], timeout_seconds: float = 10.0) -> None:
+    """SIGKILL processes and wait until they are gone."""
+    doomed = list(processes)
+    for process in doomed:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(doomed, timeout=timeout_seconds)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,72 @@
+"""`state.json`: what the process that watches a local run has written down last."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.run import State
+
+STATE_FILE = "state.json"
+LOCK_FILE = "supervisor.lock"
+
+
+@dataclass(frozen=True)
+class RecordedState:
+    """One snapshot. `supervisor` is the process id of the watcher."""
+
+    state: State
+    reason: str = ""
+    started: datetime | None = None
+    ended: datetime | None = None
+    supervisor: int | None = None
+    artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def but(self, **changes: Any) -> RecordedState:
+        """Return a copy with changes."""
+        return dataclasses.replace(self, **changes)
+
+
+def write_state(root: Path, record: RecordedState) -> None:
+    """Replace state.json in one step."""
+    content = dataclasses.asdict(record)
+    for name in ("started", "ended"):
+        moment = getattr(record, name)
+        content[name] = moment.isoformat() if moment else None
+    partial = root / f".{STATE_FILE}.{os.getpid()}"
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.replace(root / STATE_FILE)
+
+
+def read_state(root: Path) -> RecordedState:
+    """Read state.json.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    content = json.loads((root / STATE_FILE).read_text(encoding="utf-8"))
+    moments = {
+        name: datetime.fromisoformat(content[name]) if content[name] else None for name in ("started", "ended")
+    }
+    return RecordedState(**{**content, **moments, "state": State(content["state"])})
+
+
+def is_watched(root: Path) -> bool:
+    """Whether a living process watches this run: it holds the lock until it is gone."""
+    try:
+        file = (root / LOCK_FILE).open("r+")
+    except FileNotFoundError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False

@@ -1,0 +1,132 @@
+"""One instance's `/opt/ml`: folders, configuration files and input channels."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from cloudtrain.container.machine import loopback_interface
+from cloudtrain_runtime.contract import MlTree, sort_hosts
+
+Download = Callable[[str, Path], None]
+"""Copies the objects below an `s3://` uri into a folder."""
+
+
+class StagingError(Exception):
+    """An input of the job is not there. The message goes to FailureReason."""
+
+
+def host_names(count: int) -> tuple[str, ...]:
+    """Return SageMaker's host names in its order."""
+    return tuple(sort_hosts([f"algo-{number}" for number in range(1, count + 1)]))
+
+
+def path_of(uri: str) -> Path:
+    """Return the path of a `file:///` uri."""
+    return Path(unquote(urlsplit(uri).path))
+
+
+def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...]) -> None:
+    """Create the folders and the files of `input/config`."""
+    for folder in (tree.config, tree.data, tree.code, tree.model, tree.output_data):
+        folder.mkdir(parents=True, exist_ok=True)
+    resources = request["ResourceConfig"]
+    instance_type = resources.get("InstanceType") or resources["InstancePreferences"][0]["InstanceType"]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": list(hosts)}
+    _write(
+        tree.config / "resourceconfig.json",
+        {
+            "current_host": host,
+            "current_instance_type": instance_type,
+            "current_group_name": "homogeneousCluster",
+            "hosts": list(hosts),
+            "instance_groups": [group],
+            "network_interface_name": loopback_interface(),
+        },
+    )
+    _write(tree.config / "hyperparameters.json", request.get("HyperParameters", {}))
+    channels = {
+        channel["ChannelName"]: {
+            "TrainingInputMode": channel.get("InputMode", "File"),
+            "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType", "FullyReplicated"),
+            "RecordWrapperType": "None",
+        }
+        for channel in request.get("InputDataConfig", [])
+    }
+    _write(tree.config / "inputdataconfig.json", channels)
+
+
+def stage_inputs(
+    tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], download: Download
+) -> None:
+    """Bring the input channels, the toolkit's code and the checkpoints folder.
+
+    Raises:
+        StagingError: an input is not there.
+    """
+    for channel in request.get("InputDataConfig", []):
+        source = channel["DataSource"]["S3DataSource"]
+        sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
+        shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
+        _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, download)
+    if "ContainerEntrypoint" not in request["AlgorithmSpecification"]:
+        _unpack_submit_directory(tree, request)
+    checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
+    if checkpoints is not None:
+        # All hosts share one prefix in S3; here they share the folder itself.
+        path_of(checkpoints).mkdir(parents=True, exist_ok=True)
+        tree.checkpoints.symlink_to(path_of(checkpoints))
+
+
+def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], download: Download) -> None:
+    if uri.startswith("s3://"):
+        folder.mkdir()
+        download(uri, folder)
+        return
+    source = path_of(uri)
+    if not source.exists():
+        raise StagingError(f"channel {folder.name}: nothing lies at {uri}")
+    index, count = shard
+    if source.is_dir() and count == 1:
+        folder.symlink_to(source)
+        return
+    folder.mkdir()
+    root = source if source.is_dir() else source.parent
+    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
+    for path in files[index::count]:
+        link = folder / path.relative_to(root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+
+
+def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any]) -> None:
+    """Unpack the code as AWS's training toolkit does before it starts anything."""
+    uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+    archive = path_of(uri)
+    if not archive.is_file():
+        raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tree.code, filter="data")
+
+
+def pack_folder(folder: Path, target: Path) -> bool:
+    """Pack a folder's content to a tar.gz; return False, and write nothing, when it is empty."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    if not names:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
+        for name in names:
+            archive.add(folder / name, arcname=name)
+    partial.replace(target)
+    return True
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

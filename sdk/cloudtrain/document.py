@@ -1,0 +1,228 @@
+"""YAML with a place for every value: what a job file says, and where it says it.
+
+Read with PyYAML's composer (nothing is constructed, so nothing can execute) and resolved by YAML 1.2's rules: `no`,
+`on` and `12:30` are text, `1e-4` is a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cloudtrain.errors import Problem, SpecError, UserError
+
+FieldPath = tuple[str | int, ...]
+
+_MAX_BYTES = 1_000_000
+_MAX_DEPTH = 32
+_MAX_NODES = 100_000
+_NULL = re.compile(r"~|null|Null|NULL|")
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL_FLOAT = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_STANDARD_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written: `file:line:column`, or an option's text with no line."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+
+@dataclass
+class Document:
+    """A tree of plain values and the place of each.
+
+    Attributes:
+        data: dict, list and scalar values.
+        values: Place of each value by path.
+        keys: Place of each mapping key by path.
+    """
+
+    file: str
+    data: Any
+    values: dict[FieldPath, Place] = field(default_factory=dict)
+    keys: dict[FieldPath, Place] = field(default_factory=dict)
+
+    def place_of(self, path: FieldPath, *, key: bool = False) -> Place:
+        """Return the place of a value (or of its key), or of the nearest parent that has one."""
+        if key and path in self.keys:
+            return self.keys[path]
+        for length in range(len(path), -1, -1):
+            place = self.values.get(path[:length])
+            if place is not None:
+                return place
+        return Place(self.file, 1, 1)
+
+    def override(self, path: FieldPath, value: Any, origin: str) -> None:
+        """Set one value as `--set` does; `origin` is the option's text for error messages."""
+        target = self.data
+        for part in path[:-1]:
+            if not isinstance(target.get(part), dict):
+                target[part] = {}
+            target = target[part]
+        target[path[-1]] = value
+        for places in (self.values, self.keys):
+            for old in [known for known in places if known[: len(path)] == path]:
+                del places[old]
+            places[path] = Place(origin)
+
+
+def read_document(path: Path, *, name: str | None = None) -> Document:
+    """Read a YAML file.
+
+    Args:
+        path: The file.
+        name: What to call it in messages; the path as given by default.
+
+    Raises:
+        UserError: the file cannot be read.
+        SpecError: the file is not YAML, or uses what a job file must not.
+    """
+    label = name or str(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{label}: no such file", "give the path of a job.yaml") from None
+    except IsADirectoryError:
+        raise UserError(f"{label} is a folder", f"give the job file in it, such as {label}/job.yaml") from None
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read: {error.strerror}") from None
+    if len(raw) > _MAX_BYTES:
+        raise SpecError([Problem(label, 1, 1, "", f"file of {len(raw)} bytes; a job file has at most {_MAX_BYTES}")])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise SpecError([Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]) from None
+    return parse_document(text, label)
+
+
+def parse_document(text: str, label: str) -> Document:
+    """Read YAML text; `label` names it in messages.
+
+    Raises:
+        SpecError: as `read_document`.
+    """
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        hint = "indent with spaces" if "\\t" in str(error.problem) else ""
+        message = f"not valid YAML: {error.problem or error.context}"
+        raise SpecError([Problem(label, line, column, "", message, hint)]) from None
+    except yaml.YAMLError as error:
+        raise SpecError([Problem(label, 1, 1, "", f"not valid YAML: {error}")]) from None
+    except RecursionError:
+        raise SpecError([Problem(label, 1, 1, "", "nested too deeply")]) from None
+    document = Document(label, {})
+    if node is None:
+        document.values[()] = Place(label, 1, 1)
+        return document
+    reader = _Reader(document)
+    document.data = reader.read(node, ())
+    if not reader.problems and not isinstance(document.data, dict):
+        reader.problems.append(Problem(label, 1, 1, "", "expected a mapping of fields such as name: and code:"))
+    if reader.problems:
+        raise SpecError(reader.problems)
+    return document
+
+
+def parse_scalar(text: str) -> Any:
+    """Return the value of one plain scalar or flow collection, as `--set path=value` reads it."""
+    try:
+        return parse_document(f"value: {text}", "--set").data["value"]
+    except SpecError:
+        return text
+
+
+class _Reader:
+    """Turns composed nodes into values and notes where each was."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.problems: list[Problem] = []
+        self.count = 0
+
+    def read(self, node: yaml.Node, path: FieldPath) -> Any:
+        self.count += 1
+        mark = node.start_mark
+        self.document.values[path] = Place(self.document.file, mark.line + 1, mark.column + 1)
+        if self.count > _MAX_NODES or len(path) > _MAX_DEPTH:
+            if not self.problems:
+                self._report(node, path, "too many or too deeply nested values", "write the values out without aliases")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._report(key_node, path, "a field name must be text")
+                continue
+            key = key_node.value
+            if key in mapping:
+                first = self.document.keys[(*path, key)]
+                self._report(key_node, (*path, key), f"given twice; the first is in line {first.line}", "remove one")
+                continue
+            mark = key_node.start_mark
+            self.document.keys[(*path, key)] = Place(self.document.file, mark.line + 1, mark.column + 1)
+            mapping[key] = self.read(value_node, (*path, key))
+        return mapping
+
+    def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
+        if not node.tag.startswith(_STANDARD_TAG):
+            self._report(node, path, f"the tag {node.tag} is not allowed here", "write a plain value")
+            return None
+        text = str(node.value)
+        if getattr(node, "style", None) is not None:
+            return text
+        return _resolve(text)
+
+    def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
+        mark = node.start_mark
+        self.problems.append(
+            Problem(self.document.file, mark.line + 1, mark.column + 1, dotted(path), message, hint)
+        )
+
+
+def _resolve(text: str) -> Any:
+    if _NULL.fullmatch(text):
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    special = _SPECIAL_FLOAT.fullmatch(text)
+    if special:
+        return float(text.replace(".", "", 1))  # float() reads inf, -INF and NaN
+    return text
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return `data.train` or `tags[0]` for a path."""
+    return "".join(_parts(path))
+
+
+def _parts(path: Sequence[str | int]) -> Iterator[str]:
+    for index, part in enumerate(path):
+        if isinstance(part, int):
+            yield f"[{part}]"
+        else:
+            yield f".{part}" if index else part

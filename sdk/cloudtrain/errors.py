@@ -1,0 +1,124 @@
+"""What can go wrong, and whose move it is.
+
+    CloudtrainError               exit code 1: our bug unless a subclass says otherwise
+    ├── UserError                 2: the input; the hint says what to change
+    │   ├── SpecError             2: job.yaml, --set or constructor arguments; holds every problem found
+    │   ├── SettingsError         2: the account's settings are missing or malformed
+    │   ├── BundleError           2: the code folder cannot travel as it is
+    │   ├── RunNotFoundError      2: no such run
+    │   └── MissingExtraError     2: an optional dependency is not installed
+    ├── CloudError                3: AWS refused or cannot be reached
+    │   └── DriftError            3: the estimator was about to send something else than the plan
+    └── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+EXIT_DONE = 0
+EXIT_BUG = 1
+EXIT_USER = 2
+EXIT_CLOUD = 3
+EXIT_RUN_FAILED = 4
+EXIT_RUN_ENDED_EARLY = 5
+EXIT_INTERRUPTED = 130
+
+
+class CloudtrainError(Exception):
+    """Base of every error that cloudtrain raises on purpose.
+
+    Args:
+        message: What is wrong, in one sentence.
+        hint: What to do about it, or an empty string.
+    """
+
+    exit_code = EXIT_BUG
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UserError(CloudtrainError):
+    """The input is wrong and the user can mend it."""
+
+    exit_code = EXIT_USER
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a job file, in `--set` or in a constructor call.
+
+    Attributes:
+        file: The file's name, or the option or constructor that the value came from.
+        line: 1-based line of the value, or None where there is no file.
+        column: 1-based column of the value, or None.
+        path: Dotted path of the field, such as `cluster.instances`.
+        message: What is wrong and what was expected.
+        hint: The nearest legal value or what to do; may be empty.
+    """
+
+    file: str
+    line: int | None
+    column: int | None
+    path: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+        body = ": ".join(part for part in (self.path, self.message) if part)
+        return f"{place}  {body}" + (f"; {self.hint}" if self.hint else "")
+
+
+class SpecError(UserError):
+    """A job does not validate. `problems` holds all of them, in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda p: (p.line is None, p.line or 0, p.column or 0, p.path)))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class SettingsError(UserError):
+    """The account's settings are missing or malformed."""
+
+
+class BundleError(UserError):
+    """The code folder cannot travel as it is."""
+
+
+class RunNotFoundError(UserError):
+    """No run has this id."""
+
+
+class MissingExtraError(UserError):
+    """An optional dependency is not installed."""
+
+
+class CloudError(CloudtrainError):
+    """AWS refused the call or cannot be reached."""
+
+    exit_code = EXIT_CLOUD
+
+
+class DriftError(CloudError):
+    """The estimator was about to send something else than the plan; nothing was sent."""
+
+
+def nearest(name: str, legal: Iterable[str]) -> str | None:
+    """Return the legal name closest to `name`, or None when none is close."""
+    found = difflib.get_close_matches(name, list(legal), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, legal: Sequence[str]) -> str:
+    """Return a hint with the nearest legal name, or with all of them."""
+    near = nearest(name, legal)
+    return f'did you mean "{near}"?' if near else "one of: " + ", ".join(legal)

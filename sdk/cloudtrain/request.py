@@ -1,0 +1,217 @@
+"""The CreateTrainingJob document, rendered offline, field by field as a real estimator sends it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.settings import Settings
+from cloudtrain.spec import Channel, JobSpec
+from cloudtrain_runtime.contract import (
+    BUNDLE_FILE,
+    CODE_CHANNEL,
+    CONFIG_CHANNEL,
+    EVENT_PREFIX,
+    ML_ROOT_VARIABLE,
+    WORKER_SCRIPT,
+)
+
+CONTAINER_ENTRYPOINT = (
+    "/bin/bash",
+    "-c",
+    # At most 256 characters without a newline (botocore's model, TrainingContainerEntrypointString).
+    f'set -e; m="${{{ML_ROOT_VARIABLE}:-/opt/ml}}"; mkdir -p "$m/code"; cd "$m/code"; '
+    f'tar -xzf "$m/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}" --no-same-owner; '
+    "exec python -m cloudtrain_runtime.launch",
+)
+"""Starts our launcher as PID 1. Unpacking is left to tar so that any image with bash, python and torch works."""
+
+LAUNCHER_CLOUDTRAIN = "cloudtrain"
+LAUNCHER_TOOLKIT = "toolkit"
+
+_CONTAINER_LOG_LEVEL = 20
+_METRICS = (
+    ("train/loss", "step", "loss"),
+    ("train/samples_per_second", "step", "samples_per_second"),
+    ("validation/loss", "evaluation", "loss"),
+    ("validation/accuracy", "evaluation", "accuracy"),
+    ("test/loss", "evaluation", "loss"),
+    ("test/accuracy", "evaluation", "accuracy"),
+)
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where things lie: `s3://` uris, or `file://` uris of a local run.
+
+    Attributes:
+        code: The bundle's archive.
+        config: Folder that holds run.json.
+        output: Prefix below which `<run>/output/model.tar.gz` appears.
+        checkpoints: Folder of this run's checkpoints.
+        channels: The user's input channels by name.
+    """
+
+    code: str
+    config: str
+    output: str
+    checkpoints: str
+    channels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the plan decided and the document needs.
+
+    Attributes:
+        sync_checkpoints: Whether SageMaker keeps /opt/ml/checkpoints in step with S3 (scripts and isolated jobs;
+            the shared entrypoint writes to S3 itself).
+        max_runtime_seconds: After which the job is stopped.
+        max_wait_seconds: Waiting and training together, with spot.
+    """
+
+    run: str
+    role: str
+    region: str
+    image: str
+    launcher: str
+    distribution: str
+    locations: Locations
+    sync_checkpoints: bool
+    max_runtime_seconds: int
+    max_wait_seconds: int | None
+
+
+def distribution_argument(distribution: str) -> dict[str, Any]:
+    """Return the estimator's `distribution` argument. v2 ignores a mistyped one, so it is built only here."""
+    if distribution == "smdistributed":
+        return {"smdistributed": {"dataparallel": {"enabled": True}}}
+    return {distribution: {"enabled": True}}
+
+
+def render_request(spec: JobSpec, settings: Settings, choices: Choices) -> dict[str, Any]:
+    """Return the CreateTrainingJob document of a job.
+
+    Every field stands exactly as `sagemaker.pytorch.PyTorch` 2.257 sends it; tests compare the two.
+    """
+    cluster = spec.cluster
+    request: dict[str, Any] = {
+        "TrainingJobName": choices.run,
+        "RoleArn": choices.role,
+        "AlgorithmSpecification": _algorithm(choices),
+        "HyperParameters": _hyperparameters(spec, choices),
+        "InputDataConfig": _channels(spec, choices),
+        "OutputDataConfig": _drop_empty({"S3OutputPath": choices.locations.output, "KmsKeyId": settings.kms_key}),
+        "ResourceConfig": _resources(spec, settings),
+        "StoppingCondition": _drop_empty(
+            {
+                "MaxRuntimeInSeconds": choices.max_runtime_seconds,
+                "MaxWaitTimeInSeconds": choices.max_wait_seconds,
+                "MaxPendingTimeInSeconds": cluster.max_pending,
+            }
+        ),
+        "Tags": [{"Key": key, "Value": value} for key, value in sorted({**spec.tags, "cloudtrain:job": spec.name}.items())],
+        "ProfilerConfig": {"DisableProfiler": True},
+    }
+    optional = {
+        "Environment": dict(spec.code.env),
+        "VpcConfig": _network(spec, settings),
+        "CheckpointConfig": {"S3Uri": choices.locations.checkpoints} if choices.sync_checkpoints else None,
+        "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries} if spec.limits.retries else None,
+        "EnableNetworkIsolation": cluster.network.isolation,
+        "EnableInterContainerTrafficEncryption": cluster.network.encrypt_traffic,
+        "EnableManagedSpotTraining": cluster.spot is not None,
+    }
+    return {**request, **_drop_empty(optional)}
+
+
+def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, False, (), {}, [])}
+
+
+def _algorithm(choices: Choices) -> dict[str, Any]:
+    algorithm: dict[str, Any] = {
+        "TrainingImage": choices.image,
+        "TrainingInputMode": "File",
+        "MetricDefinitions": metric_definitions(),
+    }
+    if choices.launcher == LAUNCHER_CLOUDTRAIN:
+        algorithm["ContainerEntrypoint"] = list(CONTAINER_ENTRYPOINT)
+    return algorithm
+
+
+def metric_definitions() -> list[dict[str, str]]:
+    """Return the regular expressions by which CloudWatch reads our event lines."""
+    number = r"([-+0-9.eE]+)"
+    definitions = []
+    for name, event, field in _METRICS:
+        split = f'"split": "{name.partition("/")[0]}".*' if event == "evaluation" else ""
+        regex = f'{EVENT_PREFIX}\\{{"event": "{event}".*{split}"{field}": {number}'
+        definitions.append({"Name": name, "Regex": regex})
+    return definitions
+
+
+def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
+    """Return what the framework estimator adds by itself; values are JSON, as it encodes them."""
+    parameters: dict[str, Any] = {
+        "sagemaker_submit_directory": choices.locations.code,
+        "sagemaker_program": WORKER_SCRIPT,
+        "sagemaker_container_log_level": _CONTAINER_LOG_LEVEL,
+        "sagemaker_job_name": choices.run,
+        "sagemaker_region": choices.region,
+    }
+    if choices.distribution == "torch_distributed":
+        parameters["sagemaker_torch_distributed_enabled"] = True
+    else:
+        parameters["sagemaker_distributed_dataparallel_enabled"] = True
+        parameters["sagemaker_distributed_dataparallel_custom_mpi_options"] = ""
+    if spec.cluster.instance_type is not None:
+        parameters["sagemaker_instance_type"] = spec.cluster.instance_type
+    else:
+        parameters["sagemaker_instance_type"] = spec.cluster.first_choice
+    return {name: json.dumps(value) for name, value in parameters.items()}
+
+
+def _channels(spec: JobSpec, choices: Choices) -> list[dict[str, Any]]:
+    channels = [_channel(CONFIG_CHANNEL, choices.locations.config, Channel(uri=""))]
+    if choices.launcher == LAUNCHER_CLOUDTRAIN:
+        channels.append(_channel(CODE_CHANNEL, choices.locations.code, Channel(uri="")))
+    channels += [_channel(name, choices.locations.channels[name], channel) for name, channel in spec.data.items()]
+    return channels
+
+
+def _channel(name: str, uri: str, channel: Channel) -> dict[str, Any]:
+    source = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": uri,
+        "S3DataDistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
+    }
+    mode = {} if channel.mode == "File" else {"InputMode": channel.mode}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, **mode}
+
+
+def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
+    cluster = spec.cluster
+    resources = {
+        "VolumeSizeInGB": cluster.volume,
+        "VolumeKmsKeyId": settings.kms_key,
+        "KeepAlivePeriodInSeconds": cluster.keep_alive,
+    }
+    if cluster.prefer:
+        resources["InstancePreferences"] = [
+            {"InstanceType": name, "InstanceCount": cluster.instances} for name in cluster.prefer
+        ]
+    else:
+        resources["InstanceType"] = cluster.instance_type
+        resources["InstanceCount"] = cluster.instances
+    return _drop_empty(resources)
+
+
+def _network(spec: JobSpec, settings: Settings) -> dict[str, Any] | None:
+    network = spec.cluster.network
+    subnets = network.subnets or settings.subnets
+    groups = network.security_groups or settings.security_groups
+    if not subnets:
+        return None
+    return {"Subnets": list(subnets), "SecurityGroupIds": list(groups)}

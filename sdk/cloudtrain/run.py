@@ -1,0 +1,334 @@
+"""`Run`: handle of something submitted, and the truth about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError
+
+RUN_ID_CHARACTERS = 63
+"""Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
+
+_RUN_ID = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-\d{6}-\d{6}-[0-9a-f]{6}")
+
+
+class State(enum.StrEnum):
+    """What a run is doing."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+    INTERRUPTED = "INTERRUPTED"
+    """Spot capacity was taken away; the run waits for it to come back and then goes on."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has ended."""
+        return self in (State.SUCCEEDED, State.FAILED, State.STOPPED)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of a command that followed the run to this state; None while it goes on."""
+        if not self.is_final:
+            return None
+        if self is State.SUCCEEDED:
+            return EXIT_DONE
+        return EXIT_RUN_FAILED if self is State.FAILED else EXIT_RUN_ENDED_EARLY
+
+
+def make_run_id(name: str, now: datetime, suffix: str) -> str:
+    """Return `<name>-<yymmdd-hhmmss>-<suffix>`.
+
+    Args:
+        name: The job's name, at most 42 characters.
+        now: Time of the submit, in UTC.
+        suffix: Six hexadecimal digits.
+    """
+    return f"{name}-{now:%y%m%d-%H%M%S}-{suffix}"
+
+
+def is_run_id(text: str) -> bool:
+    """Whether a text has the form of a run id."""
+    return len(text) <= RUN_ID_CHARACTERS and _RUN_ID.fullmatch(text) is not None
+
+
+def parse_reference(text: str) -> tuple[str | None, str]:
+    """Split `<backend>:<run id>`, or a bare run id, into backend and id.
+
+    Raises:
+        RunNotFoundError: the text is neither.
+    """
+    backend, colon, run = text.rpartition(":")
+    if not is_run_id(run) or backend not in ("", "local", "sagemaker"):
+        raise RunNotFoundError(
+            f"{text!r} is not a run id", "run ids look like digits-261120-101500-1a2b3c; see: cloudtrain list"
+        )
+    return (backend if colon else None), run
+
+
+# ---------------------------------------------------------------- progress
+
+
+@dataclass(frozen=True)
+class LastCheckpoint:
+    """The newest complete checkpoint. `time` is in seconds since the epoch."""
+
+    uri: str
+    step: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the event lines of a run say so far.
+
+    Attributes:
+        first_step: Step that the run started from: 0, or that of the checkpoint it resumed.
+        metrics: Latest value by `split/name`.
+        failures: Failure events, one per host that reported one.
+    """
+
+    last_step: int | None = None
+    first_step: int | None = None
+    last_epoch: int | None = None
+    world_size: int | None = None
+    device: str | None = None
+    checkpoint: LastCheckpoint | None = None
+    resumed_from: str | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    failures: tuple[Mapping[str, Any], ...] = ()
+
+
+def fold_events(events: Iterable[Mapping[str, Any]]) -> Progress:
+    """Return the progress that a run's events tell, in their order."""
+    progress = Progress()
+    for event in events:
+        fold = _FOLDS.get(event["event"])
+        if fold is not None:
+            progress = fold(progress, event)
+    return progress
+
+
+def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    # After a restart the same events come again; metrics of the earlier attempt stay until new ones arrive.
+    return dataclasses.replace(
+        progress,
+        world_size=event.get("world_size"),
+        device=event.get("device"),
+        first_step=event.get("step", 0),
+        last_step=event.get("step", 0),
+        resumed_from=event.get("resumed_from"),
+        failures=(),
+    )
+
+
+def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    named = {"loss": "train/loss", "samples_per_second": "train/samples_per_second", "grad_norm": "train/grad_norm"}
+    values = {metric: event[key] for key, metric in named.items() if event.get(key) is not None}
+    return dataclasses.replace(
+        progress,
+        last_step=event.get("step", progress.last_step),
+        last_epoch=event.get("epoch", progress.last_epoch),
+        metrics={**progress.metrics, **values},
+    )
+
+
+def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    split = event.get("split", "validation")
+    values = {
+        f"{split}/{name}": value
+        for name, value in event.items()
+        if name not in ("event", "split", "step", "epoch", "time", "samples") and isinstance(value, int | float)
+    }
+    return dataclasses.replace(progress, metrics={**progress.metrics, **values})
+
+
+def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
+    return dataclasses.replace(progress, checkpoint=checkpoint)
+
+
+def _fold_finished(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    return dataclasses.replace(
+        _fold_step(progress, event),
+        last_epoch=event.get("epochs", progress.last_epoch),
+    )
+
+
+def _fold_failed(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    return dataclasses.replace(progress, failures=(*progress.failures, event))
+
+
+_FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
+    "started": _fold_started,
+    "step": _fold_step,
+    "evaluation": _fold_evaluation,
+    "checkpoint": _fold_checkpoint,
+    "finished": _fold_finished,
+    "failed": _fold_failed,
+}
+
+
+# ---------------------------------------------------------------- status
+
+
+@dataclass(frozen=True)
+class Status:
+    """The truth about one run at one moment.
+
+    Attributes:
+        reason: Why it is in this state, for people; empty when there is nothing to say.
+        started: When training started, or None.
+        ended: When the run ended, or None.
+        billable_seconds: Seconds that are charged per instance; 0 for local runs.
+        cost_usd: What the run has cost so far, or None when the price is unknown; 0.0 for local runs.
+        artifacts: Where model and outputs lie, by name.
+    """
+
+    run: str
+    backend: str
+    state: State
+    reason: str = ""
+    started: datetime | None = None
+    ended: datetime | None = None
+    billable_seconds: int = 0
+    cost_usd: float | None = None
+    world_size: int | None = None
+    progress: Progress = Progress()
+    artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 succeeded, 4 failed, 5 ended early; None while the run goes on."""
+        return self.state.exit_code
+
+    @property
+    def reference(self) -> str:
+        """`<backend>:<run id>`, the name by which every verb finds the run."""
+        return f"{self.backend}:{self.run}"
+
+    def to_json(self, now: float | None = None) -> dict[str, Any]:
+        """Return the object that `status --json` prints. `now` is in seconds since the epoch."""
+        checkpoint = self.progress.checkpoint
+        moment = self.ended.timestamp() if self.ended is not None else (time.time() if now is None else now)
+        return {
+            "run": self.run,
+            "backend": self.backend,
+            "state": str(self.state),
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "started": self.started.isoformat() if self.started else None,
+            "ended": self.ended.isoformat() if self.ended else None,
+            "billable_seconds": self.billable_seconds,
+            "cost_usd": self.cost_usd,
+            "world_size": self.world_size,
+            "first_step": self.progress.first_step,
+            "last_step": self.progress.last_step,
+            "last_epoch": self.progress.last_epoch,
+            "last_checkpoint": None
+            if checkpoint is None
+            else {
+                "uri": checkpoint.uri,
+                "step": checkpoint.step,
+                "age_seconds": round(max(0.0, moment - checkpoint.time), 1),
+            },
+            "metrics": dict(self.progress.metrics),
+            "artifacts": dict(self.artifacts),
+        }
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a run's log, without its newline."""
+
+    host: str
+    text: str
+
+
+class Operations(Protocol):
+    """What a run asks of the backend that it was submitted to."""
+
+    name: str
+
+    def status(self, run: str) -> Status:
+        """Return the present status.
+
+        Raises:
+            RunNotFoundError: this backend has no such run.
+        """
+        ...
+
+    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
+        """Yield the log lines of all hosts, each once; with `follow` until the run has ended."""
+        ...
+
+    def stop(self, run: str) -> None:
+        """Ask the run to end. Returns at once; a run that has ended stays as it is."""
+        ...
+
+
+class Run:
+    """Handle of a submitted run. Get one from `submit()`, or from an id by `get_run()`."""
+
+    def __init__(self, run_id: str, operations: Operations) -> None:
+        self.id = run_id
+        self._operations = operations
+
+    def __repr__(self) -> str:
+        return f"Run({self.reference!r})"
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend: `local` or `sagemaker`."""
+        return self._operations.name
+
+    @property
+    def reference(self) -> str:
+        """`<backend>:<run id>`."""
+        return f"{self.backend}:{self.id}"
+
+    def status(self) -> Status:
+        """Return the present status."""
+        return self._operations.status(self.id)
+
+    @property
+    def state(self) -> State:
+        """The present state."""
+        return self.status().state
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Latest value of each metric by `split/name`, such as `test/accuracy`."""
+        return self.status().progress.metrics
+
+    def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
+        """Yield the log lines of all hosts; with `follow` until the run has ended."""
+        return self._operations.logs(self.id, follow=follow)
+
+    def wait(self, timeout_seconds: float | None = None, *, poll_seconds: float = 0.5) -> Status:
+        """Wait until the run has ended and return its status. The run's failure is no exception.
+
+        Raises:
+            TimeoutError: it has not ended in time. The run goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not (status := self.status()).state.is_final:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.reference} is {status.state} after {timeout_seconds:g} s; it goes on")
+            time.sleep(poll_seconds)
+        return status
+
+    def stop(self) -> None:
+        """Ask the run to end; `wait()` tells when it has."""
+        self._operations.stop(self.id)

@@ -1,0 +1,138 @@
+"""`Settings`: what the account provides, and where each value comes from.
+
+Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's profile file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import SettingsError, did_you_mean
+
+SETTINGS_FILE = "cloudtrain.toml"
+TRANSPORTS = ("estimator", "boto3")
+
+_ENVIRONMENT = {
+    "role": ("CLOUDTRAIN_ROLE",),
+    "bucket": ("CLOUDTRAIN_BUCKET",),
+    "prefix": ("CLOUDTRAIN_PREFIX",),
+    "region": ("CLOUDTRAIN_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    "subnets": ("CLOUDTRAIN_SUBNETS",),
+    "security_groups": ("CLOUDTRAIN_SECURITY_GROUPS",),
+    "kms_key": ("CLOUDTRAIN_KMS_KEY",),
+    "transport": ("CLOUDTRAIN_TRANSPORT",),
+}
+_LISTS = ("subnets", "security_groups")
+_REQUIRED = ("role", "bucket", "region")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the account provides.
+
+    Attributes:
+        role: ARN of the execution role.
+        bucket: Name of the S3 bucket for code, checkpoints and models.
+        prefix: Key prefix below which cloudtrain writes.
+        region: AWS region.
+        kms_key: Key for volumes and outputs, or None.
+        transport: `estimator` (sagemaker.pytorch.PyTorch) or `boto3`.
+        sources: Where each value comes from, by field name.
+    """
+
+    role: str | None = None
+    bucket: str | None = None
+    prefix: str = "cloudtrain"
+    region: str | None = None
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None
+    transport: str = "estimator"
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the required settings that have no value."""
+        return tuple(name for name in _REQUIRED if not getattr(self, name))
+
+    def require(self) -> None:
+        """Check that everything is there that a submit to SageMaker needs.
+
+        Raises:
+            SettingsError: something is missing; the message says what and how to give it.
+        """
+        if self.missing:
+            names = ", ".join(self.missing)
+            exports = "; ".join(f"export {_ENVIRONMENT[name][0]}=..." for name in self.missing)
+            raise SettingsError(
+                f"submitting to SageMaker needs settings that are not there: {names}",
+                f"{exports} (or write them to {SETTINGS_FILE} beside the job). "
+                "To run on this machine instead, without an account: --local",
+            )
+
+
+def load_settings(
+    environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
+) -> Settings:
+    """Collect settings from flags, environment and files.
+
+    Args:
+        environ: The environment.
+        job_directory: Folder whose cloudtrain.toml is read.
+        flags: Values given on the command line; None means not given.
+
+    Raises:
+        SettingsError: a file or value is malformed.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+
+    def take(found: Mapping[str, Any], source: str) -> None:
+        for name, value in found.items():
+            if value is not None and value != "" and name not in values:
+                values[name] = tuple(value) if name in _LISTS else value
+                sources[name] = source
+
+    take(flags or {}, "flag")
+    for name, variables in _ENVIRONMENT.items():
+        for variable in variables:
+            if environ.get(variable):
+                text = environ[variable]
+                take({name: [part.strip() for part in text.split(",")] if name in _LISTS else text}, variable)
+    files = [job_directory / SETTINGS_FILE] if job_directory is not None else []
+    for path in (*files, profile_file(environ)):
+        if path.is_file():
+            take(_read_file(path, environ.get("CLOUDTRAIN_PROFILE")), str(path))
+    if values.get("transport", "estimator") not in TRANSPORTS:
+        hint = did_you_mean(str(values["transport"]), TRANSPORTS)
+        raise SettingsError(f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint)
+    return Settings(**values, sources=sources)
+
+
+def profile_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the user's profile file (it need not exist)."""
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    return Path(base) / "cloudtrain" / "config.toml"
+
+
+def _read_file(path: Path, profile: str | None) -> dict[str, Any]:
+    """Return the settings of one TOML file: its top level, or the named table below `[profiles]`."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'") from None
+    profiles = table.pop("profiles", {})
+    if profile is not None and profile in profiles:
+        table = {**table, **profiles[profile]}
+    for name, value in table.items():
+        if name not in _ENVIRONMENT:
+            raise SettingsError(f"{path}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
+        expected = list if name in _LISTS else str
+        if not isinstance(value, expected):
+            raise SettingsError(f"{path}: {name} must be a {'list of strings' if expected is list else 'string'}")
+    return table

@@ -1,0 +1,117 @@
+"""Durations, sizes and money as people write them: `10m`, `1h30m`, `200GB`, `500 USD`, `500 steps`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
+_STEPS = re.compile(r"(\d+)\s*steps?")
+_MONEY = re.compile(r"(\d+(?:\.\d+)?)\s*USD|USD\s*(\d+(?:\.\d+)?)")
+
+
+def parse_duration(value: object) -> int:
+    """Return whole seconds of a duration such as `90s`, `10m`, `1h30m` or `2d`.
+
+    Raises:
+        ValueError: not a duration; a bare number has no unit.
+    """
+    if isinstance(value, timedelta):
+        return round(value.total_seconds())
+    text = str(value).strip()
+    if isinstance(value, bool) or not _DURATION.fullmatch(text):
+        raise ValueError(f"expected a duration with a unit such as 90s, 10m, 36h or 2d, got {value!r}")
+    return round(sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
+
+
+def parse_size(value: object) -> int:
+    """Return the bytes of a size such as `200GB` or `1.5TiB`.
+
+    Raises:
+        ValueError: not a size.
+    """
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"expected a size with a unit such as 200GB or 1.5TB, got {value!r}")
+    return round(float(match[1]) * _BYTES[match[2]])
+
+
+def parse_money(value: object) -> float:
+    """Return the US dollars of an amount such as `500 USD`.
+
+    Raises:
+        ValueError: not an amount of US dollars.
+    """
+    match = _MONEY.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"expected an amount such as 500 USD, got {value!r}")
+    return float(match[1] or match[2])
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often something happens: after `seconds` or after `steps`; exactly one is set."""
+
+    seconds: int | None = None
+    steps: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.seconds is None else format_duration(self.seconds)
+
+
+def parse_cadence(value: object) -> Cadence:
+    """Return the cadence written as `10m` or `500 steps`.
+
+    Raises:
+        ValueError: neither a duration nor a number of steps, or zero.
+    """
+    if isinstance(value, Cadence):
+        return value
+    match = _STEPS.fullmatch(str(value).strip())
+    if match is not None:
+        cadence = Cadence(steps=int(match[1]))
+    else:
+        try:
+            cadence = Cadence(seconds=parse_duration(value))
+        except ValueError:
+            raise ValueError(f"expected a duration such as 10m or a count such as 500 steps, got {value!r}") from None
+    if not (cadence.steps or cadence.seconds):
+        raise ValueError(f"must be more than zero, got {value!r}")
+    return cadence
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as people write them: `90s`, `1h30m`, `2d`."""
+    left = round(seconds)
+    if left < 60:  # noqa: PLR2004 (seconds in a minute)
+        return f"{left}s"
+    parts = []
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, _SECONDS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])
+
+
+def format_size(count: float) -> str:
+    """Return bytes as people write them: `1.8 MB`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:  # noqa: PLR2004 (decimal units)
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
