@@ -27,21 +27,35 @@ _PEER_LOST = re.compile(
 """What a healthy rank says when another one has gone: an effect, not the cause."""
 
 
-
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    _record_collectives()
     try:
-        run(parse_args(argv))
+        run(parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _report(error.failures)
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _record_collectives() -> None:
+    """Have collectives that time out leave a trace behind instead of silence."""
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        return
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if (major, minor) < (2, 8):
+        # Its former name, the one that torch 2.5 reads; torch 2.13 warns about it.
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
 def _report(failures: Mapping[int, ProcessFailure]) -> None:
@@ -78,7 +92,8 @@ def _describe(failure: ProcessFailure) -> tuple[str, str]:
     """Return what happened in one line, and the traceback or an empty string."""
     if failure.exitcode < 0:
         return f"was killed by {describe_exit(failure.exitcode)}", ""
-    content: Any = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
+    data: Any = failure.error_file_data  # whatever the error file held
+    content = data.get("message") if isinstance(data, dict) else None
     if not isinstance(content, dict):
         return f"ended with {describe_exit(failure.exitcode)}", ""
     traceback = str(content.get("extraInfo", {}).get("py_callstack", ""))

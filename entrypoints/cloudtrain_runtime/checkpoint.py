@@ -13,15 +13,17 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from cloudtrain_runtime import parallel
 from cloudtrain_runtime.context import Context
@@ -77,12 +79,15 @@ class Checkpoints:
         token = str(parallel.gather(secrets.token_hex(4), self.place)[0])
         workspace = self.storage.workspace(name, token)
         model_state, optimizer_state = get_state_dict(model, optimizer)
-        dcp.save(
+        save(
             {"model": model_state, "optimizer": optimizer_state},
-            storage_writer=dcp.FileSystemWriter(workspace, single_file_per_rank=True, sync_files=True),
+            storage_writer=FileSystemWriter(workspace, single_file_per_rank=True, sync_files=True),
         )
         _save_random(workspace / f"rank-{self.place.rank:05d}.pt", self.place)
-        own = {path.name: path.stat().st_size for path in workspace.iterdir() if path.is_file()}
+        # Ranks may share the workspace, and another's file may still be growing: each answers for its own.
+        own = {
+            path.name: path.stat().st_size for path in workspace.iterdir() if _belongs_to(self.place.rank, path.name)
+        }
         self.storage.add(workspace, name)
         # The gather is the barrier: after it, every rank's files are durable.
         files: dict[str, int] = {}
@@ -107,7 +112,7 @@ class Checkpoints:
 
     def _retire(self, step: int) -> None:
         """Delete the oldest complete checkpoints beyond `keep`; the one just written always stays."""
-        complete = [found for found in complete_checkpoints(self.storage) if found.step <= step]
+        complete = [found for found in complete_checkpoints(self.storage, report=_ignore) if found.step <= step]
         for found in complete[: -self.keep]:
             self.storage.delete(found.name)
 
@@ -143,11 +148,9 @@ class Checkpoints:
         folder = found.storage.fetch(found.name)
         try:
             model_state, optimizer_state = get_state_dict(model, optimizer)
-            states = {"model": model_state, "optimizer": optimizer_state}
-            dcp.load(states, storage_reader=dcp.FileSystemReader(folder))
-            set_state_dict(
-                model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
-            )
+            states: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+            load(states, storage_reader=FileSystemReader(folder))
+            set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
             own = folder / f"rank-{self.place.rank:05d}.pt"
             if own.is_file():
                 _load_random(own, self.place)
@@ -155,12 +158,21 @@ class Checkpoints:
             found.storage.release(folder)
 
 
-def complete_checkpoints(storage: Storage) -> list[Found]:
-    """Return the complete checkpoints, oldest first. Incomplete ones are named in the log and left alone."""
+def _belongs_to(rank: int, name: str) -> bool:
+    """Whether a file of a checkpoint is written by this rank (DCP's naming: `__<rank>_<n>.distcp`)."""
+    return name in (f"rank-{rank:05d}.pt", *([".metadata"] if rank == 0 else [])) or name.startswith(f"__{rank}_")
+
+
+def _ignore(text: str) -> None:
+    del text
+
+
+def complete_checkpoints(storage: Storage, *, report: Callable[[str], None] = say) -> list[Found]:
+    """Return the complete checkpoints, oldest first. Incomplete ones are reported and left alone."""
     found = []
     for name in storage.names():
         if _STEP.fullmatch(name):
-            checkpoint = _read(storage, name)
+            checkpoint = _read(storage, name, report)
             if checkpoint is not None:
                 found.append(checkpoint)
     return sorted(found, key=lambda checkpoint: checkpoint.step)
@@ -179,21 +191,21 @@ def _newest_at(uri: str) -> Found | None:
     return _newest(open_storage(uri))
 
 
-def _read(storage: Storage, name: str) -> Found | None:
+def _read(storage: Storage, name: str, report: Callable[[str], None] = say) -> Found | None:
     text = storage.read_text(name, MANIFEST)
     if text is None:
-        say(f"{storage.uri}/{name} has no {MANIFEST}: it was never finished and is not used")
+        report(f"{storage.uri}/{name} has no {MANIFEST}: it was never finished and is not used")
         return None
     try:
         manifest = json.loads(text)
         files, step, state = manifest["files"], int(manifest["step"]), manifest["state"]
     except (ValueError, KeyError, TypeError) as error:
-        say(f"{storage.uri}/{name} has an unreadable {MANIFEST} ({error}) and is not used")
+        report(f"{storage.uri}/{name} has an unreadable {MANIFEST} ({error}) and is not used")
         return None
     sizes = storage.sizes(name)
     wrong = sorted(file for file, size in files.items() if sizes.get(file) != size)
     if wrong:
-        say(f"{storage.uri}/{name} is not whole ({', '.join(wrong)} missing or of another size) and is not used")
+        report(f"{storage.uri}/{name} is not whole ({', '.join(wrong)} missing or of another size) and is not used")
         return None
     return Found(storage, name, step, state)
 
@@ -211,7 +223,7 @@ def _save_random(path: Path, place: Context) -> None:
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()  # noqa: NPY002 (users' transforms draw from the global state)
+        name, keys, *rest = numpy.random.get_state()
         states["numpy"] = [name, [int(key) for key in keys], *rest]
     torch.save(states, path)
 

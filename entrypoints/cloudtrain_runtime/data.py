@@ -6,6 +6,7 @@ from the r-th on, so one process and many make the same steps from the same samp
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -59,9 +60,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         seed: Seed of the order.
     """
 
-    def __init__(
-        self, length: int, *, batch_size: int, accumulate: int, rank: int, world_size: int, seed: int
-    ) -> None:
+    def __init__(self, length: int, *, batch_size: int, accumulate: int, rank: int, world_size: int, seed: int) -> None:
         self.length = length
         self.batch_size = batch_size
         self.global_size = batch_size * accumulate * world_size
@@ -87,7 +86,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a whole epoch."""
-        return -(-self.length // self.global_size)
+        return math.ceil(self.length / self.global_size)
 
     def schedule(self) -> Iterator[GlobalBatch]:
         """Yield the rest of the epoch, one global batch per optimizer step."""
@@ -116,7 +115,7 @@ class ShardSampler(Sampler[list[int]]):
         self.batch_size = batch_size
 
     def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
+        return math.ceil(len(self.indices) / self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         for at in range(0, len(self.indices), self.batch_size):

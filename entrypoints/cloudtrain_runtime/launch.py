@@ -132,9 +132,6 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
         "PYTHONUNBUFFERED": "1",
         # Without it a restarted worker reads the addresses of its dead predecessors and hangs (pytorch#135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # Collectives that time out leave a trace behind instead of silence.
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
     if host.interface:
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = host.interface

@@ -227,7 +227,7 @@ class Trainer:
             with contextlib.nullcontext() if is_last else parallel.without_sync(self.replica):
                 with self._autocast():
                     loss = self.task.loss(self.replica, batch) * (micro.count * weight)
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
         grad_norm = None
@@ -284,7 +284,7 @@ class Trainer:
             raise KeyError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
         is_over = self.patience.is_over(rule, values[name])
         if is_over and self.place.is_main:
-            say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends at step {self.position.step}")
+            say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
         return is_over
 
     @torch.no_grad()
@@ -301,7 +301,10 @@ class Trainer:
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
             moved = to_device(batch, self.place.device)
             with self._autocast():
-                values = {"loss": self.task.loss(self.model, moved) * len(indices), **self.task.metrics(self.model, moved)}
+                values = {
+                    "loss": self.task.loss(self.model, moved) * len(indices),
+                    **self.task.metrics(self.model, moved),
+                }
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         self.replica.train()

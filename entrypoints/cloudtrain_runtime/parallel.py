@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from cloudtrain_runtime.context import Context
@@ -33,7 +34,7 @@ def process_group(place: Context) -> Iterator[None]:
     if place.world_size > 1:
         dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     try:
         yield
     finally:

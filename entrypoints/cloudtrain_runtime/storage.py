@@ -166,7 +166,9 @@ class S3Storage:
         return str(response["Body"].read().decode())
 
     def sizes(self, name: str) -> dict[str, int]:
-        return {key.rpartition("/")[2]: size for key, size in _objects(self.client, self.bucket, f"{self.prefix}{name}/")}
+        return {
+            key.rpartition("/")[2]: size for key, size in _objects(self.client, self.bucket, f"{self.prefix}{name}/")
+        }
 
     def fetch(self, name: str) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))

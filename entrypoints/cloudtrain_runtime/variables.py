@@ -45,7 +45,10 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_CHANNELS": json.dumps(channels),
         **{f"SM_CHANNEL_{name.upper()}": str(tree.data / name) for name in channels},
         "SM_HPS": json.dumps(own),
-        **{f"SM_HP_{name.upper()}": value if isinstance(value, str) else json.dumps(value) for name, value in own.items()},
+        **{
+            f"SM_HP_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in own.items()
+        },
         "SM_HOSTS": json.dumps(resources.get("hosts", [])),
         "SM_CURRENT_HOST": str(resources.get("current_host", "")),
         "SM_CURRENT_INSTANCE_TYPE": str(resources.get("current_instance_type", "")),

@@ -95,7 +95,10 @@ class GPT(Task):
         text_N = read_library(self.files)
         first, second = int(0.90 * len(text_N)), int(0.95 * len(text_N))
         if context().is_main:
-            print(f"{len(text_N):,} bytes of text, unigram entropy {unigram_entropy(text_N):.3f} nats per byte", flush=True)
+            print(
+                f"{len(text_N):,} bytes of text, unigram entropy {unigram_entropy(text_N):.3f} nats per byte",
+                flush=True,
+            )
         parts = {"train": text_N[:first], "test": text_N[first:second], "validation": text_N[second:]}
         return {split: Windows(part_N, self.length) for split, part_N in parts.items()}
 

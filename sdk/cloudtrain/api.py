@@ -160,7 +160,9 @@ def stop(reference: str, *, settings: Settings | None = None) -> Run:
     return run
 
 
-def list_runs(*, local: bool = True, sagemaker: bool | None = None, settings: Settings | None = None) -> Iterator[Status]:
+def list_runs(
+    *, local: bool = True, sagemaker: bool | None = None, settings: Settings | None = None
+) -> Iterator[Status]:
     """Yield runs, newest first: those of this machine, then those of the account.
 
     Args:

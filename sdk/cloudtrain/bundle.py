@@ -130,7 +130,7 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
                 for entry in contents.entries:
                     _add(archive, entry)
             partial.flush()
-            os.replace(partial.name, target)
+            Path(partial.name).replace(target)
         except BaseException:
             Path(partial.name).unlink(missing_ok=True)
             raise
@@ -177,9 +177,7 @@ def _runtime_entries() -> Iterator[Entry]:
 _Rules = list[tuple[PurePosixPath, "GitIgnoreSpec"]]
 
 
-def _walk(
-    root: Path, below: PurePosixPath, rules: _Rules, left_out: list[tuple[str, str]]
-) -> Iterator[Entry]:
+def _walk(root: Path, below: PurePosixPath, rules: _Rules, left_out: list[tuple[str, str]]) -> Iterator[Entry]:
     """Yield the files below a folder that travel. `rules` are the ignore files of this folder's parents."""
     rules = [*rules, *_read_rules(root, below)]
     with os.scandir(root / below) as found:
@@ -208,7 +206,9 @@ def _walk(
 def _check_link(root: Path, name: PurePosixPath) -> None:
     target = (root / name).resolve()
     if not target.exists() or not target.is_relative_to(root.resolve()):
-        raise BundleError(f"{name} is a link to {target}, outside of the code folder", "copy it, or name it in .cloudtrainignore")
+        raise BundleError(
+            f"{name} is a link to {target}, outside of the code folder", "copy it, or name it in .cloudtrainignore"
+        )
 
 
 def _read_rules(root: Path, below: PurePosixPath) -> _Rules:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
@@ -113,9 +113,13 @@ def _cost(per_hour: float | None, at_most: float | None, as_of: str | None) -> s
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> None:
+    for line in _table_lines(rows):
+        print(line)
+
+
+def _table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
     width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+    return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
 
 
 # ---------------------------------------------------------------- runs
@@ -145,12 +149,19 @@ def _status_rows(status: Status) -> list[tuple[str, str]]:
         rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
     if progress.last_step is not None:
         resumed = f", resumed from step {progress.first_step}" if progress.first_step else ""
-        rows.append(("progress", f"step {progress.last_step}, {progress.last_epoch or 0} epochs{resumed}"))
+        epochs = f", {progress.last_epoch} epochs" if progress.last_epoch else ""
+        rows.append(("progress", f"step {progress.last_step}{epochs}{resumed}"))
     rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
     if content["last_checkpoint"] is not None:
         last = content["last_checkpoint"]
-        rows.append(("checkpoint", f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s before the end)"
-                     if status.ended else f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s ago)"))
+        rows.append(
+            (
+                "checkpoint",
+                f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s before the end)"
+                if status.ended
+                else f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s ago)",
+            )
+        )
     rows += [(name, str(place)) for name, place in status.artifacts.items()]
     if status.cost_usd is not None and status.backend != "local":
         rows.append(("cost", f"{status.cost_usd:,.2f} USD for {status.billable_seconds} billed seconds"))
@@ -178,7 +189,7 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
     return 0
 
 
-def follow(run: Run, *, as_json: bool) -> int:
+def follow(run: Run, *, job: str, as_json: bool) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
     from cloudtrain_runtime.contract import parse_event
 
@@ -194,7 +205,7 @@ def follow(run: Run, *, as_json: bool) -> int:
         return _detached(run)
     if as_json:
         print_json(status.to_json())
-    _summary(out, status)
+    _summary(out, status, job)
     return status.exit_code or 0
 
 
@@ -217,24 +228,18 @@ def _people(*, as_json: bool) -> Console:
     return Console(stderr=as_json)
 
 
-def _summary(out: Console, status: Status) -> None:
-    """Print how a followed run has ended, and what to type next."""
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in _status_rows(status):
-        table.add_row(name, value)
-    out.print()
-    out.print(table, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"\nnext: {_next_command(status)}", markup=False, highlight=False, soft_wrap=True)
+def _summary(out: Console, status: Status, job: str) -> None:
+    """Print how a followed run has ended, and what to type next. Paths stay whole, so that they can be copied."""
+    lines = ["", *_table_lines(_status_rows(status)), "", f"next: {_next_command(status, job)}"]
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _next_command(status: Status) -> str:
-    if status.exit_code == 0:
+def _next_command(status: Status, job: str) -> str:
+    if status.exit_code == 0 or status.progress.checkpoint is None:
         return f"cloudtrain logs {status.reference}"
-    if status.progress.checkpoint is not None:
-        return f"cloudtrain submit JOB{' --local' if status.backend == 'local' else ''} --set checkpoint.resume={status.run}"
-    return f"cloudtrain logs {status.reference}"
+    local = " --local" if status.backend == "local" else ""
+    return f"cloudtrain submit {job}{local} --set checkpoint.resume={status.run}"
 
 
 def _describe_event(event: Mapping[str, Any]) -> str | None:
@@ -272,7 +277,7 @@ def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-_EVENTS = {
+_EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,

@@ -195,9 +195,7 @@ class _Reader:
 
     def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
         mark = node.start_mark
-        self.problems.append(
-            Problem(self.document.file, mark.line + 1, mark.column + 1, dotted(path), message, hint)
-        )
+        self.problems.append(Problem(self.document.file, mark.line + 1, mark.column + 1, dotted(path), message, hint))
 
 
 def _resolve(text: str) -> Any:

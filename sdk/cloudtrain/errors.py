@@ -1,15 +1,15 @@
 """What can go wrong, and whose move it is.
 
-    CloudtrainError               exit code 1: our bug unless a subclass says otherwise
-    ├── UserError                 2: the input; the hint says what to change
-    │   ├── SpecError             2: job.yaml, --set or constructor arguments; holds every problem found
-    │   ├── SettingsError         2: the account's settings are missing or malformed
-    │   ├── BundleError           2: the code folder cannot travel as it is
-    │   ├── RunNotFoundError      2: no such run
-    │   └── MissingExtraError     2: an optional dependency is not installed
-    ├── CloudError                3: AWS refused or cannot be reached
-    │   └── DriftError            3: the estimator was about to send something else than the plan
-    └── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
+CloudtrainError               exit code 1: our bug unless a subclass says otherwise
+├── UserError                 2: the input; the hint says what to change
+│   ├── SpecError             2: job.yaml, --set or constructor arguments; holds every problem found
+│   ├── SettingsError         2: the account's settings are missing or malformed
+│   ├── BundleError           2: the code folder cannot travel as it is
+│   ├── RunNotFoundError      2: no such run
+│   └── MissingExtraError     2: an optional dependency is not installed
+├── CloudError                3: AWS refused or cannot be reached
+│   └── DriftError            3: the estimator was about to send something else than the plan
+└── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
 """
 
 from __future__ import annotations

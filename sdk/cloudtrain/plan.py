@@ -150,7 +150,9 @@ class Plan:
             "image": self.image,
             "checkpoint": {
                 "uri": self.locations.checkpoints,
-                "every": f"{every.every_steps} steps" if every.every_steps else format_duration(every.every_seconds or 0),
+                "every": f"{every.every_steps} steps"
+                if every.every_steps
+                else format_duration(every.every_seconds or 0),
             },
             "max_runtime_seconds": self.max_runtime_seconds,
             "warnings": list(self.warnings),
@@ -258,7 +260,7 @@ def _batch(spec: JobSpec, world_size: int) -> BatchPlan | None:
 def _run_config(
     spec: JobSpec, run: str, distribution: str, processes: int | None, *, checkpoints: str, resume: str
 ) -> RunConfig:
-    """Return what the container reads. Without `checkpoints` it writes to /opt/ml/checkpoints, which SageMaker syncs."""
+    """Return what the container reads. Without `checkpoints` it saves in /opt/ml/checkpoints, which SageMaker syncs."""
     checkpoint = spec.checkpoint
     train = spec.train
     early = train.early_stopping if train else None
@@ -461,7 +463,9 @@ class _Draft:
             return _LOCAL_ROLE
         if self.settings.missing:
             names = ", ".join(self.settings.missing)
-            self.warnings.append(f"no {names} in the settings: placeholders stand in the request, and submit would refuse")
+            self.warnings.append(
+                f"no {names} in the settings: placeholders stand in the request, and submit would refuse"
+            )
         return self.settings.role or _PLACEHOLDER_ROLE
 
     def region(self) -> str:

@@ -21,9 +21,11 @@ CONTAINER_ENTRYPOINT = (
     "/bin/bash",
     "-c",
     # At most 256 characters without a newline (botocore's model, TrainingContainerEntrypointString).
-    f'set -e; m="${{{ML_ROOT_VARIABLE}:-/opt/ml}}"; mkdir -p "$m/code"; cd "$m/code"; '
-    f'tar -xzf "$m/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}" --no-same-owner; '
-    "exec python -m cloudtrain_runtime.launch",
+    (
+        f'set -e; m="${{{ML_ROOT_VARIABLE}:-/opt/ml}}"; mkdir -p "$m/code"; cd "$m/code"; '
+        f'tar -xzf "$m/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}" --no-same-owner; '
+        "exec python -m cloudtrain_runtime.launch"
+    ),
 )
 """Starts our launcher as PID 1. Unpacking is left to tar so that any image with bash, python and torch works."""
 
@@ -111,7 +113,9 @@ def render_request(spec: JobSpec, settings: Settings, choices: Choices) -> dict[
                 "MaxPendingTimeInSeconds": cluster.max_pending,
             }
         ),
-        "Tags": [{"Key": key, "Value": value} for key, value in sorted({**spec.tags, "cloudtrain:job": spec.name}.items())],
+        "Tags": [
+            {"Key": key, "Value": value} for key, value in sorted({**spec.tags, "cloudtrain:job": spec.name}.items())
+        ],
         "ProfilerConfig": {"DisableProfiler": True},
     }
     optional = {
@@ -193,7 +197,7 @@ def _channel(name: str, uri: str, channel: Channel) -> dict[str, Any]:
 
 def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     cluster = spec.cluster
-    resources = {
+    resources: dict[str, Any] = {
         "VolumeSizeInGB": cluster.volume,
         "VolumeKmsKeyId": settings.kms_key,
         "KeepAlivePeriodInSeconds": cluster.keep_alive,

@@ -272,6 +272,35 @@ class Parallel(Section):
         return self
 
 
+class Profile(Section):
+    """Which steps torch.profiler records."""
+
+    at: int = Field(ge=1)
+    """First step to record."""
+    steps: int = Field(default=5, ge=1)
+    """Number of steps to record."""
+
+    @model_validator(mode="after")
+    def _available(self) -> Self:
+        raise _fail("this version does not profile", hint="remove it")
+
+
+class Tracking(Section):
+    """Where metrics go besides the event lines."""
+
+    tensorboard: bool = False
+    """Write TensorBoard scalars."""
+    mlflow: str | None = None
+    """Tracking server uri or ARN."""
+
+    @model_validator(mode="after")
+    def _available(self) -> Self:
+        for name in ("tensorboard", "mlflow"):
+            if getattr(self, name):
+                raise _fail("this version tracks by event lines only", at=(name,), hint="remove it")
+        return self
+
+
 class Train(Section):
     """How the shared entrypoint trains a Task."""
 
@@ -299,6 +328,8 @@ class Train(Section):
     """When the validation split is evaluated; default: after each epoch."""
     early_stopping: EarlyStopping | None = None
     """Stop when a validation metric stops improving."""
+    profile: Profile | None = None
+    """Which steps torch.profiler records."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -365,6 +396,8 @@ class JobSpec(Section):
     """Where and how often the run is saved."""
     limits: Limits = Limits()
     """What the run may cost at most."""
+    tracking: Tracking = Tracking()
+    """Where metrics go besides the event lines."""
     tags: dict[str, Text] = Field(default_factory=dict)
     """AWS tags of the job."""
 
@@ -375,10 +408,14 @@ class JobSpec(Section):
         if self.code.task is not None and self.train is None:
             raise _fail("a Task needs this section", at=("train",), hint="train: {epochs: 1}")
         if self.code.script is not None and self.train is not None:
-            raise _fail("only a Task is trained by these; a script has its own loop", at=("train",), hint="use code.args")
+            raise _fail(
+                "only a Task is trained by these; a script has its own loop", at=("train",), hint="use code.args"
+            )
         if self.cluster.spot and self.cluster.spot.max_wait and self.cluster.spot.max_wait < self.limits.runtime:
             raise _fail(
-                "shorter than limits.runtime", at=("cluster", "spot", "max_wait"), hint="waiting is counted on top of it"
+                "shorter than limits.runtime",
+                at=("cluster", "spot", "max_wait"),
+                hint="waiting is counted on top of it",
             )
         for name, channel in self.data.items():
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
@@ -386,7 +423,9 @@ class JobSpec(Section):
             if not _CHANNEL.fullmatch(name):
                 raise _fail("expected at most 64 letters, digits, . _ or -", at=("data", name))
             if channel.is_s3 and not _S3_URI.fullmatch(channel.uri):
-                raise _fail("expected s3://bucket/prefix", at=("data", name, "uri"))
+                raise _fail(
+                    "expected s3://bucket/prefix, with a bucket name of 3 to 63 characters", at=("data", name, "uri")
+                )
         return self
 
     @property
@@ -420,7 +459,7 @@ class JobSpec(Section):
             spec = cls.model_validate(document.data)
         except ValidationError as error:
             raise SpecError(_problems(cls, error, lambda at, key: document.place_of(at, key=key))) from None
-        spec._base = Path(path).resolve().parent
+        spec._base = Path(path).resolve().parent  # noqa: SLF001 (its own class)
         missing = _missing_files(spec, document)
         if missing:
             raise SpecError(missing)
@@ -496,7 +535,9 @@ def _problems(
     return list(problems.values())
 
 
-def _explain(model: type[BaseModel], details: ErrorDetails) -> tuple[FieldPath, str, str]:
+def _explain(  # noqa: PLR0911 (one return per kind of error)
+    model: type[BaseModel], details: ErrorDetails
+) -> tuple[FieldPath, str, str]:
     """Return path, message and hint of one of pydantic's errors."""
     path = _field_path(model, details["loc"])
     context: Mapping[str, Any] = details.get("ctx", {})
@@ -591,4 +632,6 @@ def _literals(model: type[BaseModel], path: FieldPath) -> list[object]:
     field = section.model_fields.get(str(path[-1])) if section is not None else None
     if field is None:
         return []
-    return [value for kind in _flatten(field.annotation) if not get_args(kind) for value in [kind] if isinstance(kind, str)]
+    return [
+        value for kind in _flatten(field.annotation) if not get_args(kind) for value in [kind] if isinstance(kind, str)
+    ]

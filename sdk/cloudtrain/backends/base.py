@@ -11,7 +11,9 @@ from cloudtrain.run import Operations, Run, Status
 
 
 class Backend(Operations, Protocol):
-    """A place that runs plans. Its promises:
+    """A place that runs plans.
+
+    Its promises:
 
     1. `submit` sends exactly `plan.request`, or nothing.
     2. After `submit` has returned, the run goes on without this process.

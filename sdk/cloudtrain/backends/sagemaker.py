@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.request import distribution_argument
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
-from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
+from cloudtrain_runtime.contract import CONFIG_FILE, parse_event, sort_hosts
 
 if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError
@@ -191,8 +191,9 @@ class SageMakerBackend:
             except ClientError as error:
                 if error.response["Error"]["Code"] in ("ValidationException", "ResourceNotFound"):
                     region = self.settings.region
-                    raise RunNotFoundError(f"SageMaker has no training job {run} in {region}", "see: cloudtrain list")\
-                        from None
+                    raise RunNotFoundError(
+                        f"SageMaker has no training job {run} in {region}", "see: cloudtrain list"
+                    ) from None
                 raise
         return description
 
@@ -224,9 +225,10 @@ class SageMakerBackend:
         """Yield the log lines of all hosts, each once."""
         tokens: dict[str, str] = {}
         while True:
-            is_over = not follow or map_state(
-                (job := self._describe(run))["TrainingJobStatus"], job.get("SecondaryStatus", "")
-            ).is_final
+            is_over = (
+                not follow
+                or map_state((job := self._describe(run))["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final
+            )
             for stream in self._streams(run):
                 host = stream.rpartition("/")[2].rpartition("-")[0]
                 for message in self._new_messages(stream, tokens):
@@ -312,17 +314,17 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
     with _quiet():
         try:
             os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-            import sagemaker
             from sagemaker.inputs import TrainingInput
-            from sagemaker.pytorch import PyTorch
+            from sagemaker.pytorch.estimator import PyTorch
+            from sagemaker.session import Session
         except ImportError:
             raise MissingExtraError(
                 "sending through the SageMaker SDK needs sagemaker 2.x",
-                "pip install 'cloudtrain[sagemaker]', or set CLOUDTRAIN_TRANSPORT=boto3 to send the same document without it",
+                "pip install 'cloudtrain[sagemaker]', or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
             ) from None
         # Telemetry is on by default in v2 and would send the account id and error texts.
         no_telemetry = {"SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}, "SchemaVersion": "1.0"}
-        sagemaker_session = sagemaker.Session(
+        sagemaker_session = Session(
             boto_session=session,
             sagemaker_client=client,
             default_bucket=_split(plan.locations.output)[0],  # else it asks STS at a fixed address
@@ -341,7 +343,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
                 for channel in plan.request["InputDataConfig"]
             }
             # wait=True would swallow Ctrl-C; we watch ourselves.
-            estimator.fit(inputs, wait=False, logs=False, job_name=plan.run)
+            estimator.fit(inputs, wait=False, job_name=plan.run)
         finally:
             events.unregister("provide-client-params.sagemaker.CreateTrainingJob", guard)
 
@@ -540,5 +542,3 @@ def _with_metrics(progress: Progress, final: Mapping[str, float]) -> Progress:
 def _split(uri: str) -> tuple[str, str]:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
-
-

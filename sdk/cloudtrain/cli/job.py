@@ -82,7 +82,7 @@ def submit(
     run = api.submit(spec, local=local, settings=settings)
     console.print_submitted(run)
     if follow:
-        return console.follow(run, as_json=as_json)
+        return console.follow(run, job=job, as_json=as_json)
     status = run.status()
     if as_json:
         console.print_json(status.to_json())

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     folder = JobFolder(Path(argv[0]))
     stopped = False
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
         nonlocal stopped
         stopped = True
 

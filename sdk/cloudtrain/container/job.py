@@ -323,5 +323,6 @@ class EventTail:
 
     def close(self) -> None:
         """Close the files."""
-        for file in (*self._files.values(), self._out):
+        for file in self._files.values():
             file.close()
+        self._out.close()

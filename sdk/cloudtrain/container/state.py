@@ -52,9 +52,7 @@ def read_state(root: Path) -> RecordedState:
         FileNotFoundError: there is none.
     """
     content = json.loads((root / STATE_FILE).read_text(encoding="utf-8"))
-    moments = {
-        name: datetime.fromisoformat(content[name]) if content[name] else None for name in ("started", "ended")
-    }
+    moments = {name: datetime.fromisoformat(content[name]) if content[name] else None for name in ("started", "ended")}
     return RecordedState(**{**content, **moments, "state": State(content["state"])})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,7 +52,9 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
     channels = {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode", "File"),
-            "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType", "FullyReplicated"),
+            "S3DistributionType": channel["DataSource"]["S3DataSource"].get(
+                "S3DataDistributionType", "FullyReplicated"
+            ),
             "RecordWrapperType": "None",
         }
         for channel in request.get("InputDataConfig", [])
@@ -116,7 +117,7 @@ def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any]) -> None:
 
 def pack_folder(folder: Path, target: Path) -> bool:
     """Pack a folder's content to a tar.gz; return False, and write nothing, when it is empty."""
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not names:
         return False
     target.parent.mkdir(parents=True, exist_ok=True)

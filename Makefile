@@ -1,0 +1,79 @@
+# The two commands of the README are `make demo` and `make test`. Both create .venv themselves.
+
+PYTHON ?= python3
+# Your own PyTorch build: make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130"
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
+
+.PHONY: demo test check lint types contracts unit test-oldest benchmarks clean help
+
+help:
+	@echo "make demo         train on real data with two local instances (no account needed)"
+	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
+	@echo "make check        the fast part of it, under a minute"
+	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
+	@echo "make benchmarks   measure, and write the figures into README.md"
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
+
+test: check
+	$(BIN)/python -m pytest tests --ignore=tests/unit
+
+check: lint types contracts unit
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+contracts: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/unit
+
+# torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
+test-oldest:
+	$(MAKE) VENV=.venv-oldest TORCH="torch==2.5.1" .venv-oldest/.installed-dev
+	.venv-oldest/bin/python -m pytest tests/runtime tests/local
+
+benchmarks: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/startup.py --write README.md
+
+clean:
+	rm -rf $(VENV) .venv-oldest build dist
+
+# ---------------------------------------------------------------- set-up
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "cloudtrain needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by exact version: a range would bring gigabytes of CUDA packages to a machine that has no use for them.
+$(VENV)/.torch: $(VENV)/bin/python
+	$(PIP) install $(TORCH)
+	@touch $@
+
+# The wheel is what users get, so it is what runs here. Dependencies are resolved once for each set of extras.
+$(VENV)/.dependencies-%: pyproject.toml constraints.txt $(VENV)/.torch
+	$(PIP) install --constraint constraints.txt hatchling ".[$(EXTRAS_$*)]"
+	@touch $@
+
+EXTRAS_demo := local,examples
+EXTRAS_dev := dev
+
+$(VENV)/.installed-demo: $(VENV)/.dependencies-demo $(SOURCES)
+	$(PIP) install --no-deps --force-reinstall --no-build-isolation .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.dependencies-dev $(SOURCES)
+	$(PIP) install --no-deps --force-reinstall --no-build-isolation .
+	@touch $@
+
+.PRECIOUS: $(VENV)/.dependencies-demo $(VENV)/.dependencies-dev $(VENV)/.torch

@@ -1,0 +1,145 @@
+"""Fixtures of all tests. Nothing may reach a network but loopback, nor the user's home or credentials."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+EXAMPLES = REPOSITORY / "examples"
+GUARD = Path(__file__).parent / "guard"
+
+os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
+os.environ["PYTHONPATH"] = str(GUARD)
+# Local runs start with a clean environment; these two reach every process of theirs.
+os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"] = "PYTHONPATH,CLOUDTRAIN_TEST_GUARD"
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["TERM"] = "dumb"
+for name in list(os.environ):
+    is_account = name.startswith("AWS_") and name != "AWS_EC2_METADATA_DISABLED"
+    is_setting = name.startswith("CLOUDTRAIN_") and name not in ("CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_PASS_ENVIRONMENT")
+    if is_account or is_setting:
+        del os.environ[name]
+runpy.run_path(str(GUARD / "sitecustomize.py"))
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a home folder and a place for runs of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "aws-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "aws-credentials"))
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "runs-home"))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as the one JSON object that it must be."""
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Finished]
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run the installed `cloudtrain` as a user does: a process of its own."""
+
+    def run(*arguments: str | Path, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Finished:
+        done = subprocess.run(
+            [str(command()), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **(environ or {})},
+            cwd=cwd,
+            timeout=300,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def command() -> Path:
+    """Return the installed command."""
+    return Path(sys.executable).with_name("cloudtrain")
+
+
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """Wait for something that another process will do; return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Path]:
+    """Write a job folder: a job.yaml and the files it needs; return the job.yaml's path."""
+
+    def write(text: str, **files: str) -> Path:
+        folder = tmp_path / "job"
+        folder.mkdir(exist_ok=True)
+        for name, content in files.items():
+            (folder / name.replace("_py", ".py")).write_text(content)
+        path = folder / "job.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Start a moto server on loopback with a bucket; return the environment that a client needs."""
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "moto_server.py")],
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "moto.log").open("w"),
+        text=True,
+    )
+    assert server.stdout is not None
+    endpoint = server.stdout.readline().strip()
+    environment = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-west-2",
+        "CLOUDTRAIN_ROLE": "arn:aws:iam::123456789012:role/training",
+        "CLOUDTRAIN_BUCKET": "cloudtrain-test",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    import boto3
+
+    boto3.client("s3").create_bucket(
+        Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+    try:
+        yield environment
+    finally:
+        server.terminate()
+        server.wait(10)
+        server.stdout.close()

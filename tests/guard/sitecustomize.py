@@ -1,0 +1,36 @@
+"""Denies every network address but loopback, in the tests' processes and in every process they start.
+
+Put on PYTHONPATH by tests/conftest.py. An audit hook sees what the interpreter does, whichever library asks for it.
+"""
+
+import ipaddress
+import os
+import sys
+from typing import Any
+
+
+def _is_loopback(host: object) -> bool:
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if host in ("", None, "localhost", "0.0.0.0", "::", "*"):
+        return True
+    if host == os.uname().nodename:
+        return True
+    try:
+        return ipaddress.ip_address(str(host).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _guard(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "socket.connect":
+        address = arguments[1]
+        host = address[0] if isinstance(address, tuple) else None
+        if host is not None and not _is_loopback(host):
+            raise PermissionError(f"tests may not connect to {address}")
+    elif event == "socket.getaddrinfo" and not _is_loopback(arguments[0]):
+        raise PermissionError(f"tests may not look up {arguments[0]}")
+
+
+if os.environ.get("CLOUDTRAIN_TEST_GUARD"):
+    sys.addaudithook(_guard)

@@ -1,0 +1,14 @@
+"""Serve moto on a free loopback port; the first line of standard output is its address."""
+
+import logging
+import time
+
+from moto.server import ThreadedMotoServer
+
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+host, port = server.get_host_and_port()
+print(f"http://127.0.0.1:{port}", flush=True)
+while True:
+    time.sleep(3600)

@@ -1,0 +1,139 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+WriteJob = Callable[..., Path]
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+THREE_MISTAKES = """\
+name: demo
+code: {task: "mine:Mine"}
+cluster:
+  instance_type: ml.p4d.24xlarge
+  instnces: 2
+train:
+  epochs: three
+  precision: bf61
+"""
+
+
+def test_help_names_every_command(cli: Cli) -> None:
+    done = cli("--help")
+    assert done.code == 0
+    for name in ("validate", "plan", "submit", "status", "logs", "list", "stop"):
+        assert f"  {name} " in done.out
+        assert cli(name, "--help").code == 0
+
+
+@pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLES.glob("*/job.yaml")))
+def test_every_example_validates_and_plans(cli: Cli, example: str) -> None:
+    path = EXAMPLES / example / "job.yaml"
+    assert cli("validate", path).code == 0
+    assert cli("validate", path, "--json").json == {"ok": True, "problems": []}
+    assert cli("plan", path, "--json").json["request"]["TrainingJobName"].startswith(f"{example}-")
+
+
+def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob) -> None:
+    path = job(THREE_MISTAKES, mine_py="")
+    for command in (["validate"], ["plan"], ["submit", "--local"], ["submit"]):
+        done = cli(command[0], path, *command[1:])
+        assert done.code == 2
+        assert done.out == ""
+        lines = done.err.splitlines()
+        assert [line.split()[0] for line in lines] == [f"{path}:5:3", f"{path}:7:11", f"{path}:8:14", "3"]
+        assert "Traceback" not in done.err
+
+
+def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
+    path = job(THREE_MISTAKES, mine_py="")
+    done = cli("validate", path, "--json")
+    assert done.code == 2
+    assert done.json["ok"] is False
+    assert done.json["problems"][0] == {
+        "file": str(path),
+        "line": 5,
+        "column": 3,
+        "path": "cluster.instnces",
+        "message": "unknown field",
+        "hint": 'did you mean "instances"?',
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["validate", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["validate"], "Missing argument 'JOB'"),
+        (["sbumit", "job.yaml"], 'did you mean "submit"?'),
+        (["plan", "job.yaml", "--instances", "0"], "--instances"),
+        (["status", "digits"], "is not a run id"),
+        (["status", "digits-261120-101500-1a2b3c"], "there is no local run"),
+        (["logs", "local:digits-261120-101500-1a2b3c"], "there is no local run"),
+        (["stop", "local:digits-261120-101500-1a2b3c"], "there is no local run"),
+    ],
+)
+def test_a_users_mistake_is_exit_code_2_without_a_traceback(cli: Cli, arguments: list[str], expected: str) -> None:
+    done = cli(*arguments)
+    assert done.code == 2
+    assert expected in done.err
+    assert "Traceback" not in done.err
+    as_json = cli(*arguments, "--json")
+    assert as_json.code == 2
+    assert json.loads(as_json.out)["error"]["exit_code"] == 2
+
+
+def test_options_change_the_plan(cli: Cli) -> None:
+    path = EXAMPLES / "digits" / "job.yaml"
+    done = cli(
+        "plan",
+        path,
+        "--instances",
+        "4",
+        "--set",
+        "train.batch_size=8",
+        "--region",
+        "us-west-2",
+        "--bucket",
+        "b",
+        "--json",
+    )
+    assert done.json["cluster"]["world_size"] == 32
+    assert done.json["batch"]["global"] == 256
+    assert done.json["checkpoint"]["uri"].startswith("s3://b/cloudtrain/digits-")
+
+
+def test_plan_prints_the_request_alone(cli: Cli) -> None:
+    done = cli("plan", EXAMPLES / "digits" / "job.yaml", "--request")
+    assert done.json["AlgorithmSpecification"]["TrainingInputMode"] == "File"
+
+
+def test_plan_shows_a_table(cli: Cli) -> None:
+    out = cli("plan", EXAMPLES / "digits" / "job.yaml", "--instances", "2").out
+    assert "2 x ml.p4d.24xlarge, 8 ranks each, world size 16" in out
+    assert "50.50 USD per hour" in out
+
+
+def test_submit_without_an_account_says_what_is_missing_and_names_local(cli: Cli) -> None:
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml")
+    assert done.code == 2
+    assert "role, bucket, region" in done.err
+    assert "no AWS credentials" in done.err
+    assert "--local" in done.err
+    assert "Traceback" not in done.err
+    assert cli("list", "--json").json == {"runs": []}
+
+
+def test_submit_with_settings_but_without_credentials_is_the_clouds_refusal(cli: Cli) -> None:
+    environ = {"CLOUDTRAIN_ROLE": "arn:aws:iam::1:role/r", "CLOUDTRAIN_BUCKET": "b", "CLOUDTRAIN_REGION": "us-west-2"}
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ=environ)
+    assert done.code == 3
+    assert "no AWS credentials" in done.err
+    assert "--local" in done.err
+
+
+def test_list_says_what_to_do_first(cli: Cli) -> None:
+    assert "cloudtrain submit JOB --local" in cli("list").out

@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.document import Place, parse_document, parse_scalar, read_document
+from cloudtrain.errors import SpecError, UserError
+
+
+def problem_of(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse_document(text, "job.yaml")
+    return str(caught.value)
+
+
+def test_every_value_and_key_has_its_place() -> None:
+    document = parse_document("name: a\ncluster:\n  instances: 2\nargs: [x, {deep: 1}]\n", "job.yaml")
+    assert document.data == {"name": "a", "cluster": {"instances": 2}, "args": ["x", {"deep": 1}]}
+    assert document.place_of(("cluster", "instances")) == Place("job.yaml", 3, 14)
+    assert document.place_of(("cluster", "instances"), key=True) == Place("job.yaml", 3, 3)
+    assert document.place_of(("args", 1, "deep")) == Place("job.yaml", 4, 18)
+    assert document.place_of(("cluster", "missing")) == Place("job.yaml", 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("3.0e-4", 3e-4),
+        ("1_000", 1000),
+        ("-7", -7),
+        (".5", 0.5),
+        ("no", "no"),
+        ("on", "on"),
+        ("12:30:45", "12:30:45"),
+        ("0o17", "0o17"),
+        ("2026-11-20", "2026-11-20"),
+        ("true", True),
+        ("~", None),
+        ('"2"', "2"),
+        ("'true'", "true"),
+        (".inf", float("inf")),
+        ("-.INF", float("-inf")),
+    ],
+)
+def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    assert parse_scalar(text) == value
+
+
+def test_not_a_number_is_read() -> None:
+    assert parse_scalar(".nan") != parse_scalar(".nan")
+
+
+def test_a_duplicate_key_names_both_lines() -> None:
+    assert problem_of("name: a\nname: b\n") == ("job.yaml:2:1  name: given twice; the first is in line 1; remove one")
+
+
+def test_a_tab_is_explained() -> None:
+    text = problem_of("cluster:\n\tinstances: 2\n")
+    assert text.startswith("job.yaml:2:1")
+    assert "indent with spaces" in text
+
+
+def test_broken_yaml_has_its_place() -> None:
+    assert problem_of("a: [1, 2\nb: 3\n").startswith("job.yaml:2:")
+
+
+def test_nothing_executes(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    text = problem_of(f"a: !!python/object/apply:os.system ['touch {trap}']\nb: !mine x\n")
+    assert "not allowed" in text
+    assert not trap.exists()
+
+
+def test_an_alias_bomb_is_refused_quickly() -> None:
+    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12))
+    assert "without aliases" in problem_of(f"l0: &l0 [x]\n{levels}\n")
+
+
+def test_deep_nesting_is_refused() -> None:
+    assert "nested" in problem_of("a: " + "[" * 5000 + "]" * 5000)
+    assert "nested" in problem_of("a: " + "[" * 40 + "]" * 40)
+
+
+def test_a_cycle_is_refused() -> None:
+    assert "aliases" in problem_of("a: &a [*a]\n")
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("a: " + "x" * 2_000_000)
+    with pytest.raises(SpecError, match="at most"):
+        read_document(path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_document(tmp_path / "job.yaml")
+    with pytest.raises(UserError, match="is a folder"):
+        read_document(tmp_path)
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"name: a\nb: \xff\n")
+    with pytest.raises(SpecError, match=r"latin\.yaml:2:1  not UTF-8"):
+        read_document(path)
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    assert "expected a mapping" in problem_of("- a\n- b\n")
+
+
+def test_an_empty_document_is_an_empty_mapping() -> None:
+    assert parse_document("# nothing\n", "job.yaml").data == {}
+
+
+def test_overrides_replace_and_create() -> None:
+    document = parse_document("cluster: {spot: true}\n", "job.yaml")
+    document.override(("cluster", "spot", "max_wait"), "3h", "--set cluster.spot.max_wait=3h")
+    document.override(("train", "epochs"), 2, "--set train.epochs=2")
+    assert document.data == {"cluster": {"spot": {"max_wait": "3h"}}, "train": {"epochs": 2}}
+    assert document.place_of(("train", "epochs")) == Place("--set train.epochs=2")

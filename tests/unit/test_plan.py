@@ -1,0 +1,242 @@
+import dataclasses
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.errors import SpecError
+from cloudtrain.plan import CodeInfo, Machine, Plan, make_plan
+from cloudtrain.settings import Settings
+from cloudtrain.spec import JobSpec
+
+WriteJob = Callable[..., Path]
+NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
+RUN = "demo-261120-101500-1a2b3c"
+CODE = CodeInfo("d" * 64, 1000, 3)
+SETTINGS = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+GOOD = """\
+name: demo
+code: {task: "mine:Mine", args: {layers: 4}}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2}
+train: {epochs: 3, batch_size: 16, accumulate: 4}
+"""
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def plan_of(job: WriteJob) -> Callable[..., Plan]:
+    def plan(*overrides: str, text: str = GOOD, settings: Settings = SETTINGS, **arguments: Any) -> Plan:
+        path = job(text, mine_py="", train_py="")
+        spec = JobSpec.from_yaml(path, overrides)
+        return make_plan(spec, settings, CODE, run=RUN, now=NOW, **arguments)
+
+    return plan
+
+
+PlanOf = Callable[..., Plan]
+
+
+def local(gpus: int = 0) -> dict[str, Any]:
+    return {"target": "local", "home": Path("/somewhere/.cloudtrain"), "machine": Machine(gpus=gpus, cpus=2)}
+
+
+def refusal(plan_of: PlanOf, *overrides: str, **arguments: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        plan_of(*overrides, **arguments)
+    return str(caught.value)
+
+
+def test_a_plan_is_pure(plan_of: PlanOf) -> None:
+    assert plan_of() == plan_of()
+    assert plan_of().to_file() == plan_of().to_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "arguments"),
+    [
+        ("cluster", [], {}),
+        ("local", [], local()),
+        (
+            "everything",
+            [
+                "cluster.distribution=smdistributed",
+                "cluster.spot={max_wait: 36h}",
+                "cluster.volume=200GB",
+                "cluster.max_pending=6h",
+                "cluster.network={subnets: [subnet-1], security_groups: [sg-1], encrypt_traffic: true}",
+                "data={train: {uri: 's3://bucket/train', mode: FastFile, sharded: true}}",
+                "code.env={A: 'b'}",
+                "limits.retries=3",
+                "tags.team=vision",
+            ],
+            {},
+        ),
+    ],
+)
+def test_the_request_is_the_one_on_file(
+    plan_of: PlanOf, name: str, overrides: list[str], arguments: dict[str, Any]
+) -> None:
+    """To accept a change on purpose: delete the file, run once (it is written and the test fails), and read the diff."""
+    text = json.dumps(plan_of(*overrides, **arguments).request, indent=1, sort_keys=True) + "\n"
+    path = GOLDEN / f"request-{name}.json"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        pytest.fail(f"{path} was missing; it is written now")
+    assert text == path.read_text()
+
+
+def test_world_size_and_global_batch(plan_of: PlanOf) -> None:
+    plan = plan_of()
+    assert plan.cluster.world_size == 16
+    assert plan.to_json()["batch"] == {"per_rank": 16, "accumulate": 4, "global": 16 * 4 * 16}
+    assert plan.cluster.backend == "nccl"
+
+
+def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
+    content = plan_of().to_json()
+    assert set("run request bundle cluster batch cost image checkpoint warnings".split()) <= set(content)
+    assert set(content["bundle"]) == {"digest", "bytes", "files"}
+    assert set(content["cluster"]) == set(
+        "instance_type instances processes_per_instance world_size distribution launcher backend".split()
+    )
+    assert set(content["cost"]) == {"usd_per_hour", "max_usd", "price_as_of"}
+    assert content["checkpoint"] == {"uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints", "every": "10m"}
+
+
+def test_money(plan_of: PlanOf) -> None:
+    cost = plan_of("limits.runtime=10h").cost
+    assert cost.usd_per_hour == pytest.approx(50.5026)
+    assert cost.max_usd == pytest.approx(505.03)
+
+
+def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> None:
+    plan = plan_of("limits.cost=100 USD")
+    assert plan.request["StoppingCondition"]["MaxRuntimeInSeconds"] == plan.max_runtime_seconds
+    assert plan.cost.max_usd is not None
+    assert 99.9 < plan.cost.max_usd <= 100
+    assert any("costs at most 100 USD" in decision for decision in plan.decisions)
+
+
+def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
+    assert "0.1 USD pays for 7 s" in refusal(plan_of, "limits.cost=0.1 USD")
+    unpriced = dataclasses.replace(SETTINGS, region="eu-west-1")
+    assert "no ceiling can be kept" in refusal(plan_of, "limits.cost=10 USD", settings=unpriced)
+
+
+def test_auto_says_what_it_chose_and_why(plan_of: PlanOf) -> None:
+    plan = plan_of()
+    assert plan.cluster.distribution == "torch_distributed"
+    assert plan.cluster.launcher == "cloudtrain"
+    assert len(plan.decisions) == 2
+
+
+@pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
+def test_mpi_distributions_take_the_newest_image_that_has_smddp(plan_of: PlanOf, distribution: str) -> None:
+    plan = plan_of(f"cluster.distribution={distribution}")
+    assert "pytorch-training:2.5.1-gpu" in plan.image
+    assert plan.cluster.launcher == "toolkit"
+    assert "ContainerEntrypoint" not in plan.request["AlgorithmSpecification"]
+
+
+@pytest.mark.parametrize("instance_type", ["ml.p5e.48xlarge", "ml.g6.48xlarge", "ml.m5.xlarge"])
+def test_smddp_on_the_wrong_instance_is_refused(plan_of: PlanOf, instance_type: str) -> None:
+    text = refusal(plan_of, "cluster.distribution=smdistributed", f"cluster.instance_type={instance_type}")
+    assert f"does not support {instance_type}; use torch_distributed, or one of ml.p4d.24xlarge" in text
+
+
+def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
+    text = refusal(plan_of, "cluster.distribution=pytorchddp", 'cluster.framework="2.13"')
+    assert 'has no SMDDP, which pytorchddp needs; use framework: "2.5"' in text
+
+
+def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
+    assert 'did you mean "2.13"?' in refusal(plan_of, 'cluster.framework="2.14"')
+
+
+def test_trainium_is_refused(plan_of: PlanOf) -> None:
+    assert "no GPU that PyTorch" in refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge")
+
+
+def test_an_instance_type_that_the_catalog_lacks_is_a_warning(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.instance_type=ml.p4d.24xlrge")
+    assert any('did you mean "ml.p4d.24xlarge"?' in warning for warning in plan.warnings)
+    assert plan.cluster.processes_per_instance is None
+
+
+def test_a_cpu_instance_gets_the_cpu_image(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.instance_type=ml.m5.xlarge")
+    assert "-cpu-" in plan.image
+    assert plan.cluster.backend == "gloo"
+    assert plan.cluster.processes_per_instance == 2
+
+
+def test_missing_settings_leave_placeholders_and_a_warning(plan_of: PlanOf) -> None:
+    plan = plan_of(settings=Settings())
+    assert "CLOUDTRAIN_ROLE" in plan.request["RoleArn"]
+    assert any("no role, bucket, region" in warning for warning in plan.warnings)
+
+
+def test_resume_names(plan_of: PlanOf) -> None:
+    assert plan_of("checkpoint.resume=s3://b/x").config.checkpoint.resume == "s3://b/x"
+    assert plan_of("checkpoint.resume=/tmp/x").config.checkpoint.resume == "file:///tmp/x"
+    assert plan_of("checkpoint.resume=never").config.checkpoint.resume == "never"
+    assert "expected where to resume from" in refusal(plan_of, "checkpoint.resume=yesterday")
+    other = "demo-261119-101500-aaaaaa"
+    assert f"there is no run {other}" in refusal(plan_of, f"checkpoint.resume={other}")
+    plan = plan_of(f"checkpoint.resume={other}", resume_uri="s3://b/other")
+    assert plan.config.checkpoint.resume == "s3://b/other"
+
+
+def test_a_script_has_argv_and_a_synchronised_checkpoint_folder(plan_of: PlanOf) -> None:
+    text = GOOD.replace('task: "mine:Mine", args: {layers: 4}', "script: train.py, args: {lr: 0.1, amp: true, x: null}")
+    text = text.replace("train: {epochs: 3, batch_size: 16, accumulate: 4}\n", "")
+    plan = plan_of(text=text)
+    assert plan.config.args == ["--lr", "0.1", "--amp"]
+    assert plan.request["CheckpointConfig"] == {"S3Uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints"}
+    assert plan.config.checkpoint.uri == ""
+
+
+def test_isolated_containers_save_through_the_service(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.network.isolation=true")
+    assert plan.request["EnableNetworkIsolation"] is True
+    assert plan.request["CheckpointConfig"]["S3Uri"].endswith("/checkpoints")
+    assert plan.config.checkpoint.uri == ""
+
+
+def test_a_cluster_does_not_save_to_a_local_folder(plan_of: PlanOf) -> None:
+    assert "a cluster saves to S3" in refusal(plan_of, "checkpoint.uri=/tmp/x")
+
+
+def test_local_data_is_uploaded_for_a_cluster(plan_of: PlanOf, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    plan = plan_of(f"data.train={tmp_path / 'images'}")
+    assert [(upload.path, upload.uri) for upload in plan.uploads] == [
+        (str(tmp_path / "images"), f"s3://bucket/cloudtrain/{RUN}/data/train")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "instances", "processes", "backend"),
+    [(0, 2, 2, "gloo"), (4, 2, 2, "nccl"), (8, 1, 8, "nccl"), (1, 2, 1, "gloo"), (1, 1, 1, "nccl"), (3, 2, 1, "nccl")],
+)
+def test_local_runs_take_the_gpus_that_are_there(
+    plan_of: PlanOf, gpus: int, instances: int, processes: int, backend: str
+) -> None:
+    plan = plan_of(f"cluster.instances={instances}", **local(gpus))
+    assert (plan.cluster.processes_per_instance, plan.cluster.backend) == (processes, backend)
+
+
+def test_a_local_plan_costs_nothing_and_stays_here(plan_of: PlanOf) -> None:
+    plan = plan_of(**local())
+    assert plan.cost.max_usd == 0
+    assert plan.locations.checkpoints == f"file:///somewhere/.cloudtrain/runs/{RUN}/checkpoints"
+    assert plan.request["ResourceConfig"]["InstanceType"] == "ml.p4d.24xlarge"
+
+
+def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.distribution=smdistributed", **local())
+    assert any("torchrun stands in" in warning for warning in plan.warnings)

@@ -1,0 +1,69 @@
+from datetime import timedelta
+
+import pytest
+
+from cloudtrain.units import (
+    Cadence,
+    format_duration,
+    format_size,
+    parse_cadence,
+    parse_duration,
+    parse_money,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("36h", 129_600), ("2d", 172_800), ("1h30m", 5400), ("1.5h", 5400), ("1 h 5 m", 3900)],
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("value", ["10", 10, "", "m", "10 minutes", "-5m", True, None, "1e3s"])
+def test_what_is_no_duration_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="unit such as"):
+        parse_duration(value)
+
+
+def test_a_timedelta_is_a_duration() -> None:
+    assert parse_duration(timedelta(minutes=2)) == 120
+
+
+@pytest.mark.parametrize(("text", "count"), [("200GB", 200 * 10**9), ("1.5 TB", 1.5e12), ("64GiB", 64 * 2**30)])
+def test_sizes(text: str, count: float) -> None:
+    assert parse_size(text) == count
+
+
+@pytest.mark.parametrize("value", ["200", "200 gigabytes", "GB", 7, "200Gb"])
+def test_what_is_no_size_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="200GB"):
+        parse_size(value)
+
+
+def test_money() -> None:
+    assert parse_money("500 USD") == 500
+    assert parse_money("USD 1.5") == 1.5
+    with pytest.raises(ValueError, match="500 USD"):
+        parse_money("500 EUR")
+
+
+def test_cadences() -> None:
+    assert parse_cadence("500 steps") == Cadence(steps=500)
+    assert parse_cadence("1 step") == Cadence(steps=1)
+    assert parse_cadence("10m") == Cadence(seconds=600)
+    for wrong in ("0 steps", "0m", "often", 500):
+        with pytest.raises(ValueError, match=r"expected|more than zero"):
+            parse_cadence(wrong)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (5400, "1h30m"), (86_400, "1d"), (90_061, "1d1h")]
+)
+def test_durations_are_shown_as_people_write_them(seconds: int, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_sizes_are_shown_as_people_write_them() -> None:
+    assert [format_size(n) for n in (0, 999, 1000, 1_500_000, 2e12)] == ["0 B", "999 B", "1.0 KB", "1.5 MB", "2.0 TB"]
