@@ -23,7 +23,7 @@ from cloudtrain.settings import Settings
 from cloudtrain_runtime.contract import CONFIG_FILE, parse_event, sort_hosts
 
 if TYPE_CHECKING:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ClientError
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _POLL_SECONDS = 5.0
@@ -474,13 +474,16 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _aws_errors(action: str) -> Iterator[None]:
     """Turn botocore's exceptions into ours: what was tried, what AWS said, what to do."""
+    from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
-    except ClientError as error:
-        raise _refused(action, error) from None
-    except BotoCoreError as error:
+    except (ClientError, BotoCoreError, Boto3Error) as error:
+        # boto3's transfers wrap what AWS said.
+        cause = error.__context__ if isinstance(error, Boto3Error) else error
+        if isinstance(cause, ClientError):
+            raise _refused(action, cause) from None
         raise _unreachable(action, error) from None
 
 
@@ -502,7 +505,7 @@ def _refused(action: str, error: ClientError) -> CloudError:
     return CloudError(f"could not {action}: AWS says {code}: {details.get('Message', '')}", _HINTS.get(code, ""))
 
 
-def _unreachable(action: str, error: BotoCoreError) -> CloudError:
+def _unreachable(action: str, error: Exception) -> CloudError:
     from botocore import exceptions
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):

@@ -1,0 +1,201 @@
+"""The SageMaker backend against moto over HTTP, every other socket denied."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+
+from cloudtrain.backends.sagemaker import ACTIVE_STATES, FINAL_STATES, LOG_GROUP, SageMakerBackend, map_state
+from cloudtrain.run import State
+from cloudtrain.settings import Settings
+from cloudtrain_runtime.contract import format_event
+
+pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
+
+Cli = Callable[..., Any]
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def enum(name: str) -> set[str]:
+    return set(botocore.session.get_session().get_service_model("sagemaker").shape_for(name).enum)
+
+
+def test_the_mappings_are_total() -> None:
+    assert set(ACTIVE_STATES) == enum("SecondaryStatus")
+    assert set(FINAL_STATES) | {"InProgress", "Stopping"} == enum("TrainingJobStatus")
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "state"),
+    [
+        ("InProgress", "Pending", State.QUEUED),
+        ("InProgress", "Downloading", State.STARTING),
+        ("InProgress", "Training", State.RUNNING),
+        ("InProgress", "Interrupted", State.INTERRUPTED),
+        ("InProgress", "SomethingNew", State.RUNNING),
+        ("Stopping", "Stopping", State.STOPPING),
+        ("Stopped", "MaxRuntimeExceeded", State.STOPPED),
+        ("Stopped", "Interrupted", State.STOPPED),
+        ("Completed", "Completed", State.SUCCEEDED),
+        ("Failed", "Failed", State.FAILED),
+    ],
+)
+def test_states(status: str, secondary: str, state: State) -> None:
+    assert map_state(status, secondary) is state
+
+
+@pytest.fixture
+def submitted(cli: Cli, aws: dict[str, str]) -> str:
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml", "--instances", "2", "--json")
+    assert done.code == 0, done.err
+    assert done.json["backend"] == "sagemaker"
+    assert done.json["world_size"] == 16
+    return str(done.json["run"])
+
+
+def client(service: str) -> Any:
+    import boto3
+
+    return boto3.client(service)
+
+
+def test_a_submit_uploads_once_and_creates_the_job(cli: Cli, submitted: str) -> None:
+    job = client("sagemaker").describe_training_job(TrainingJobName=submitted)
+    assert job["ResourceConfig"]["InstanceCount"] == 2
+    channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in job["InputDataConfig"]}
+    assert set(channels) == {"cloudtrain", "code"}
+    s3 = client("s3")
+
+    def read(uri: str) -> Any:
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        return s3.get_object(Bucket=bucket, Key=key)
+
+    code = read(channels["code"])
+    run_json = json.loads(read(f"{channels['cloudtrain']}/run.json")["Body"].read())
+    assert run_json["run"] == submitted
+    assert run_json["checkpoint"]["uri"] == f"s3://cloudtrain-test/cloudtrain/{submitted}/checkpoints"
+
+    time.sleep(1)  # S3 dates have whole seconds
+    again = cli("submit", EXAMPLES / "digits" / "job.yaml", "--set", "train.epochs=1", "--json").json["run"]
+    assert again != submitted
+    second = client("sagemaker").describe_training_job(TrainingJobName=again)["InputDataConfig"]
+    assert channels["code"] in [c["DataSource"]["S3DataSource"]["S3Uri"] for c in second]
+    assert read(channels["code"])["LastModified"] == code["LastModified"]
+
+
+def test_status_list_and_stop(cli: Cli, submitted: str) -> None:
+    status = cli("status", submitted, "--json")
+    assert status.code == 0, status.err
+    assert status.json["run"] == submitted
+    assert status.json["state"] in set(State)
+    assert cli("status", f"sagemaker:{submitted}").code == 0
+    listed = cli("list", "--json").json["runs"]
+    assert [run["run"] for run in listed] == [submitted]
+    stopped = cli("stop", submitted, "--no-wait", "--json")
+    assert stopped.code == 0, stopped.err
+
+
+def test_a_run_that_is_not_there(cli: Cli, aws: dict[str, str]) -> None:
+    done = cli("status", "digits-261120-101500-1a2b3c")
+    assert done.code == 2
+    assert "SageMaker has no training job" in done.err
+
+
+@pytest.fixture
+def logged(submitted: str) -> str:
+    """Write what two hosts would log."""
+    logs = client("logs")
+    logs.create_log_group(logGroupName=LOG_GROUP)
+    lines = {
+        "algo-1": [
+            "starting",
+            format_event("started", {"step": 0, "world_size": 16, "device": "cuda"}),
+            format_event("step", {"step": 10, "epoch": 0, "loss": 0.5, "samples_per_second": 9.0}),
+            format_event("checkpoint", {"step": 10, "uri": "s3://c/step-00000010", "time": time.time()}),
+        ],
+        "algo-2": ["hello from the second host"],
+    }
+    now = int(time.time() * 1000)
+    for host, messages in lines.items():
+        stream = f"{submitted}/{host}-{now}"
+        logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
+        logs.put_log_events(
+            logGroupName=LOG_GROUP,
+            logStreamName=stream,
+            logEvents=[{"timestamp": now + i, "message": message} for i, message in enumerate(messages)],
+        )
+    return submitted
+
+
+def test_logs_come_from_cloudwatch_each_line_once(cli: Cli, logged: str) -> None:
+    done = cli("logs", logged)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "algo-1  starting"
+    assert lines[-1] == "algo-2  hello from the second host"
+    assert cli("logs", logged, "--host", "algo-2").out == "algo-2  hello from the second host\n"
+
+
+def test_followed_logs_repeat_nothing(logged: str) -> None:
+    backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.05)
+    tokens: dict[str, str] = {}
+    stream = backend._streams(logged)[0]  # noqa: SLF001 (one page at a time can only be seen from inside)
+    assert len(list(backend._new_messages(stream, tokens))) == 4  # noqa: SLF001
+    assert list(backend._new_messages(stream, tokens)) == []  # noqa: SLF001
+    client("logs").put_log_events(
+        logGroupName=LOG_GROUP,
+        logStreamName=stream,
+        logEvents=[{"timestamp": int(time.time() * 1000) + 1000, "message": "later"}],
+    )
+    assert list(backend._new_messages(stream, tokens)) == ["later"]  # noqa: SLF001
+
+
+def test_status_reads_progress_from_the_log(cli: Cli, logged: str) -> None:
+    content = cli("status", logged, "--json").json
+    assert content["last_step"] == 10
+    assert content["metrics"].items() >= {"train/loss": 0.5, "train/samples_per_second": 9.0}.items()
+    assert content["last_checkpoint"]["uri"] == "s3://c/step-00000010"
+    assert content["last_checkpoint"]["age_seconds"] < 300
+
+
+def test_what_aws_refuses_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ={"CLOUDTRAIN_BUCKET": "not-there"})
+    assert done.code == 3
+    assert "NoSuchBucket" in done.err
+    assert "Traceback" not in done.err
+    assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
+
+
+def test_an_aws_that_cannot_be_reached_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
+    environ = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ=environ)
+    assert done.code == 3
+    assert "could not" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_local_data_travels_to_the_bucket(cli: Cli, aws: dict[str, str], job: Callable[..., Path]) -> None:
+    path = job(
+        "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {train: numbers}\n",
+        train_py="",
+    )
+    (path.parent / "numbers" / "deep").mkdir(parents=True)
+    (path.parent / "numbers" / "deep" / "one.txt").write_text("1")
+    run = cli("submit", path, "--json").json["run"]
+    found = client("s3").get_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{run}/data/train/deep/one.txt")
+    assert found["Body"].read() == b"1"
+
+
+def test_the_network_guard_works() -> None:
+    """If this could connect, none of these tests would prove that nothing else does."""
+    import socket
+
+    with pytest.raises(PermissionError, match="tests may not"):
+        socket.create_connection(("169.254.169.254", 80), timeout=1)
+    with pytest.raises(PermissionError, match="tests may not"):
+        socket.getaddrinfo("sts.amazonaws.com", 443)
