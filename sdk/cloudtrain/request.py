@@ -33,6 +33,7 @@ LAUNCHER_CLOUDTRAIN = "cloudtrain"
 LAUNCHER_TOOLKIT = "toolkit"
 
 _CONTAINER_LOG_LEVEL = 20
+_CODE_IN_CHANNEL = f"/opt/ml/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}"
 _METRICS = (
     ("train/loss", "step", "loss"),
     ("train/samples_per_second", "step", "samples_per_second"),
@@ -158,8 +159,10 @@ def metric_definitions() -> list[dict[str, str]]:
 
 def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
     """Return what the framework estimator adds by itself; values are JSON, as it encodes them."""
+    isolated = spec.cluster.network.isolation
     parameters: dict[str, Any] = {
-        "sagemaker_submit_directory": choices.locations.code,
+        # An isolated container cannot download; the SDK then brings the code through a channel.
+        "sagemaker_submit_directory": _CODE_IN_CHANNEL if isolated else choices.locations.code,
         "sagemaker_program": WORKER_SCRIPT,
         "sagemaker_container_log_level": _CONTAINER_LOG_LEVEL,
         "sagemaker_job_name": choices.run,
@@ -179,7 +182,7 @@ def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
 
 def _channels(spec: JobSpec, choices: Choices) -> list[dict[str, Any]]:
     channels = [_channel(CONFIG_CHANNEL, choices.locations.config, Channel(uri=""))]
-    if choices.launcher == LAUNCHER_CLOUDTRAIN:
+    if choices.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:
         channels.append(_channel(CODE_CHANNEL, choices.locations.code, Channel(uri="")))
     channels += [_channel(name, choices.locations.channels[name], channel) for name, channel in spec.data.items()]
     return channels

@@ -54,6 +54,11 @@ VARIANTS: dict[str, tuple[str, list[str], Settings]] = {
         ["cluster.network={subnets: [subnet-1], security_groups: [sg-1], isolation: true, encrypt_traffic: true}"],
         ACCOUNT,
     ),
+    "isolated-smdistributed": (
+        TASK,
+        ["cluster.network.isolation=true", "cluster.distribution=smdistributed"],
+        ACCOUNT,
+    ),
     "settings-network-and-key": (TASK, [], KEYED),
     "data": (
         TASK,

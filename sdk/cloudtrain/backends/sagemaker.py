@@ -20,7 +20,7 @@ from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.request import distribution_argument
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
-from cloudtrain_runtime.contract import CONFIG_FILE, parse_event, sort_hosts
+from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -341,6 +341,8 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
                     input_mode=channel.get("InputMode"),
                 )
                 for channel in plan.request["InputDataConfig"]
+                # With network isolation the SDK adds this one itself and refuses it as an input.
+                if not (channel["ChannelName"] == CODE_CHANNEL and plan.request.get("EnableNetworkIsolation"))
             }
             # wait=True would swallow Ctrl-C; we watch ourselves.
             estimator.fit(inputs, wait=False, job_name=plan.run)
@@ -375,7 +377,7 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
     }
     return {
         "entry_point": hyperparameters["sagemaker_program"],
-        "source_dir": hyperparameters["sagemaker_submit_directory"],
+        "source_dir": plan.locations.code,
         "role": request["RoleArn"],
         "image_uri": algorithm["TrainingImage"],
         "instance_type": plan.cluster.instance_type,

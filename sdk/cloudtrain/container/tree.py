@@ -108,7 +108,8 @@ def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], download: Dow
 def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any]) -> None:
     """Unpack the code as AWS's training toolkit does before it starts anything."""
     uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
-    archive = path_of(uri)
+    in_container = uri.removeprefix("/opt/ml/")
+    archive = tree.root / in_container if in_container != uri else path_of(uri)
     if not archive.is_file():
         raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
     with tarfile.open(archive) as packed:
