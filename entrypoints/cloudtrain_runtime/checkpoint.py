@@ -76,7 +76,9 @@ class Checkpoints:
         began = time.monotonic()
         name = f"step-{step:08d}"
         uri = f"{self.storage.uri}/{name}"
-        token = str(parallel.gather(secrets.token_hex(4), self.place)[0])
+        token = parallel.gather(self._reserve(name) if self.place.is_main else None, self.place)[0]
+        if token is None:
+            return uri
         workspace = self.storage.workspace(name, token)
         model_state, optimizer_state = get_state_dict(model, optimizer)
         save(
@@ -110,11 +112,19 @@ class Checkpoints:
             self._retire(step)
         return uri
 
+    def _reserve(self, name: str) -> str | None:
+        """Return a token for the files of a checkpoint, or None when a whole one of this name is there already."""
+        if name in self.storage.names():
+            if _read(self.storage, name, report=_ignore) is not None:
+                return None
+            self.storage.set_aside(name, MANIFEST)
+        return secrets.token_hex(4)
+
     def _retire(self, step: int) -> None:
         """Delete the oldest complete checkpoints beyond `keep`; the one just written always stays."""
         complete = [found for found in complete_checkpoints(self.storage, report=_ignore) if found.step <= step]
         for found in complete[: -self.keep]:
-            self.storage.delete(found.name)
+            self.storage.delete(found.name, MANIFEST)
 
     def find(self, resume: str) -> Found | None:
         """Return the newest complete checkpoint to start from, the same on all ranks.

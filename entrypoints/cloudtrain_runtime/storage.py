@@ -5,16 +5,19 @@ Run as a program (`python -m cloudtrain_runtime.storage SOURCE FOLDER`) it copie
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 _PARTIAL = ".writing-"
+_DAMAGED = ".damaged-"
 
 
 class Storage(Protocol):
@@ -58,7 +61,11 @@ class Storage(Protocol):
         """Give back what `fetch` returned."""
         ...
 
-    def delete(self, name: str) -> None:
+    def set_aside(self, name: str, marker: str) -> None:
+        """Make a damaged folder invisible, so that its name can be used again. Nothing happens without one."""
+        ...
+
+    def delete(self, name: str, marker: str) -> None:
         """Delete a folder, its marker first."""
         ...
 
@@ -91,25 +98,24 @@ class FolderStorage:
         del workspace, name  # written in place; DCP and the marker sync their files
 
     def publish(self, workspace: Path, name: str, marker: str, text: str) -> None:
-        target = self.root / name
-        if (target / marker).exists():
-            # The same step by an earlier attempt: it is whole, so it stays.
-            shutil.rmtree(workspace)
-            return
-        if target.exists():
-            target.rename(self.root / f"{_PARTIAL}{name}-incomplete-{os.getpid()}")
         with (workspace / marker).open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(workspace)
-        workspace.rename(target)
+        # Fails when somebody else has published the same name meanwhile: theirs stays, ours is no longer needed.
+        try:
+            workspace.rename(self.root / name)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            shutil.rmtree(workspace)
         _sync_folder(self.root)
 
     def names(self) -> list[str]:
         if not self.root.is_dir():
             return []
-        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.startswith(_PARTIAL))
+        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
 
     def read_text(self, name: str, file: str) -> str | None:
         path = self.root / name / file
@@ -124,7 +130,13 @@ class FolderStorage:
     def release(self, folder: Path) -> None:
         del folder  # it is the original
 
-    def delete(self, name: str) -> None:
+    def set_aside(self, name: str, marker: str) -> None:
+        del marker
+        if (self.root / name).exists():
+            (self.root / name).rename(self.root / f"{_DAMAGED}{name}-{time.time_ns()}")
+
+    def delete(self, name: str, marker: str) -> None:
+        del marker  # a rename takes everything out of sight at once
         doomed = self.root / f"{_PARTIAL}{name}-deleted-{os.getpid()}"
         (self.root / name).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -179,10 +191,13 @@ class S3Storage:
     def release(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
-    def delete(self, name: str) -> None:
-        # "manifest.json" sorts after "__0_0.distcp" and ".metadata", so it must be taken out of order.
-        keys = [key for key, _ in _objects(self.client, self.bucket, f"{self.prefix}{name}/")]
-        for key in sorted(keys, key=lambda key: not key.endswith("manifest.json")):
+    def set_aside(self, name: str, marker: str) -> None:
+        # S3 cannot rename. Without its marker the folder does not exist, and new files replace the old ones.
+        self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}{name}/{marker}")
+
+    def delete(self, name: str, marker: str) -> None:
+        self.set_aside(name, marker)
+        for key, _ in list(_objects(self.client, self.bucket, f"{self.prefix}{name}/")):
             self.client.delete_object(Bucket=self.bucket, Key=key)
 
 

@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloudtrain_runtime.context import choose_device, read_context, torchrun_variables
+from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.variables import sagemaker_variables
+
+
+def test_outside_of_a_run_there_is_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = read_context({})
+    assert (place.rank, place.world_size, place.run, place.host) == (0, 1, "", "localhost")
+    assert place.model_dir == tmp_path / "model"
+    assert place.is_main
+
+
+def test_torchruns_variables_are_read() -> None:
+    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "SM_HOSTS": '["b", "a"]'}
+    place = read_context({**environ, "SM_CURRENT_HOST": "b", "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (5, 8, 1, 4)
+    assert place.hosts == ("a", "b")
+    assert place.restarts == 2
+    assert not place.is_main
+
+
+def test_mpiruns_variables_are_read_and_the_master_is_the_first_host() -> None:
+    environ = {
+        "OMPI_COMM_WORLD_RANK": "9",
+        "OMPI_COMM_WORLD_SIZE": "16",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+        "SM_HOSTS": '["algo-2", "algo-10", "algo-1"]',
+    }
+    assert torchrun_variables(environ) == {
+        "RANK": "9",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "8",
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "7777",
+    }
+    assert torchrun_variables({**environ, "MASTER_PORT": "1234"}).get("MASTER_PORT") is None
+    assert read_context(environ).rank == 9
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "local_world_size", "distribution", "device", "backend"),
+    [
+        (0, 1, 2, "torch_distributed", "cpu", "gloo"),
+        (8, 3, 8, "torch_distributed", "cuda:3", "nccl"),
+        (8, 3, 8, "smdistributed", "cuda:3", "smddp"),
+        (8, 3, 8, "pytorchddp", "cuda:3", "smddp"),
+        (1, 1, 2, "torch_distributed", "cuda:0", "gloo"),
+        (2, 3, 4, "smdistributed", "cuda:1", "gloo"),
+    ],
+)
+def test_nccl_needs_a_gpu_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    local_rank: int,
+    local_world_size: int,
+    distribution: str,
+    device: str,
+    backend: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert choose_device(local_rank, local_world_size, distribution) == (torch.device(device), backend)
+
+
+def test_the_sm_variables(tmp_path: Path) -> None:
+    tree = MlTree(tmp_path)
+    tree.config.mkdir(parents=True)
+    (tree.config / "resourceconfig.json").write_text(
+        json.dumps({"hosts": ["algo-1", "algo-2"], "current_host": "algo-2", "network_interface_name": "eth0"})
+    )
+    (tree.config / "inputdataconfig.json").write_text(json.dumps({"train": {}, "my-data": {}}))
+    (tree.config / "hyperparameters.json").write_text(json.dumps({"lr": "0.1", "name": "plain", "sagemaker_x": '"y"'}))
+    found = sagemaker_variables(tree, gpus=4, user_args=["--lr", "0.1"], entry_point="train.py")
+    assert found["SM_CHANNEL_TRAIN"] == f"{tmp_path}/input/data/train"
+    assert found["SM_CHANNEL_MY-DATA"] == f"{tmp_path}/input/data/my-data"
+    assert json.loads(found["SM_CHANNELS"]) == ["my-data", "train"]
+    assert json.loads(found["SM_HPS"]) == {"lr": 0.1, "name": "plain"}
+    assert (found["SM_HP_LR"], found["SM_HP_NAME"]) == ("0.1", "plain")
+    assert (found["SM_CURRENT_HOST"], found["SM_NUM_GPUS"]) == ("algo-2", "4")
+    assert found["SM_MODULE_NAME"] == "train"
+    assert json.loads(found["SM_FRAMEWORK_PARAMS"]) == {"sagemaker_x": "y"}

@@ -1,0 +1,102 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain_runtime import launch
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
+
+CONFIG = RunConfig(
+    run="demo-261120-101500-1a2b3c",
+    task=None,
+    script="train.py",
+    args=[],
+    requirements=None,
+    processes_per_instance=2,
+    distribution="torch_distributed",
+    max_restarts=3,
+    train=None,
+    checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
+)
+HOST = launch.Host("algo-2", ("algo-1", "algo-10", "algo-2"), "eth0")
+
+
+def test_torchrun_gets_this_hosts_place() -> None:
+    arguments = launch.torchrun_arguments(CONFIG, HOST, {})
+    assert "--nnodes=3" in arguments
+    assert "--nproc-per-node=2" in arguments
+    assert "--max-restarts=3" in arguments
+    assert "--rdzv-endpoint=algo-1:7777" in arguments
+    assert "--local-addr=algo-2" in arguments
+    assert any(argument.startswith("--rdzv-conf=is_host=false,") for argument in arguments)
+    master = launch.Host("algo-1", HOST.hosts, "eth0")
+    assert any("is_host=true" in argument for argument in launch.torchrun_arguments(CONFIG, master, {}))
+
+
+def test_addresses_and_port_of_a_local_run_are_taken() -> None:
+    environ = {
+        "CLOUDTRAIN_HOST_ADDRESSES": json.dumps({"algo-1": "127.0.0.1", "algo-2": "127.0.0.2"}),
+        "CLOUDTRAIN_RENDEZVOUS_PORT": "23456",
+    }
+    arguments = launch.torchrun_arguments(CONFIG, HOST, environ)
+    assert "--rdzv-endpoint=127.0.0.1:23456" in arguments
+    assert "--local-addr=127.0.0.2" in arguments
+
+
+def test_torchrun_orders_hosts_as_we_do() -> None:
+    """Torchrun numbers its nodes by --local-addr as text: rank 0 must be on the first host."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
+
+    from cloudtrain.container.machine import host_addresses
+    from cloudtrain.container.tree import host_names
+
+    hosts = host_names(12)
+    addresses = host_addresses(hosts)
+    assert list(hosts) == sorted(hosts)
+    nodes = sorted(_NodeDesc(addresses[host], 1000 - index, 0) for index, host in enumerate(hosts))
+    if len(set(addresses.values())) > 1:
+        assert [node.addr for node in nodes] == [addresses[host] for host in hosts]
+
+
+def test_the_environment_leaves_the_users_choices_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CLOUDTRAIN_GPUS", "0")
+    found = launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
+    assert found["NCCL_SOCKET_IFNAME"] == "mine"
+    assert found["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert int(found["OMP_NUM_THREADS"]) >= 1
+    monkeypatch.setenv("CLOUDTRAIN_GPUS", "2")
+    assert "OMP_NUM_THREADS" not in launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
+
+
+def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLOUDTRAIN_GPUS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    assert launch.count_gpus() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert launch.count_gpus() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "No such file"), ("{}", "version None"), ("not json", "cannot be read")]
+)
+def test_a_run_json_that_cannot_be_read_is_the_failure(tmp_path: Path, content: str | None, expected: str) -> None:
+    tree = MlTree(tmp_path)
+    if content is not None:
+        tree.run_config.parent.mkdir(parents=True)
+        tree.run_config.write_text(content)
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudtrain_runtime.launch"],
+        env={**os.environ, "CLOUDTRAIN_ML_ROOT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert expected in tree.failure.read_text()
+    assert "Traceback" not in done.stderr

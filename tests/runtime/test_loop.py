@@ -1,0 +1,240 @@
+"""The training loop in one process: what it computes, saves and resumes."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from cloudtrain_runtime import context as context_module
+from cloudtrain_runtime import parallel
+from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
+from cloudtrain_runtime.loop import Patience, Trainer
+from cloudtrain_runtime.task import Task
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+
+TRAIN = TrainConfig(
+    epochs=2,
+    steps=None,
+    batch_size=4,
+    accumulate=1,
+    precision="fp32",
+    compile=False,
+    clip_grad_norm=None,
+    learning_rate=0.05,
+    seed=3,
+    evaluate_every_steps=None,
+    early_stopping=None,
+)
+
+
+class Regression(Task):
+    """Fit a line through 22 points, with dropout so that random states matter."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def datasets(self) -> Mapping[str, Dataset[Any]]:
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(30, 3, generator=generator)
+        targets = inputs.sum(dim=1, keepdim=True)
+        data = {"train": slice(0, 22), "validation": slice(22, 26), "test": slice(26, 30)}
+        return {split: TensorDataset(inputs[part], targets[part]) for split, part in data.items()}
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        return {"error": (model(batch[0]) - batch[1]).abs().flatten()}
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+
+
+Events = list[dict[str, Any]]
+Run = Callable[..., Events]
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Train in this process and return the events."""
+    monkeypatch.setenv("CLOUDTRAIN_LOG_EVERY_STEPS", "1")
+    monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path / "ml"))
+    (tmp_path / "ml" / "output").mkdir(parents=True)
+
+    def run(config: TrainConfig = TRAIN, *, task: Task | None = None, **checkpoint: Any) -> Events:
+        saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
+        place: Context = replace(
+            read_context({}), seed=config.seed, train=config, model_dir=tmp_path / "model", run="demo"
+        )
+        monkeypatch.setattr(context_module, "_current", place)
+        capfd.readouterr()
+        with parallel.process_group(place):
+            settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
+            Trainer(task or Regression(), config, settings, place).run()
+        events = [parse_event(line) for line in capfd.readouterr().out.splitlines()]
+        return [event for event in events if event is not None]
+
+    return run
+
+
+def losses(events: Events) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def weights(tmp_path: Path) -> Any:
+    return torch.load(tmp_path / "model" / "model.pt", weights_only=True)
+
+
+def equal(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_tells_its_story_and_leaves_a_model(train: Run, tmp_path: Path) -> None:
+    events = train(every_steps=5)
+    names = [event["event"] for event in events]
+    assert names[0] == "started"
+    assert names[-1] == "finished"
+    assert events[0]["total_steps"] == 12  # 22 samples, 4 a step: 6 steps an epoch, the last with 2 samples
+    assert [event["step"] for event in events if event["event"] == "checkpoint"] == [5, 10, 12]
+    evaluated = [(event["split"], event["step"]) for event in events if event["event"] == "evaluation"]
+    assert evaluated == [("validation", 6), ("validation", 12), ("test", 12)]
+    final = json.loads((tmp_path / "model" / "metrics.json").read_text())
+    assert set(final["test"]) == {"loss", "error"}
+    model = Regression().model()
+    model.load_state_dict(weights(tmp_path))
+    inputs, targets = Regression().datasets()["test"].tensors  # type: ignore[attr-defined]
+    assert float(F.mse_loss(model.eval()(inputs), targets)) == pytest.approx(final["test"]["loss"], rel=1e-5)
+
+
+class _Killed(Exception):  # noqa: N818 (not an error: a stand-in for SIGKILL)
+    pass
+
+
+class Fragile(Regression):
+    """Dies in the n-th call of its loss."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if model.training:
+            self.left -= 1
+            if self.left < 0:
+                raise _Killed
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("killed_at", [1, 4, 6, 7, 11])
+def test_a_run_that_was_killed_and_one_that_was_not_are_the_same(train: Run, tmp_path: Path, killed_at: int) -> None:
+    whole = train(uri=str(tmp_path / "whole"))
+    expected = weights(tmp_path)
+    with pytest.raises(_Killed):
+        train(task=Fragile(killed_at), every_steps=1)
+    rest = train(every_steps=1)
+    assert rest[0]["step"] == killed_at
+    assert {step: loss for step, loss in losses(whole).items() if step > killed_at} == losses(rest)
+    assert equal(weights(tmp_path), expected)
+
+
+def test_a_finished_run_resumed_does_nothing_more(train: Run, tmp_path: Path) -> None:
+    train()
+    expected = weights(tmp_path)
+    again = train()
+    assert losses(again) == {}
+    assert again[0]["resumed_from"].endswith("step-00000012")
+    assert equal(weights(tmp_path), expected)
+
+
+def test_accumulation_makes_the_same_steps(train: Run, tmp_path: Path) -> None:
+    class Plain(Regression):
+        def model(self) -> nn.Module:
+            return nn.Linear(3, 1)
+
+    whole = train(replace(TRAIN, batch_size=8), task=Plain(), uri=str(tmp_path / "a"))
+    parts = train(replace(TRAIN, batch_size=2, accumulate=4), task=Plain(), uri=str(tmp_path / "b"))
+    assert losses(whole).keys() == losses(parts).keys()
+    assert list(losses(parts).values()) == pytest.approx(list(losses(whole).values()), rel=1e-5)
+
+
+def test_steps_may_end_in_the_middle_of_an_epoch(train: Run) -> None:
+    events = train(replace(TRAIN, epochs=None, steps=8))
+    assert max(losses(events)) == 8
+    assert events[-1]["epochs"] == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision_trains(train: Run, precision: str) -> None:
+    events = train(replace(TRAIN, precision=precision, epochs=6))
+    values = list(losses(events).values())
+    assert values[-1] < values[0]
+
+
+def test_the_gradient_norm_is_bounded_and_shown(train: Run) -> None:
+    events = train(replace(TRAIN, clip_grad_norm=0.01))
+    assert all(event["grad_norm"] > 0 for event in events if event["event"] == "step")
+
+
+def test_evaluation_in_steps(train: Run) -> None:
+    events = train(replace(TRAIN, evaluate_every_steps=5))
+    steps = [event["step"] for event in events if event["event"] == "evaluation" and event["split"] == "validation"]
+    assert steps == [5, 10, 12]
+
+
+def test_patience_ends_a_run_and_survives_a_resume(train: Run) -> None:
+    rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
+    events = train(replace(TRAIN, epochs=50, early_stopping=rule))
+    assert max(losses(events)) == 3 * 6  # one evaluation sets the mark, two do not beat it
+    patience = Patience()
+    assert [patience.is_over(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_notice_saves_and_leaves(train: Run, tmp_path: Path) -> None:
+    notice = tmp_path / "ml" / "output" / "stop-notice"
+
+    class Noticed(Regression):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            notice.touch()
+            return super().loss(model, batch)
+
+    events = train(task=Noticed())
+    assert [event["event"] for event in events][-2:] == ["checkpoint", "stopped"]
+    assert not (tmp_path / "model").exists()
+    notice.unlink()
+    assert train()[0]["step"] == 1
+
+
+def test_a_loss_that_is_not_finite_is_null(train: Run) -> None:
+    class Broken(Regression):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, batch) * float("nan")
+
+    assert set(losses(train(task=Broken())).values()) == {None}
+
+
+def test_a_task_without_training_data_says_so(train: Run) -> None:
+    class Nothing(Regression):
+        def datasets(self) -> Mapping[str, Dataset[Any]]:
+            return {"test": super().datasets()["test"]}
+
+    with pytest.raises(TypeError, match=r"no 'train' \(it has test\)"):
+        train(task=Nothing())
+
+
+def test_an_early_stopping_metric_that_is_not_measured_says_so(train: Run) -> None:
+    rule = EarlyStopping("validation/accuracy", patience=2)
+    with pytest.raises(KeyError, match="the Task measures loss, error"):
+        train(replace(TRAIN, early_stopping=rule))
