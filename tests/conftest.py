@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import Cli, Finished, command
 
-REPOSITORY = Path(__file__).parent.parent
-EXAMPLES = REPOSITORY / "examples"
 GUARD = Path(__file__).parent / "guard"
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
@@ -45,23 +40,6 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "runs-home"))
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Standard output as the one JSON object that it must be."""
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Finished]
-
-
 @pytest.fixture
 def cli() -> Cli:
     """Run the installed `cloudtrain` as a user does: a process of its own."""
@@ -79,20 +57,6 @@ def cli() -> Cli:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
-
-
-def command() -> Path:
-    """Return the installed command."""
-    return Path(sys.executable).with_name("cloudtrain")
-
-
-def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """Wait for something that another process will do; return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture
@@ -114,12 +78,13 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Start a moto server on loopback with a bucket; return the environment that a client needs."""
-    server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "moto_server.py")],
-        stdout=subprocess.PIPE,
-        stderr=(tmp_path / "moto.log").open("w"),
-        text=True,
-    )
+    with (tmp_path / "moto.log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "moto_server.py")],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
     assert server.stdout is not None
     endpoint = server.stdout.readline().strip()
     environment = {

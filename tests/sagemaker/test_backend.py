@@ -8,6 +8,7 @@ from typing import Any
 
 import botocore.session
 import pytest
+from support import EXAMPLES, Cli
 
 from cloudtrain.backends.sagemaker import ACTIVE_STATES, FINAL_STATES, LOG_GROUP, SageMakerBackend, map_state
 from cloudtrain.run import State
@@ -15,9 +16,6 @@ from cloudtrain.settings import Settings
 from cloudtrain_runtime.contract import format_event
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
-
-Cli = Callable[..., Any]
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 def enum(name: str) -> set[str]:

@@ -1,13 +1,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import EXAMPLES, Cli
 
-Cli = Callable[..., Any]
 WriteJob = Callable[..., Path]
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 THREE_MISTAKES = """\
 name: demo

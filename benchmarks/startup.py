@@ -1,0 +1,111 @@
+"""Measure start-up of the command line, and a local run against plain torchrun. Anyone can run it:
+
+    make benchmarks            # or: .venv/bin/python benchmarks/startup.py [--runs N] [--write README.md]
+
+Whole processes by the wall clock. The commands of a group take turns, so that a machine that is slow for a minute is
+slow for all of them; what is shown are medians, and ratios within the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One measured command, and the goal that it is held against: seconds, or a ratio to another command."""
+
+    name: str
+    argv: list[str]
+    cwd: Path
+    goal: str = ""
+
+
+def starts() -> list[Command]:
+    """Return the commands whose start-up is measured, and what they are compared with."""
+    cloudtrain, python, job = str(BIN / "cloudtrain"), sys.executable, "examples/digits/job.yaml"
+    return [
+        Command("`cloudtrain --help`", [cloudtrain, "--help"], REPOSITORY, "0.20 s"),
+        Command("`cloudtrain validate`", [cloudtrain, "validate", job], REPOSITORY, "0.35 s, 1/8 of the import"),
+        Command("`cloudtrain plan`", [cloudtrain, "plan", job], REPOSITORY, "0.35 s, 1/8 of the import"),
+        Command("`import boto3`", [python, "-c", "import boto3"], REPOSITORY),
+        Command("`import sagemaker.pytorch`", [python, "-W", "ignore", "-c", "import sagemaker.pytorch"], REPOSITORY),
+    ]
+
+
+def runs(folder: Path) -> list[Command]:
+    """Return the same script under cloudtrain and under torchrun, with two processes."""
+    example = REPOSITORY / "examples" / "script-ddp"
+    submit = [str(BIN / "cloudtrain"), "submit", str(example / "job.yaml"), "--local", "--follow"]
+    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "train.py", "--epochs", "3", "--lr", "0.1"]
+    return [
+        Command("`cloudtrain submit --local`, 2 processes", submit, folder, "1.15 x torchrun"),
+        Command("`torchrun`, the same script", torchrun, example),
+    ]
+
+
+def measure(commands: list[Command], count: int, environ: dict[str, str]) -> dict[str, list[float]]:
+    """Run the commands in turn, once to warm up and then `count` times; return seconds by name."""
+    seconds: dict[str, list[float]] = {command.name: [] for command in commands}
+    for turn in range(count + 1):
+        for command in commands:
+            began = time.perf_counter()
+            subprocess.run(command.argv, cwd=command.cwd, env=environ, capture_output=True, check=True)
+            if turn > 0:
+                seconds[command.name].append(time.perf_counter() - began)
+    return seconds
+
+
+def table(commands: list[Command], seconds: dict[str, list[float]], base: str) -> list[str]:
+    """Return a Markdown table: median, range, and the median of the ratios to the base command of the same turn."""
+    lines = [f"| command | median s | min to max | x {base} | goal |", "|---|---|---|---|---|"]
+    for command in commands:
+        own = seconds[command.name]
+        ratio = statistics.median(a / b for a, b in zip(own, seconds[base], strict=True))
+        spread = f"{min(own):.2f} to {max(own):.2f}"
+        lines.append(f"| {command.name} | {statistics.median(own):.2f} | {spread} | {ratio:.2f} | {command.goal} |")
+    return lines
+
+
+def main() -> None:
+    """Measure, print, and with --write put the tables between the marks of a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=9, help="counted turns of the start-up commands")
+    parser.add_argument("--run-turns", type=int, default=5, help="counted turns of the training runs")
+    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
+    options = parser.parse_args()
+    environ = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        environ |= {"SM_MODEL_DIR": folder, "CLOUDTRAIN_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
+        first, second = starts(), runs(Path(folder))
+        lines = table(first, measure(first, options.runs, environ), "`import sagemaker.pytorch`")
+        lines += ["", *table(second, measure(second, options.run_turns, environ), "`torchrun`, the same script")]
+    machine = f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, torch {torch.__version__}"
+    lines += ["", f"Medians of {options.runs} and {options.run_turns} alternating turns on {machine}."]
+    text = "\n".join(lines)
+    print(text)
+    if options.write is not None:
+        content = options.write.read_text()
+        before, _, rest = content.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        if not after:
+            sys.exit(f"{options.write} has no {BEGIN} and {END}")
+        options.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Helpers for runs with real processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SMALL = """\
+name: small
+code: {task: "small:Small", args: ARGS}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 1, processes_per_instance: 1}
+train: {epochs: 3, batch_size: 4, learning_rate: 0.05}
+checkpoint: {every: 2 steps}
+"""
+TASK = '''
+import os, time
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from cloudtrain_runtime import Task, context
+
+class Small(Task):
+    """Fit a line through 46 points. Optionally slow, or failing on one rank at one step."""
+
+    def __init__(self, seconds=0.0, fail_at=None, fail_rank=0, only_first_try=False, hang=False):
+        self.seconds, self.fail_at, self.fail_rank = seconds, fail_at, fail_rank
+        self.only_first_try, self.hang = only_first_try, hang
+
+    def model(self):
+        return nn.Linear(3, 1)
+
+    def datasets(self):
+        inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+        data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+        part = lambda first, last: torch.utils.data.Subset(data, range(first, last))
+        return {"train": part(0, 46), "test": part(46, 50)}
+
+    def loss(self, model, batch):
+        place = context()
+        time.sleep(self.seconds)
+        is_me = place.rank == self.fail_rank and place.step == self.fail_at
+        if is_me and not (self.only_first_try and place.restarts):
+            raise ValueError("the loss of this rank is broken on purpose")
+        return F.mse_loss(model(batch[0]), batch[1])
+'''
+
+
+@pytest.fixture
+def small(job: Callable[..., Path]) -> Callable[..., Path]:
+    """Write a small job; keyword arguments become code.args."""
+
+    def write(**arguments: object) -> Path:
+        text = ", ".join(f"{name}: {str(value).lower()}" for name, value in arguments.items())
+        return job(SMALL.replace("ARGS", f"{{{text}}}"), small_py=TASK)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """End what a failed test has left behind: the processes whose folders are below this test's."""
+    yield
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+            inside = process.environ().get("CLOUDTRAIN_ML_ROOT", "")
+        except psutil.Error:
+            continue
+        if (str(tmp_path) in line or inside.startswith(str(tmp_path))) and process.pid != os.getpid():
+            process.kill()

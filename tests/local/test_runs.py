@@ -1,0 +1,404 @@
+"""Local runs: real launchers, real torchrun, real Gloo."""
+
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import EXAMPLES, Cli, command, processes_of, until
+
+import cloudtrain
+from cloudtrain_runtime.contract import parse_event
+
+pytestmark = pytest.mark.processes
+
+Small = Callable[..., Path]
+
+
+def losses(cli: Cli, run: str) -> dict[int, float]:
+    events = (parse_event(line["text"]) for line in cli("logs", run, "--json").json["lines"])
+    return {event["step"]: event["loss"] for event in events if event and event["event"] == "step"}
+
+
+EVERY_STEP = ("--set", "code.env.CLOUDTRAIN_LOG_EVERY_STEPS=1")
+
+
+# ---------------------------------------------------------------- success
+
+
+def test_the_main_job(cli: Cli, tmp_path: Path) -> None:
+    job = EXAMPLES / "digits" / "job.yaml"
+    done = cli("submit", job, "--local", "--instances", "2", "--follow", "--json")
+    assert done.code == 0, done.err
+    content = done.json
+    assert content["state"] == "SUCCEEDED"
+    assert content["world_size"] == 4
+    assert content["metrics"]["test/accuracy"] >= 0.95
+    assert content["last_epoch"] == 12
+    assert content["last_step"] == content["last_checkpoint"]["step"]
+    folder = Path(content["artifacts"]["folder"])
+    promised = {"plan.json", "request.json", "state.json", "events.jsonl", "logs", "hosts", "checkpoints", "model"}
+    assert promised <= {path.name for path in folder.iterdir()}
+    with tarfile.open(content["artifacts"]["model"]) as archive:
+        assert sorted(archive.getnames()) == ["metrics.json", "model.pt"]
+    assert processes_of(content["run"]) == []
+    # What was run is what was planned.
+    request = json.loads((folder / "request.json").read_text())
+    planned = cli("plan", job, "--local", "--instances", "2", "--request").json
+    assert _without_run(request) == _without_run(planned)
+
+
+def _without_run(request: dict[str, Any]) -> str:
+    return json.dumps(request, sort_keys=True).replace(request["TrainingJobName"], "RUN")
+
+
+@pytest.mark.parametrize(
+    ("example", "overrides"),
+    [
+        ("gpt-stdlib", ["train.steps=40", "code.args.files=20", "checkpoint.every=20 steps"]),
+        ("script-ddp", []),
+    ],
+)
+def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> None:
+    arguments = [part for override in overrides for part in ("--set", override)]
+    done = cli("submit", EXAMPLES / example / "job.yaml", "--local", "--follow", "--json", *arguments)
+    assert done.code == 0, done.err
+    with tarfile.open(done.json["artifacts"]["model"]) as archive:
+        assert "model.pt" in archive.getnames()
+    if example == "gpt-stdlib":
+        text = next(line for line in done.err.splitlines() if "unigram entropy" in line)
+        entropy = float(text.split("unigram entropy ")[1].split()[0])
+        assert done.json["metrics"]["test/loss"] < entropy - 0.25
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    run_here = {"digits", "gpt-stdlib", "script-ddp"}
+    assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
+
+
+def test_one_process_and_many_make_the_same_steps(cli: Cli, small: Small) -> None:
+    """The same global batch of 12 samples on 1, 2 and 3 ranks; the last step of an epoch has 10."""
+    path = small()
+    traces = []
+    for instances, ranks, batch in ((1, 1, 12), (2, 1, 6), (1, 3, 4)):
+        shape = [
+            f"cluster.instances={instances}",
+            f"cluster.processes_per_instance={ranks}",
+            f"train.batch_size={batch}",
+        ]
+        overrides = [part for override in shape for part in ("--set", override)]
+        done = cli("submit", path, "--local", "--follow", "--json", *overrides, *EVERY_STEP)
+        assert done.code == 0, done.err
+        assert done.json["world_size"] == instances * ranks
+        traces.append(losses(cli, done.json["run"]))
+    assert len(traces[0]) == 12
+    for trace in traces[1:]:
+        assert trace.keys() == traces[0].keys()
+        assert list(trace.values()) == pytest.approx(list(traces[0].values()), rel=1e-4)
+
+
+def test_the_container_is_the_one_that_sagemaker_has(cli: Cli, job: Callable[..., Path]) -> None:
+    script = """
+import json, os, sys
+here = os.environ
+if here["RANK"] == here["PRINT_RANK"]:
+    ml = here["CLOUDTRAIN_ML_ROOT"]
+    found = {name: here.get(name) for name in sorted(here) if name.startswith("SM_")}
+    print("FOUND " + json.dumps({
+        "argv": sys.argv[1:], "env": found, "home": here.get("SECRET_OF_THIS_SHELL"), "given": here.get("GIVEN"),
+        "resource": json.load(open(f"{ml}/input/config/resourceconfig.json")),
+        "inputs": json.load(open(f"{ml}/input/config/inputdataconfig.json")),
+        "data": sorted(os.listdir(here["SM_CHANNEL_TRAIN"])), "cwd": os.getcwd(), "name": __name__,
+        "world": here["WORLD_SIZE"], "job": here["TRAINING_JOB_NAME"],
+    }))
+    open(here["SM_MODEL_DIR"] + "/weights", "w").write("w")
+    open(here["SM_OUTPUT_DATA_DIR"] + "/report", "w").write("r")
+    open(f"{ml}/checkpoints/mine", "w").write("c")
+"""
+    path = job(
+        "name: probe\ncode: {script: probe.py, args: [--lr, 0.1], env: {GIVEN: yes, PRINT_RANK: 0}}\n"
+        "cluster: {instance_type: ml.p4d.24xlarge, instances: 2, processes_per_instance: 1}\n"
+        "data: {train: {uri: numbers, sharded: true}}\n",
+        probe_py=script,
+    )
+    (path.parent / "numbers").mkdir()
+    for name in "abc":
+        (path.parent / "numbers" / name).write_text(name)
+    done = cli("submit", path, "--local", "--follow", "--json", environ={"SECRET_OF_THIS_SHELL": "x"})
+    assert done.code == 0, done.err
+    found = json.loads(next(line for line in done.err.splitlines() if "FOUND " in line).split("FOUND ")[1])
+    assert found["argv"] == ["--lr", "0.1"]
+    assert found["home"] is None
+    assert found["given"] == "yes"
+    assert found["name"] == "__main__"
+    assert found["world"] == "2"
+    assert found["job"] == done.json["run"]
+    assert found["resource"]["hosts"] == ["algo-1", "algo-2"]
+    assert found["resource"]["current_host"] == "algo-1"
+    assert found["inputs"]["train"]["S3DistributionType"] == "ShardedByS3Key"
+    assert found["data"] == ["a", "c"]
+    assert found["cwd"].endswith("opt/ml/code")
+    assert found["env"]["SM_HOSTS"] == '["algo-1", "algo-2"]'
+    assert found["env"]["SM_CURRENT_HOST"] == "algo-1"
+    assert found["env"]["SM_USER_ARGS"] == '["--lr", "0.1"]'
+    folder = Path(done.json["artifacts"]["folder"])
+    assert (folder / "model" / "weights").read_text() == "w"
+    assert (folder / "checkpoints" / "mine").read_text() == "c"
+    with tarfile.open(done.json["artifacts"]["output"]) as archive:
+        assert archive.getnames() == ["report"]
+
+
+@pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
+def test_the_toolkits_distributions_run_here_too(cli: Cli, small: Small, distribution: str) -> None:
+    done = cli("submit", small(), "--local", "--follow", "--json", "--set", f"cluster.distribution={distribution}")
+    assert done.code == 0, done.err
+
+
+def test_two_runs_at_once_do_not_meet(cli: Cli, small: Small) -> None:
+    path = small(seconds=0.05)
+    runs = [cli("submit", path, "--local", "--instances", "2", "--json").json["run"] for _ in range(2)]
+    for run in runs:
+        status = until(lambda run=run: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
+        assert status["state"] == "SUCCEEDED", status
+
+
+def test_the_python_sdk(small: Small) -> None:
+    run = cloudtrain.submit(cloudtrain.JobSpec.from_yaml(small()), local=True)
+    with pytest.raises(TimeoutError, match="it goes on"):
+        run.wait(timeout_seconds=0.01)
+    status = run.wait()
+    assert run.state is cloudtrain.State.SUCCEEDED
+    assert status.exit_code == 0
+    assert run.metrics["test/loss"] < 10
+    assert any('"event": "finished"' in line.text for line in run.logs())
+    again = cloudtrain.get_run(run.reference)
+    assert again.status() == run.status()
+    assert [found.run for found in cloudtrain.list_runs()] == [run.id]
+    assert cloudtrain.stop(run.reference).state is cloudtrain.State.SUCCEEDED
+
+
+# ---------------------------------------------------------------- failure
+
+
+def test_a_killed_worker_is_named_and_the_next_run_goes_on(cli: Cli, small: Small) -> None:
+    path = small(seconds=0.1)
+    shape = ("--instances", "2", "--set", "cluster.processes_per_instance=2", "--set", "train.epochs=6")
+    run = cli("submit", path, "--local", "--json", *shape).json["run"]
+    until(lambda: (cli("status", run, "--json").json["last_checkpoint"] or {}).get("step", 0) >= 4)
+    worker = until(lambda: _worker(run, rank=3))
+    worker.kill()
+    status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
+    assert status["state"] == "FAILED"
+    assert status["exit_code"] == 4
+    assert status["reason"] == "rank 3 on algo-2 (local rank 1) was killed by SIGKILL"
+    assert processes_of(run) == []
+    step = status["last_checkpoint"]["step"]
+    rest = cli(
+        "submit", path, "--local", *shape, "--set", f"checkpoint.resume={run}", "--set", "code.args.seconds=0",
+        "--follow", "--json", *EVERY_STEP,
+    )  # fmt: skip
+    assert rest.code == 0, rest.err
+    assert rest.json["first_step"] == step
+    assert min(losses(cli, rest.json["run"])) == step + 1
+    assert f"resumed from step {step}" in rest.err
+
+
+def _worker(run: str, rank: int) -> psutil.Process | None:
+    for process in processes_of(run):
+        try:
+            if process.environ().get("RANK") == str(rank):
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+def test_retries_start_the_workers_again_from_the_last_checkpoint(cli: Cli, small: Small) -> None:
+    path = small(fail_at=5, fail_rank=1, only_first_try=True)
+    done = cli(
+        "submit", path, "--local", "--instances", "2", "--set", "limits.retries=2", "--follow", "--json", *EVERY_STEP
+    )
+    assert done.code == 0, done.err
+    assert done.json["state"] == "SUCCEEDED"
+    assert done.json["first_step"] == 4  # every 2 steps, failed in the sixth
+    assert "broken on purpose" in done.err
+
+
+def test_an_exception_is_the_reason_with_its_traceback(cli: Cli, small: Small) -> None:
+    done = cli("submit", small(fail_at=3, fail_rank=1), "--local", "--instances", "2", "--follow", "--json")
+    assert done.code == 4
+    assert done.json["state"] == "FAILED"
+    reason = done.json["reason"]
+    assert reason.startswith("rank 1 on algo-2 (local rank 0) failed: ValueError: the loss of this rank is broken")
+    assert "small.py" in reason
+    assert len(reason) <= 1024
+    failure = Path(done.json["artifacts"]["folder"]) / "hosts" / "algo-2" / "opt" / "ml" / "output" / "failure"
+    assert failure.read_text() == reason
+    assert "Traceback" not in cli("status", done.json["run"]).err
+    assert "model" not in done.json["artifacts"]
+
+
+def test_a_wrong_argument_of_the_task_is_explained(cli: Cli, small: Small) -> None:
+    done = cli("submit", small(secnods=1), "--local", "--follow", "--json")
+    assert done.code == 4
+    assert "code.args: Small cannot be created" in done.json["reason"]
+
+
+def test_a_script_that_fails_tells_why(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(
+        "name: broken\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}\n",
+        train_py="import sys\nraise RuntimeError('no such luck')\n",
+    )
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 4
+    assert "RuntimeError: no such luck" in done.json["reason"]
+    path.with_name("train.py").write_text("import sys\nsys.exit(3)\n")
+    assert "exit code 3" in cli("submit", path, "--local", "--follow", "--json").json["reason"]
+
+
+def test_missing_data_in_s3_is_the_reason(cli: Cli, small: Small, aws: dict[str, str]) -> None:
+    done = cli("submit", small(), "--local", "--follow", "--json", "--set", "data.train=s3://cloudtrain-test/nothing")
+    assert done.code == 4
+    assert done.json["reason"] == "channel train: nothing lies at s3://cloudtrain-test/nothing"
+
+
+# ---------------------------------------------------------------- S3
+
+
+def test_a_local_run_may_read_and_save_in_s3(cli: Cli, small: Small, aws: dict[str, str]) -> None:
+    import boto3
+
+    boto3.client("s3").put_object(Bucket="cloudtrain-test", Key="data/a.txt", Body=b"a")
+    there = ["data.train=s3://cloudtrain-test/data", "checkpoint.uri=s3://cloudtrain-test/saved"]
+    overrides = [part for override in there for part in ("--set", override)]
+    done = cli("submit", small(), "--local", "--instances", "2", "--follow", "--json", *overrides)
+    assert done.code == 0, done.err
+    assert done.json["last_checkpoint"]["uri"].startswith("s3://cloudtrain-test/saved/step-")
+    folder = Path(done.json["artifacts"]["folder"])
+    assert (folder / "hosts" / "algo-2" / "opt" / "ml" / "input" / "data" / "train" / "a.txt").read_text() == "a"
+    more = cli("submit", small(), "--local", "--follow", "--json", *overrides, "--set", "train.epochs=4")
+    assert more.code == 0, more.err
+    assert more.json["first_step"] == done.json["last_step"]
+
+
+# ---------------------------------------------------------------- stop, detach, outlive
+
+
+def test_stop_saves_and_ends_every_process(cli: Cli, small: Small) -> None:
+    path = small(seconds=0.2)
+    run = cli("submit", path, "--local", "--instances", "2", "--set", "train.epochs=500", "--json").json["run"]
+    until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
+    assert len(processes_of(run)) > 4
+    began = time.monotonic()
+    done = cli("stop", run, "--json")
+    assert done.code == 0
+    assert done.json["state"] == "STOPPED"
+    assert done.json["exit_code"] == 5
+    assert time.monotonic() - began < 60
+    assert processes_of(run) == []
+    assert '"event": "stopped"' in cli("logs", run).out
+    assert done.json["last_checkpoint"]["step"] == done.json["last_step"] or done.json["last_checkpoint"]["step"] > 1
+    assert cli("stop", run).code == 0  # again: nothing happens
+
+
+def test_what_ignores_the_notice_is_killed_after_the_grace_time(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(
+        "name: stubborn\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}\n",
+        train_py="import signal, subprocess, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen(['sleep', '600'], start_new_session=True)\nprint('up', flush=True)\ntime.sleep(600)\n",
+    )
+    run = cli("submit", path, "--local", "--json", environ={"CLOUDTRAIN_STOP_GRACE_SECONDS": "2"}).json["run"]
+    until(lambda: "up" in cli("logs", run).out)
+    assert any("sleep" in process.name() for process in processes_of(run))
+    done = cli("stop", run, "--json")
+    assert done.json["state"] == "STOPPED"
+    assert processes_of(run) == []
+
+
+def test_time_that_is_over_stops_a_run_and_is_the_reason(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+    from cloudtrain.container import JobFolder, run_job
+    from cloudtrain.container.processes import descendants
+
+    request = {
+        "TrainingJobName": "over-261120-101500-1a2b3c",
+        "AlgorithmSpecification": {"ContainerEntrypoint": ["/bin/sh", "-c", "echo up; sleep 600"]},
+        "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 1},
+        "OutputDataConfig": {"S3OutputPath": (tmp_path / "out").as_uri()},
+    }
+    transitions: list[str] = []
+    outcome = run_job(
+        request,
+        JobFolder(tmp_path / "job"),
+        gpus=(),
+        stop_grace_seconds=5,
+        is_stopped=lambda: False,
+        on_transition=lambda transition: transitions.append(str(transition.state)),
+    )
+    assert (str(outcome.state), outcome.reason.partition(":")[0]) == ("STOPPED", "MaxRuntimeExceeded")
+    assert transitions == ["STARTING", "RUNNING", "STOPPING"]
+    assert (tmp_path / "job" / "logs" / "algo-2.log").read_text() == "up\n"
+    assert descendants() == []
+
+
+def test_ctrl_c_leaves_the_run_going_and_says_how_to_come_back(cli: Cli, small: Small) -> None:
+    path = small(seconds=0.2)
+    following = subprocess.Popen(
+        [str(command()), "submit", str(path), "--local", "--follow", "--set", "train.epochs=500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    run = until(lambda: next((found["run"] for found in cli("list", "--json").json["runs"]), None))
+    until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
+    os.killpg(following.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    out, err = following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert f"local:{run} goes on" in err
+    assert f"cloudtrain logs -f local:{run}" in err
+    assert "Traceback" not in out + err
+    before = cli("status", run, "--json").json
+    assert before["state"] == "RUNNING"
+    until(lambda: cli("status", run, "--json").json["last_step"] > before["last_step"])
+    assert cli("stop", run).code == 0
+
+
+def test_a_run_outlives_its_terminal(cli: Cli, small: Small) -> None:
+    """The session's leader dies and the kernel sends SIGHUP, as when a terminal window is closed."""
+    path = small(seconds=0.1)
+    script = f"import os, pty, sys\npid, fd = pty.fork()\nif pid == 0:\n os.execv({str(command())!r}, sys.argv[1:])\n"
+    script += "import time\nout = b''\nwhile b'training' not in out: out += os.read(fd, 1000)\nos.close(fd)\n"
+    subprocess.run(
+        ["python", "-c", script, "cloudtrain", "submit", str(path), "--local", "--follow"], check=True, timeout=120
+    )
+    run = cli("list", "--json").json["runs"][0]["run"]
+    status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
+    assert status["state"] == "SUCCEEDED"
+
+
+def test_a_watcher_that_dies_is_told_and_leaves_nothing_running(cli: Cli, small: Small) -> None:
+    path = small(seconds=0.2)
+    submitted = cli("submit", path, "--local", "--set", "train.epochs=500", "--json").json
+    run, folder = submitted["run"], Path(submitted["artifacts"]["folder"])
+    until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
+    os.kill(json.loads((folder / "state.json").read_text())["supervisor"], signal.SIGKILL)
+    status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
+    assert status["state"] == "FAILED"
+    assert "the process that watched this run died" in status["reason"]
+    assert processes_of(run) == []
+
+
+def test_followed_logs_of_a_running_job_end_with_it(cli: Cli, small: Small) -> None:
+    run = cli("submit", small(seconds=0.05), "--local", "--instances", "2", "--json").json["run"]
+    lines = cli("logs", "-f", run).out.splitlines()
+    assert lines == sorted(set(lines), key=lines.index)
+    assert sum('"event": "finished"' in line for line in lines) == 1
+    assert sorted(lines) == sorted(cli("logs", run).out.splitlines())

@@ -1,0 +1,60 @@
+"""What tests share besides fixtures."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).parent.parent
+EXAMPLES = REPOSITORY / "examples"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as the one JSON object that it must be."""
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Finished]
+
+
+def command() -> Path:
+    """Return the installed command."""
+    return Path(sys.executable).with_name("cloudtrain")
+
+
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """Wait for something that another process will do; return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def processes_of(run: str) -> list[psutil.Process]:
+    """Return the living processes that carry a run's name."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            if environ.get("TRAINING_JOB_NAME") == run and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
