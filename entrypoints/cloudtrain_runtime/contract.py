@@ -44,6 +44,9 @@ GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
 HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
 """Number of the job's hosts that share this machine's CPUs (local runs)."""
 
+ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
+"""File in which torchrun looks for a worker's exception, as JSON."""
+
 DEFAULT_RENDEZVOUS_PORT: Final = 7777
 STOP_GRACE_SECONDS: Final = 120
 """Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""

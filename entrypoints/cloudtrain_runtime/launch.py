@@ -35,6 +35,7 @@ from cloudtrain_runtime.contract import (
     sort_hosts,
 )
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.variables import read_config, sagemaker_variables
 
 _MARGIN_SECONDS = 20
@@ -67,7 +68,7 @@ def read_host(tree: MlTree) -> Host:
 
 def main() -> int:
     """Run this host's part of the job; return the exit code of the container."""
-    tree = MlTree(Path(os.environ.get(ML_ROOT_VARIABLE, "/opt/ml")))
+    tree = ml_tree(os.environ)
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     try:

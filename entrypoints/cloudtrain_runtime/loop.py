@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from cloudtrain_runtime import parallel
 from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.context import Context, ml_tree
+from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, MlTree, TrainConfig
 from cloudtrain_runtime.data import (
     GlobalBatch,
@@ -33,6 +33,7 @@ from cloudtrain_runtime.data import (
     to_device,
 )
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.task import Task
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"

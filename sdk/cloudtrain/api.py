@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
-from cloudtrain.container.machine import this_machine
+from cloudtrain.container.machine import usable_cpus, visible_gpus
 from cloudtrain.errors import RunNotFoundError
-from cloudtrain.plan import LOCAL, SAGEMAKER, Plan, make_plan
+from cloudtrain.plan import LOCAL, SAGEMAKER, Machine, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings
 from cloudtrain.spec import JobSpec
@@ -75,7 +75,7 @@ def _plan(
 ) -> tuple[Plan, Contents]:
     settings = settings or find_settings(spec)
     moment = now or datetime.now(UTC)
-    contents = collect(spec.code_directory)
+    contents = collect(spec.code_directory, home=find_home())
     decided = make_plan(
         spec,
         settings,
@@ -84,7 +84,7 @@ def _plan(
         now=moment,
         target=LOCAL if local else SAGEMAKER,
         home=find_home(),
-        machine=this_machine() if local else None,
+        machine=Machine(gpus=len(visible_gpus()), cpus=usable_cpus()) if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
     )
     return decided, contents

@@ -89,14 +89,18 @@ class Bundle:
     info: CodeInfo
 
 
-def collect(directory: Path) -> Contents:
+def collect(directory: Path, *, home: Path | None = None) -> Contents:
     """List and digest what travels from a code folder.
+
+    Args:
+        directory: The code folder.
+        home: Folder of local runs, which stays behind wherever it is.
 
     Raises:
         BundleError: something in the folder cannot travel.
     """
     left_out: list[tuple[str, str]] = []
-    entries = list(_walk(directory, PurePosixPath(), [], left_out))
+    entries = list(_walk(directory, PurePosixPath(), _home_rule(directory, home), left_out))
     _check(entries)
     entries += list(_runtime_entries())
     entries.append(Entry(WORKER_SCRIPT, None, len(_WORKER), executable=False))
@@ -209,6 +213,14 @@ def _check_link(root: Path, name: PurePosixPath) -> None:
         raise BundleError(
             f"{name} is a link to {target}, outside of the code folder", "copy it, or name it in .cloudtrainignore"
         )
+
+
+def _home_rule(root: Path, home: Path | None) -> _Rules:
+    if home is None or not home.is_relative_to(root):
+        return []
+    from pathspec import GitIgnoreSpec
+
+    return [(PurePosixPath(), GitIgnoreSpec.from_lines([f"/{home.relative_to(root).as_posix()}/"]))]
 
 
 def _read_rules(root: Path, below: PurePosixPath) -> _Rules:

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloudtrain_runtime.context import choose_device, read_context, torchrun_variables
+from cloudtrain_runtime.context import choose_device, read_context
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.place import torchrun_variables
 from cloudtrain_runtime.variables import sagemaker_variables
 
 

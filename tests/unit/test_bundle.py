@@ -90,6 +90,12 @@ def test_history_environments_caches_and_secrets_stay_behind(tmp_path: Path) -> 
     assert reasons[".git/"] == "version control"
 
 
+def test_the_folder_of_local_runs_stays_behind_wherever_it_is(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", mine__runs__one__request="")
+    (folder / "mine" / "runs" / "one" / "train").symlink_to(tmp_path)
+    assert [e.name for e in collect(folder, home=folder / "mine").entries if "cloudtrain_" not in e.name] == ["a.py"]
+
+
 def test_links(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="1")
     (folder / "b.py").symlink_to("a.py")

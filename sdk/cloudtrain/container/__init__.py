@@ -6,6 +6,6 @@ nothing of cloudtrain's plans; the document is all it gets.
 """
 
 from cloudtrain.container.job import JobFolder, Outcome, Transition, run_job
-from cloudtrain.container.machine import this_machine, visible_gpus
+from cloudtrain.container.machine import usable_cpus, visible_gpus
 
-__all__ = ["JobFolder", "Outcome", "Transition", "run_job", "this_machine", "visible_gpus"]
+__all__ = ["JobFolder", "Outcome", "Transition", "run_job", "usable_cpus", "visible_gpus"]

@@ -11,16 +11,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudtrain.plan import Machine
-
 _PORTS = range(20000, 32768)
 """Below Linux's ephemeral range (net.ipv4.ip_local_port_range), so that no outgoing connection takes one by chance."""
 
 
-def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    """Return GPUs and CPUs that a local run may use."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(gpus=len(visible_gpus(environ)), cpus=cpus)
+def usable_cpus() -> int:
+    """Return the CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -1,0 +1,75 @@
+"""What the README says is true: its job file validates, its commands exist, its output is what is printed."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import EXAMPLES, REPOSITORY, Cli
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def without_what_changes(text: str) -> list[str]:
+    text = re.sub(r"-\d{6}-\d{6}-[0-9a-f]{6}", "-DATE", text)
+    text = re.sub(r"\d+ files, [\d.]+ KB, sha256 [0-9a-f]{12}", "CODE", text)
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def test_the_two_commands_come_first() -> None:
+    commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")]
+    assert [line.split("#")[0].strip() for line in commands[:2]] == ["make demo", "make test"]
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for line in commands:
+        assert f"\n{line.split()[1]}:" in makefile
+
+
+def test_ci_calls_what_the_readme_names() -> None:
+    lines = [line for line in (REPOSITORY / ".ci" / "run").read_text().splitlines() if "make" in line]
+    assert lines == ["exec make test"]
+
+
+def test_the_job_file_is_the_examples_and_has_ten_lines() -> None:
+    (text,) = blocks("yaml")
+    assert text == (EXAMPLES / "digits" / "job.yaml").read_text()
+    assert len(text.splitlines()) <= 14
+
+
+def test_the_plans_output_is_real(cli: Cli) -> None:
+    block = next(block for block in blocks("console") if "cloudtrain plan" in block)
+    command, _, shown = block.partition("\n")
+    assert command.startswith("$ cloudtrain plan ")
+    done = cli(*command.removeprefix("$ cloudtrain ").split(), cwd=REPOSITORY)
+    assert done.code == 0
+    assert without_what_changes(shown) == without_what_changes(done.out)
+
+
+def test_the_mistakes_are_real(cli: Cli, job: Callable[..., Path]) -> None:
+    block = next(block for block in blocks("console") if "cloudtrain validate" in block)
+    path = job(
+        "name: digits\ncode:\n  task: digits:Digits\ncluster:\n  instance_type: ml.p4d.24xlarge\n  instnces: 2\n"
+        "train:\n  epochs: twelve\n  precision: bf61\n",
+        digits_py="",
+    )
+    done = cli("validate", "job.yaml", cwd=path.parent)
+    assert done.code == 2
+    assert block.splitlines()[1:] == done.err.splitlines()
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"^(?:\$ )?(cloudtrain [a-z].*)$", README, flags=re.MULTILINE))))
+def test_every_command_exists_with_its_options(cli: Cli, line: str) -> None:
+    words = line.split("#", maxsplit=1)[0].split()
+    done = cli(words[1], "--help")
+    assert done.code == 0, line
+    for word in words[2:]:
+        if word.startswith("-"):
+            assert re.search(rf"(^|[\s,/]){re.escape(word)}\b", done.out), f"{line}: {word}"
+
+
+@pytest.mark.parametrize("name", re.findall(r"\]\((?!http)([^)#]+)", README))
+def test_every_link_leads_somewhere(name: str) -> None:
+    assert (REPOSITORY / name).exists()
