@@ -60,7 +60,10 @@ def test_the_mistakes_are_real(cli: Cli, job: Callable[..., Path]) -> None:
     assert block.splitlines()[1:] == done.err.splitlines()
 
 
-@pytest.mark.parametrize("line", sorted(set(re.findall(r"^(?:\$ )?(cloudtrain [a-z].*)$", README, flags=re.MULTILINE))))
+COMMANDS = re.findall(r"^(?:\$ )?(cloudtrain [a-z].*)$", "".join(blocks("sh") + blocks("console")), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", sorted(set(COMMANDS)))
 def test_every_command_exists_with_its_options(cli: Cli, line: str) -> None:
     words = line.split("#", maxsplit=1)[0].split()
     done = cli(words[1], "--help")
