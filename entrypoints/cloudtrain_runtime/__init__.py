@@ -6,6 +6,8 @@ SDK can import `cloudtrain_runtime.contract` without torch.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,15 +16,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Context", "Task", "context"]
 
-_HOME = {"Context": "context", "context": "context", "Batch": "task", "Task": "task"}
+_HOME_OF = {"Batch": "task", "Context": "context", "Task": "task", "context": "context"}
+
+
+class _Package(ModuleType):
+    """`context` is the function, though a module of that name exists, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME_OF and isinstance(value, ModuleType):
+            return  # the import system binding a submodule over a public name
+        super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
-    # `context` is a module and a function; the function is what the public name means.
-    globals()["context"] = importlib.import_module(f"{__name__}.context").context
-    return getattr(module, name)
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+sys.modules[__name__].__class__ = _Package

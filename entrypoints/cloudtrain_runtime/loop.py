@@ -121,6 +121,7 @@ class Trainer:
         self.meter = Meter()
         self.last_save = time.monotonic()
         self.saved_step = -1
+        self.has_asked_to_save = False
         self.was_signalled = False
         seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
 
@@ -178,17 +179,15 @@ class Trainer:
 
     def _epochs(self) -> bool:
         """Train until the end; return False when the run was told to stop before."""
+        rule = self.train.early_stopping
+        if rule is not None and self.patience.waited >= rule.patience:
+            return True  # it had ended early before it was resumed
         agreement = parallel.Agreement(self.place, flags=2)
         every = self.checkpoint
         while self.position.step < self.total_steps:
             for batch in self._epoch():
                 self._step(batch)
-                is_due = (
-                    self.place.is_main
-                    and every.every_seconds is not None
-                    and time.monotonic() - self.last_save >= every.every_seconds
-                )
-                must_stop, must_save = agreement.at_boundary(self._has_notice(), is_due)
+                must_stop, must_save = agreement.at_boundary(self._has_notice(), self._wants_to_save())
                 if every.every_steps is not None and self.position.step % every.every_steps == 0:
                     must_save = True
                 if must_save or must_stop:
@@ -203,6 +202,14 @@ class Trainer:
                     break
         agreement.close()
         return True
+
+    def _wants_to_save(self) -> bool:
+        """Whether the clock of rank 0 says that a checkpoint is due. Asked once for each: the answer takes a step."""
+        seconds = self.checkpoint.every_seconds
+        if seconds is None or not self.place.is_main or self.has_asked_to_save:
+            return False
+        self.has_asked_to_save = time.monotonic() - self.last_save >= seconds
+        return self.has_asked_to_save
 
     def _epoch(self) -> Iterator[Batches]:
         """Yield the rest of the present epoch, then move the position to the next one."""
@@ -332,6 +339,7 @@ class Trainer:
         self.checkpoints.save(self.position.step, self.model, self.optimizer, _plain(state))
         self.saved_step = self.position.step
         self.last_save = time.monotonic()
+        self.has_asked_to_save = False
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""

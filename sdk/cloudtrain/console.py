@@ -6,8 +6,10 @@ People's text about a running command goes to standard error when `--json` asks 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
@@ -128,7 +130,9 @@ def _table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
 def print_submitted(run: Run) -> None:
     """Print the run's name and how to come back to it."""
     say(f"{run.reference} submitted")
-    say(f"  cloudtrain status {run.reference} | logs -f | stop")
+    program = _program()
+    for verb in ("status", "logs -f", "stop"):
+        say(f"  {program} {verb} {run.reference}")
 
 
 def print_status(status: Status) -> None:
@@ -191,10 +195,12 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
 
 def follow(run: Run, *, job: str, as_json: bool) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
+    from cloudtrain.run import State
     from cloudtrain_runtime.contract import parse_event
 
     out = _people(as_json=as_json)
     try:
+        run.wait(until=State.RUNNING, on_change=_show_change)
         for line in run.logs(follow=True):
             event = parse_event(line.text)
             text = _describe_event(event) if event is not None else line.text
@@ -209,6 +215,11 @@ def follow(run: Run, *, job: str, as_json: bool) -> int:
     return status.exit_code or 0
 
 
+def _show_change(status: Status) -> None:
+    if not status.state.is_final:
+        say(f"{status.state}{': ' if status.reason else ''}{status.reason}")
+
+
 def wait_for_end(run: Run) -> Status:
     """Wait for a run that was told to stop; Ctrl-C gives up waiting, not stopping."""
     say(f"stopping {run.reference}")
@@ -217,8 +228,8 @@ def wait_for_end(run: Run) -> Status:
 
 def _detached(run: Run) -> int:
     say("")
-    say(f"{run.reference} goes on. To come back: cloudtrain logs -f {run.reference}")
-    say(f"To end it: cloudtrain stop {run.reference}")
+    say(f"{run.reference} goes on. To come back: {_program()} logs -f {run.reference}")
+    say(f"To end it: {_program()} stop {run.reference}")
     return EXIT_INTERRUPTED
 
 
@@ -236,10 +247,20 @@ def _summary(out: Console, status: Status, job: str) -> None:
 
 
 def _next_command(status: Status, job: str) -> str:
-    if status.exit_code == 0 or status.progress.checkpoint is None:
-        return f"cloudtrain logs {status.reference}"
     local = " --local" if status.backend == "local" else ""
-    return f"cloudtrain submit {job}{local} --set checkpoint.resume={status.run}"
+    if status.exit_code == 0 and local:
+        return f"{_program()} plan {job}   (the same job on SageMaker: what would be sent, and its price)"
+    if status.exit_code == 0 or status.progress.checkpoint is None:
+        return f"{_program()} logs {status.reference}"
+    return f"{_program()} submit {job}{local} --set checkpoint.resume={status.run}"
+
+
+def _program() -> str:
+    """Return what to type to call this command again: its path, where it is not the one on PATH."""
+    called = sys.argv[0]
+    found = shutil.which("cloudtrain")
+    is_script = Path(called).name == "cloudtrain"
+    return called if is_script and (found is None or Path(found).resolve() != Path(called).resolve()) else "cloudtrain"
 
 
 def _describe_event(event: Mapping[str, Any]) -> str | None:

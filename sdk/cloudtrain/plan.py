@@ -337,7 +337,7 @@ class _Draft:
         self.instance = catalog.find_instance(spec.cluster.first_choice)
 
     def _refuse(self, path: str, message: str, hint: str) -> None:
-        self.problems.append(Problem("plan", None, None, path, message, hint))
+        self.problems.append(self.spec.problem(path, message, hint))
 
     # ------------------------------------------------------------ what runs
 

@@ -260,6 +260,8 @@ class Operations(Protocol):
     """What a run asks of the backend that it was submitted to."""
 
     name: str
+    poll_seconds: float
+    """How often it makes sense, and is allowed, to ask for the status."""
 
     def status(self, run: str) -> Status:
         """Return the present status.
@@ -316,17 +318,32 @@ class Run:
         """Yield the log lines of all hosts; with `follow` until the run has ended."""
         return self._operations.logs(self.id, follow=follow)
 
-    def wait(self, timeout_seconds: float | None = None, *, poll_seconds: float = 0.5) -> Status:
+    def wait(
+        self,
+        timeout_seconds: float | None = None,
+        *,
+        until: State | None = None,
+        on_change: Callable[[Status], None] | None = None,
+    ) -> Status:
         """Wait until the run has ended and return its status. The run's failure is no exception.
+
+        Args:
+            timeout_seconds: How long to wait; None waits as long as it takes.
+            until: Return in this state already.
+            on_change: Told when state or reason have changed.
 
         Raises:
             TimeoutError: it has not ended in time. The run goes on.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while not (status := self.status()).state.is_final:
+        last: tuple[State, str] | None = None
+        while not (status := self.status()).state.is_final and status.state is not until:
+            if on_change is not None and (status.state, status.reason) != last:
+                last = (status.state, status.reason)
+                on_change(status)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.reference} is {status.state} after {timeout_seconds:g} s; it goes on")
-            time.sleep(poll_seconds)
+            time.sleep(self._operations.poll_seconds)
         return status
 
     def stop(self) -> None:

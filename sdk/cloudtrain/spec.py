@@ -26,6 +26,7 @@ _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")  # botocore's model of CreateTrainingJob, ChannelName
 _TASK = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/.*)?")
+_S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 small letters, digits, dots or hyphens"
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 
 
@@ -402,6 +403,7 @@ class JobSpec(Section):
     """AWS tags of the job."""
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
+    _document: Document | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -417,16 +419,23 @@ class JobSpec(Section):
                 at=("cluster", "spot", "max_wait"),
                 hint="waiting is counted on top of it",
             )
+        if (self.checkpoint.uri or "").startswith("s3://") and not _S3_URI.fullmatch(self.checkpoint.uri or ""):
+            raise _fail(_S3_EXPECTED, at=("checkpoint", "uri"))
         for name, channel in self.data.items():
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
                 raise _fail("cloudtrain uses a channel of this name itself", at=("data", name), hint="rename it")
             if not _CHANNEL.fullmatch(name):
                 raise _fail("expected at most 64 letters, digits, . _ or -", at=("data", name))
             if channel.is_s3 and not _S3_URI.fullmatch(channel.uri):
-                raise _fail(
-                    "expected s3://bucket/prefix, with a bucket name of 3 to 63 characters", at=("data", name, "uri")
-                )
+                raise _fail(_S3_EXPECTED, at=("data", name, "uri"))
         return self
+
+    def problem(self, path: str, message: str, hint: str = "") -> Problem:
+        """Return a problem of a field, found after validation, with the place where the field was written."""
+        if self._document is None:
+            return Problem(f"{type(self).__name__}(...)", None, None, path, message, hint)
+        place = self._document.place_of(tuple(path.split(".")))
+        return Problem(place.file, place.line, place.column, path, message, hint)
 
     @property
     def base(self) -> Path:
@@ -460,6 +469,7 @@ class JobSpec(Section):
         except ValidationError as error:
             raise SpecError(_problems(cls, error, lambda at, key: document.place_of(at, key=key))) from None
         spec._base = Path(path).resolve().parent  # noqa: SLF001 (its own class)
+        spec._document = document  # noqa: SLF001
         missing = _missing_files(spec, document)
         if missing:
             raise SpecError(missing)

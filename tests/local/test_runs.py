@@ -1,5 +1,6 @@
 """Local runs: real launchers, real torchrun, real Gloo."""
 
+import itertools
 import json
 import os
 import signal
@@ -363,7 +364,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_come_back(cli: Cli, small: 
     out, err = following.communicate(timeout=30)
     assert following.returncode == 130
     assert f"local:{run} goes on" in err
-    assert f"cloudtrain logs -f local:{run}" in err
+    assert f"cloudtrain logs -f local:{run}\n" in err
     assert "Traceback" not in out + err
     before = cli("status", run, "--json").json
     assert before["state"] == "RUNNING"
@@ -397,8 +398,13 @@ def test_a_watcher_that_dies_is_told_and_leaves_nothing_running(cli: Cli, small:
 
 
 def test_followed_logs_of_a_running_job_end_with_it(cli: Cli, small: Small) -> None:
-    run = cli("submit", small(seconds=0.05), "--local", "--instances", "2", "--json").json["run"]
+    every = ("--set", "checkpoint.every=1s", "--set", "train.epochs=10")
+    run = cli("submit", small(seconds=0.05), "--local", "--instances", "2", *every, "--json").json["run"]
     lines = cli("logs", "-f", run).out.splitlines()
     assert lines == sorted(set(lines), key=lines.index)
     assert sum('"event": "finished"' in line for line in lines) == 1
     assert sorted(lines) == sorted(cli("logs", run).out.splitlines())
+    # Saved by the clock of rank 0, once each time.
+    saved = [event["step"] for line in lines if (event := parse_event(line)) and event["event"] == "checkpoint"]
+    assert len(saved) >= 3
+    assert all(later - sooner > 5 for sooner, later in itertools.pairwise(saved[:-1]))

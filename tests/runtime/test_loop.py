@@ -1,6 +1,7 @@
 """The training loop in one process: what it computes, saves and resumes."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from cloudtrain_runtime import context as context_module
 from cloudtrain_runtime import parallel
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
@@ -75,7 +75,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         place: Context = replace(
             read_context({}), seed=config.seed, train=config, model_dir=tmp_path / "model", run="demo"
         )
-        monkeypatch.setattr(context_module, "_current", place)
+        monkeypatch.setattr(sys.modules["cloudtrain_runtime.context"], "_current", place)
         capfd.readouterr()
         with parallel.process_group(place):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})

@@ -163,6 +163,12 @@ def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
     assert 'did you mean "2.13"?' in refusal(plan_of, 'cluster.framework="2.14"')
 
 
+def test_a_refusal_names_the_place_in_the_file(plan_of: PlanOf) -> None:
+    text = GOOD.replace("instances: 2", "distribution: smdistributed").replace("p4d.24xlarge", "g6.48xlarge")
+    assert "job.yaml:3:56  cluster.distribution: smdistributed needs" in refusal(plan_of, text=text)
+    assert refusal(plan_of, "cluster.framework=2.14").startswith("--set cluster.framework=2.14  cluster.framework")
+
+
 def test_trainium_is_refused(plan_of: PlanOf) -> None:
     assert "no GPU that PyTorch" in refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge")
 

@@ -70,9 +70,8 @@ def test_the_verb_plan_is_callable_whatever_was_imported_first(first: str) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_the_runtime_package_gives_its_names() -> None:
-    import cloudtrain_runtime
-
-    assert callable(cloudtrain_runtime.context)
-    assert cloudtrain_runtime.Task.__name__ == "Task"
-    assert callable(cloudtrain_runtime.context)
+@pytest.mark.parametrize("first", ["pass", "import cloudtrain_runtime.context", "import cloudtrain_runtime.worker"])
+def test_a_task_gets_the_function_context_whatever_was_imported_first(first: str) -> None:
+    program = f"{first}\nfrom cloudtrain_runtime import context\nprint(context().world_size)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "1\n", done.stderr

@@ -31,6 +31,7 @@ class LocalBackend:
     """Runs below `<home>/runs/<run>/`."""
 
     name = LOCAL
+    poll_seconds = _POLL_SECONDS
 
     def __init__(self, home: Path) -> None:
         self.runs = home / "runs"
@@ -136,7 +137,7 @@ class LocalBackend:
                     yield from (LogLine(path.stem, _text(line)) for line in lines)
                 if is_over:
                     return
-                time.sleep(_POLL_SECONDS)
+                time.sleep(self.poll_seconds)
         finally:
             for file in files.values():
                 file.close()

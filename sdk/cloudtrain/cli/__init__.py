@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import traceback
 
 import click
@@ -65,6 +67,7 @@ def run(argv: list[str]) -> int:
     except click.exceptions.Abort:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
+        console.say("interrupted; whether something was started tells: cloudtrain list")
         return EXIT_INTERRUPTED
     except click.ClickException as error:
         error.show()
@@ -75,7 +78,9 @@ def run(argv: list[str]) -> int:
         console.print_error(error, as_json=as_json)
         return error.exit_code
     except BrokenPipeError:
-        return 0  # the reader has seen enough (`cloudtrain logs ... | head`)
+        # The reader has seen enough (`cloudtrain logs ... | head`); nothing may be flushed into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:  # noqa: BLE001 (the last line of defence: everything else is our bug)
         traceback.print_exc()
         console.print_bug(error, as_json=as_json)
