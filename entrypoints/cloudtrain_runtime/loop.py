@@ -99,12 +99,12 @@ class Trainer:
             raise TypeError(f"datasets() has no 'train' (it has {', '.join(self.datasets) or 'none'})")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         self.model = task.model().to(place.device)
-        self.replica = parallel.replicate(self.model, place)
+        # Compiled inside of the replica: no_sync must stay DDP's.
+        compiled: nn.Module = torch.compile(self.model) if train.compile else self.model  # type: ignore[assignment]
+        self.replica = parallel.replicate(compiled, place)
         self.optimizer = task.optimizer(self.model)
         self.schedule = task.schedule(self.optimizer)
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=train.precision == "fp16")
-        if train.compile:
-            self.replica = torch.compile(self.replica)  # type: ignore[assignment]
         self.sampler = GlobalOrderSampler(
             dataset_length(self.datasets["train"], "train"),
             batch_size=train.batch_size,
@@ -121,6 +121,7 @@ class Trainer:
         self.meter = Meter()
         self.last_save = time.monotonic()
         self.saved_step = -1
+        self.evaluated_step = -1
         self.has_asked_to_save = False
         self.was_signalled = False
         seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
@@ -179,9 +180,8 @@ class Trainer:
 
     def _epochs(self) -> bool:
         """Train until the end; return False when the run was told to stop before."""
-        rule = self.train.early_stopping
-        if rule is not None and self.patience.waited >= rule.patience:
-            return True  # it had ended early before it was resumed
+        if self._ends_here():
+            return True
         agreement = parallel.Agreement(self.place, flags=2)
         every = self.checkpoint
         while self.position.step < self.total_steps:
@@ -190,14 +190,13 @@ class Trainer:
                 must_stop, must_save = agreement.at_boundary(self._has_notice(), self._wants_to_save())
                 if every.every_steps is not None and self.position.step % every.every_steps == 0:
                     must_save = True
+                # A run that must stop has no time to evaluate; it does so when it is resumed.
+                ends_here = not must_stop and self._ends_here()
                 if must_save or must_stop:
                     self._save()
-                if must_stop:
+                if must_stop or ends_here:
                     agreement.close()
-                    return False
-                if self._evaluation_is_due() and self._has_no_patience_left():
-                    agreement.close()
-                    return True
+                    return ends_here
                 if self.position.step >= self.total_steps:
                     break
         agreement.close()
@@ -275,25 +274,33 @@ class Trainer:
 
     # ------------------------------------------------------------ evaluation
 
+    def _ends_here(self) -> bool:
+        """Evaluate if this step asks for it and it has not been done; return whether training ends early."""
+        if self._evaluation_is_due():
+            self._note(self.evaluate("validation"))
+            self.evaluated_step = self.position.step
+        rule = self.train.early_stopping
+        return rule is not None and self.patience.waited >= rule.patience
+
     def _evaluation_is_due(self) -> bool:
         if "validation" not in self.datasets or self.position.step >= self.total_steps:
             return False  # the last one is part of the end of the run
+        if self.position.step in (0, self.evaluated_step):
+            return False
         if self.train.evaluate_every_steps is not None:
             return self.position.step % self.train.evaluate_every_steps == 0
         return self.position.samples == 0
 
-    def _has_no_patience_left(self) -> bool:
-        values = self.evaluate("validation")
+    def _note(self, values: Mapping[str, float]) -> None:
+        """Count the evaluations that did not improve the metric of early stopping."""
         rule = self.train.early_stopping
         if rule is None:
-            return False
+            return
         name = rule.metric.removeprefix("validation/")
         if name not in values:
             raise KeyError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
-        is_over = self.patience.is_over(rule, values[name])
-        if is_over and self.place.is_main:
+        if self.patience.is_over(rule, values[name]) and self.place.is_main:
             say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
-        return is_over
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
@@ -332,6 +339,7 @@ class Trainer:
         state = {
             "position": asdict(self.position),
             "patience": asdict(self.patience),
+            "evaluated_step": self.evaluated_step,
             "global_batch": self.sampler.global_size,
             "scaler": self.scaler.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
@@ -349,6 +357,7 @@ class Trainer:
         self.checkpoints.load(found, self.model, self.optimizer)
         self.position = Position(**found.state["position"])
         self.patience = Patience(**found.state["patience"])
+        self.evaluated_step = found.state["evaluated_step"]
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(found.state["scaler"]))
         if self.schedule is not None and found.state["schedule"] is not None:

@@ -28,6 +28,12 @@ def test_the_two_commands_come_first() -> None:
         assert f"\n{line.split()[1]}:" in makefile
 
 
+def test_the_demo_is_the_main_job() -> None:
+    """The main job itself is run, whole, by tests/local."""
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert "\n\t$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow\n" in makefile
+
+
 def test_ci_calls_what_the_readme_names() -> None:
     lines = [line for line in (REPOSITORY / ".ci" / "run").read_text().splitlines() if "make" in line]
     assert lines == ["exec make test"]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from cloudtrain_runtime import parallel
+from cloudtrain_runtime import context, parallel
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
 from cloudtrain_runtime.loop import Patience, Trainer
@@ -200,6 +200,34 @@ def test_patience_ends_a_run_and_survives_a_resume(train: Run) -> None:
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("killed_at", [6, 7, 12, 13])
+def test_patience_counts_each_evaluation_once_however_often_a_run_is_killed(train: Run, killed_at: int) -> None:
+    """Killed right before and right after the evaluation at the end of an epoch of 6 steps."""
+    rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
+    config = replace(TRAIN, epochs=50, early_stopping=rule)
+    with pytest.raises(_Killed):
+        train(config, task=Fragile(killed_at), every_steps=1)
+    assert max(losses(train(config, every_steps=1))) == 3 * 6
+    assert losses(train(config, every_steps=1)) == {}  # it has ended, and stays ended
+
+
+def test_an_evaluation_that_a_stop_left_out_is_made_up_for(train: Run, tmp_path: Path) -> None:
+    notice = tmp_path / "ml" / "output" / "stop-notice"
+
+    class Noticed(Regression):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            if context().step == 5:
+                notice.touch()
+            return super().loss(model, batch)
+
+    events = train(task=Noticed())
+    assert events[-1] == {**events[-1], "event": "stopped", "step": 6}
+    assert not any(event["event"] == "evaluation" for event in events)
+    notice.unlink()
+    evaluated = [event["step"] for event in train() if event["event"] == "evaluation"]
+    assert evaluated == [6, 12, 12]
 
 
 def test_a_notice_saves_and_leaves(train: Run, tmp_path: Path) -> None:
