@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from cloudtrain.document import Document, FieldPath, Place, dotted, parse_scalar, read_document
-from cloudtrain.errors import Problem, SpecError, UserError, did_you_mean, nearest
+from cloudtrain.errors import Problem, SpecError, UserError, nearest
+from cloudtrain.problems import explain, fail
 from cloudtrain.units import Cadence, parse_cadence, parse_duration, parse_money, parse_size
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
@@ -30,18 +30,12 @@ _S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 small
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 
 
-def _fail(message: str, *, at: FieldPath = (), hint: str = "") -> PydanticCustomError:
-    """Return an error that a validator raises; `at` is the field's path below the model."""
-    # Templates go through str.format, hence the context instead of an f-string.
-    return PydanticCustomError("cloudtrain", "{message}", {"message": message, "at": at, "hint": hint})
-
-
 def _unit(parse: Callable[[object], Any]) -> BeforeValidator:
     def validate(value: object) -> Any:
         try:
             return parse(value)
         except ValueError as error:
-            raise _fail(str(error)) from None
+            raise fail(str(error)) from None
 
     return BeforeValidator(validate)
 
@@ -49,7 +43,7 @@ def _unit(parse: Callable[[object], Any]) -> BeforeValidator:
 def _matching(pattern: re.Pattern[str], expected: str) -> BeforeValidator:
     def validate(value: object) -> object:
         if isinstance(value, str) and not pattern.fullmatch(value):
-            raise _fail(f'expected {expected}, got "{value}"')
+            raise fail(f'expected {expected}, got "{value}"')
         return value
 
     return BeforeValidator(validate)
@@ -88,7 +82,7 @@ class Section(BaseModel):
             try:
                 super().__init__(**fields)
             except ValidationError as error:
-                raise SpecError(_problems(type(self), error, _constructor_places(type(self)))) from None
+                raise SpecError(explain(type(self), error, _constructor_places(type(self)))) from None
 
         # Says to pydantic that nested sections need not go through this constructor (as its own RootModel does).
         __init__.__pydantic_base_init__ = True
@@ -117,13 +111,13 @@ class Code(Section):
     @model_validator(mode="after")
     def _one_entry(self) -> Self:
         if (self.task is None) == (self.script is None):
-            raise _fail("give exactly one of task and script", hint="task: module:Class, or script: train.py")
+            raise fail("give exactly one of task and script", hint="task: module:Class, or script: train.py")
         if self.task is not None and not isinstance(self.args, dict):
-            raise _fail("a Task takes keyword arguments: write a mapping", at=("args",))
+            raise fail("a Task takes keyword arguments: write a mapping", at=("args",))
         for name in ("script", "requirements"):
             path = getattr(self, name)
             if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
-                raise _fail(f'expected a path below the directory, got "{path}"', at=(name,))
+                raise fail(f'expected a path below the directory, got "{path}"', at=(name,))
         return self
 
 
@@ -151,7 +145,7 @@ def _spot(value: object) -> object:
     if isinstance(value, bool):
         return {} if value else None
     if isinstance(value, str):
-        raise _fail(f'expected true, false or a mapping with max_wait, got "{value}"', hint="spot: {max_wait: 36h}")
+        raise fail(f'expected true, false or a mapping with max_wait, got "{value}"', hint="spot: {max_wait: 36h}")
     return value
 
 
@@ -189,15 +183,15 @@ class Cluster(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.instance_type is None) == (not self.prefer):
-            raise _fail("give exactly one of instance_type and prefer", hint="instance_type: ml.p4d.24xlarge")
+            raise fail("give exactly one of instance_type and prefer", hint="instance_type: ml.p4d.24xlarge")
         if self.spot is not None and self.prefer:
-            raise _fail("SageMaker takes no instance preferences with spot", at=("prefer",), hint="use instance_type")
+            raise fail("SageMaker takes no instance preferences with spot", at=("prefer",), hint="use instance_type")
         if self.spot is not None and self.keep_alive:
-            raise _fail("SageMaker keeps no spot cluster warm", at=("keep_alive",), hint="remove keep_alive or spot")
+            raise fail("SageMaker keeps no spot cluster warm", at=("keep_alive",), hint="remove keep_alive or spot")
         if self.image is not None and self.framework is not None:
-            raise _fail("give framework or image, not both", at=("framework",))
+            raise fail("give framework or image, not both", at=("framework",))
         if bool(self.network.subnets) != bool(self.network.security_groups):
-            raise _fail("subnets and security_groups go together", at=("network",))
+            raise fail("subnets and security_groups go together", at=("network",))
         return self
 
     @property
@@ -248,7 +242,7 @@ class Evaluate(Section):
     @model_validator(mode="after")
     def _in_steps(self) -> Self:
         if self.every.steps is None:
-            raise _fail("expected a number of steps such as 200 steps", at=("every",))
+            raise fail("expected a number of steps such as 200 steps", at=("every",))
         return self
 
 
@@ -266,10 +260,10 @@ class Parallel(Section):
     def _available(self) -> Self:
         # Refused instead of ignored: a run that silently replicated the model would pay for memory it does not have.
         if self.data == "fsdp":
-            raise _fail("this version trains with ddp only", at=("data",), hint="use ddp")
+            raise fail("this version trains with ddp only", at=("data",), hint="use ddp")
         for name in ("tensor", "pipeline"):
             if getattr(self, name) != 1:
-                raise _fail("this version trains with ddp only", at=(name,), hint="use 1")
+                raise fail("this version trains with ddp only", at=(name,), hint="use 1")
         return self
 
 
@@ -283,7 +277,7 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _available(self) -> Self:
-        raise _fail("this version does not profile", hint="remove it")
+        raise fail("this version does not profile", hint="remove it")
 
 
 class Tracking(Section):
@@ -298,7 +292,7 @@ class Tracking(Section):
     def _available(self) -> Self:
         for name in ("tensorboard", "mlflow"):
             if getattr(self, name):
-                raise _fail("this version tracks by event lines only", at=(name,), hint="remove it")
+                raise fail("this version tracks by event lines only", at=(name,), hint="remove it")
         return self
 
 
@@ -335,7 +329,7 @@ class Train(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise _fail("give exactly one of epochs and steps", hint="epochs: 3")
+            raise fail("give exactly one of epochs and steps", hint="epochs: 3")
         return self
 
 
@@ -367,12 +361,12 @@ def _name_fits(value: object) -> object:
     if isinstance(value, str):
         if not _NAME.fullmatch(value):
             legal = re.sub(r"[^a-zA-Z0-9]+", "-", value).strip("-")[:NAME_CHARACTERS].strip("-")
-            raise _fail(
+            raise fail(
                 "expected letters, digits and single hyphens between them",
                 hint=f'did you mean "{legal}"?' if legal else "",
             )
         if len(value) > NAME_CHARACTERS:
-            raise _fail(f"{len(value)} characters; at most {NAME_CHARACTERS}", hint="the run id adds date and suffix")
+            raise fail(f"{len(value)} characters; at most {NAME_CHARACTERS}", hint="the run id adds date and suffix")
     return value
 
 
@@ -408,26 +402,26 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.code.task is not None and self.train is None:
-            raise _fail("a Task needs this section", at=("train",), hint="train: {epochs: 1}")
+            raise fail("a Task needs this section", at=("train",), hint="train: {epochs: 1}")
         if self.code.script is not None and self.train is not None:
-            raise _fail(
+            raise fail(
                 "only a Task is trained by these; a script has its own loop", at=("train",), hint="use code.args"
             )
         if self.cluster.spot and self.cluster.spot.max_wait and self.cluster.spot.max_wait < self.limits.runtime:
-            raise _fail(
+            raise fail(
                 "shorter than limits.runtime",
                 at=("cluster", "spot", "max_wait"),
                 hint="waiting is counted on top of it",
             )
         if (self.checkpoint.uri or "").startswith("s3://") and not _S3_URI.fullmatch(self.checkpoint.uri or ""):
-            raise _fail(_S3_EXPECTED, at=("checkpoint", "uri"))
+            raise fail(_S3_EXPECTED, at=("checkpoint", "uri"))
         for name, channel in self.data.items():
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
-                raise _fail("cloudtrain uses a channel of this name itself", at=("data", name), hint="rename it")
+                raise fail("cloudtrain uses a channel of this name itself", at=("data", name), hint="rename it")
             if not _CHANNEL.fullmatch(name):
-                raise _fail("expected at most 64 letters, digits, . _ or -", at=("data", name))
+                raise fail("expected at most 64 letters, digits, . _ or -", at=("data", name))
             if channel.is_s3 and not _S3_URI.fullmatch(channel.uri):
-                raise _fail(_S3_EXPECTED, at=("data", name, "uri"))
+                raise fail(_S3_EXPECTED, at=("data", name, "uri"))
         return self
 
     def problem(self, path: str, message: str, hint: str = "") -> Problem:
@@ -467,7 +461,7 @@ class JobSpec(Section):
         try:
             spec = cls.model_validate(document.data)
         except ValidationError as error:
-            raise SpecError(_problems(cls, error, lambda at, key: document.place_of(at, key=key))) from None
+            raise SpecError(explain(cls, error, lambda at, key: document.place_of(at, key=key))) from None
         spec._base = Path(path).resolve().parent  # noqa: SLF001 (its own class)
         spec._document = document  # noqa: SLF001
         missing = _missing_files(spec, document)
@@ -528,120 +522,3 @@ def task_file(spec: JobSpec) -> Path | None:
         if path.is_file():
             return path
     return None
-
-
-# ---------------------------------------------------------------- pydantic's errors in our words
-
-
-def _problems(
-    model: type[BaseModel], error: ValidationError, place_of: Callable[[FieldPath, bool], Place]
-) -> list[Problem]:
-    problems: dict[tuple[FieldPath, str], Problem] = {}
-    for details in error.errors(include_url=False):
-        path, message, hint = _explain(model, details)
-        place = place_of(path, details["type"] == "extra_forbidden")
-        problem = Problem(place.file, place.line, place.column, dotted(path), message, hint)
-        problems.setdefault((path, message), problem)
-    return list(problems.values())
-
-
-def _explain(  # noqa: PLR0911 (one return per kind of error)
-    model: type[BaseModel], details: ErrorDetails
-) -> tuple[FieldPath, str, str]:
-    """Return path, message and hint of one of pydantic's errors."""
-    path = _field_path(model, details["loc"])
-    context: Mapping[str, Any] = details.get("ctx", {})
-    kind = details["type"]
-    given = details["input"]
-    if kind == "cloudtrain":
-        return (*path, *context["at"]), str(context["message"]), str(context["hint"])
-    if kind == "extra_forbidden":
-        legal = sorted(_fields_at(model, path[:-1]))
-        return path, "unknown field", did_you_mean(str(path[-1]), legal)
-    if kind == "missing":
-        return path, "required field is missing", ""
-    if kind == "literal_error":
-        legal = [str(value) for value in _literals(model, path)] or [str(context.get("expected", ""))]
-        near = nearest(str(given), legal)
-        hint = f'did you mean "{near}"?' if near else ""
-        return path, f'expected one of {", ".join(legal)}, got "{given}"', hint
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return path, f"expected a mapping of fields, got {_show(given)}", ""
-    for prefix, expected in _EXPECTED.items():
-        if kind.startswith(prefix):
-            return path, f"expected {expected}, got {_show(given)}", ""
-    message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
-    return path, f"{message}, got {_show(given)}", ""
-
-
-_EXPECTED = {
-    "int_": "a whole number",
-    "float_": "a number",
-    "bool_": "true or false",
-    "string_": "text",
-    "tuple_": "a list",
-    "list_": "a list",
-}
-
-
-def _show(value: object) -> str:
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
-    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 (fits a terminal's line)
-
-
-def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath:
-    """Drop the parts of pydantic's location that name union members instead of fields."""
-    path: FieldPath = ()
-    current: type[BaseModel] | None = model
-    for part in loc:
-        if current is not None and isinstance(part, str) and part not in current.model_fields and part != loc[-1]:
-            break
-        if isinstance(part, str) and current is None and path and path[0] != "data" and _is_union_tag(part):
-            break
-        path = (*path, part)
-        current = _model_at(model, path)
-    return path
-
-
-def _is_union_tag(part: str) -> bool:
-    return "[" in part or part in ("int", "str", "bool", "float", "constrained-int", "constrained-float", "dict")
-
-
-def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
-    """Return the section that lies at a path, or None when a plain value lies there."""
-    current: Any = model
-    for part in path:
-        if not (isinstance(current, type) and issubclass(current, BaseModel)):
-            inner = [kind for kind in _flatten(current) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-            current = inner[0] if inner else None
-            continue
-        field = current.model_fields.get(str(part))
-        if field is None:
-            return None
-        models = [kind for kind in _flatten(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        is_mapping = getattr(field.annotation, "__origin__", None) is dict
-        current = field.annotation if is_mapping else (models[0] if models else None)
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
-
-
-def _flatten(annotation: Any) -> list[Any]:
-    """Return an annotation and everything in its type arguments."""
-    found = [annotation]
-    for argument in get_args(annotation):
-        found += _flatten(argument)
-    return found
-
-
-def _fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
-    section = _model_at(model, path) if path else model
-    return list(section.model_fields) if section is not None else []
-
-
-def _literals(model: type[BaseModel], path: FieldPath) -> list[object]:
-    section = _model_at(model, path[:-1]) if path[:-1] else model
-    field = section.model_fields.get(str(path[-1])) if section is not None else None
-    if field is None:
-        return []
-    return [
-        value for kind in _flatten(field.annotation) if not get_args(kind) for value in [kind] if isinstance(kind, str)
-    ]
