@@ -40,8 +40,8 @@ unit: $(VENV)/.installed-dev
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
 test-oldest:
-	$(MAKE) VENV=.venv-oldest TORCH="torch==2.5.1" .venv-oldest/.installed-dev
-	.venv-oldest/bin/python -m pytest tests/runtime tests/local
+	$(MAKE) VENV=.venv-oldest TORCH="torch==2.5.1" .venv-oldest/.installed-test
+	.venv-oldest/bin/python -m pytest tests/runtime tests/local -m "not aws"
 
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md
@@ -62,18 +62,18 @@ $(VENV)/.torch: $(VENV)/bin/python
 
 # The wheel is what users get, so it is what runs here. Dependencies are resolved once for each set of extras.
 $(VENV)/.dependencies-%: pyproject.toml constraints.txt $(VENV)/.torch
-	$(PIP) install --constraint constraints.txt hatchling ".[$(EXTRAS_$*)]"
+	$(PIP) install --constraint constraints.txt hatchling ".[$(EXTRAS_$*)]" "$$($(INSTALLED_TORCH))"
 	@touch $@
+
+# Named again, so that pip refuses what would replace it.
+INSTALLED_TORCH := $(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))'
 
 EXTRAS_demo := local,examples
 EXTRAS_dev := dev
+EXTRAS_test := test
 
-$(VENV)/.installed-demo: $(VENV)/.dependencies-demo $(SOURCES)
+$(VENV)/.installed-%: $(VENV)/.dependencies-% $(SOURCES)
 	$(PIP) install --no-deps --force-reinstall --no-build-isolation .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.dependencies-dev $(SOURCES)
-	$(PIP) install --no-deps --force-reinstall --no-build-isolation .
-	@touch $@
-
-.PRECIOUS: $(VENV)/.dependencies-demo $(VENV)/.dependencies-dev $(VENV)/.torch
+.PRECIOUS: $(VENV)/.installed-% $(VENV)/.dependencies-% $(VENV)/.torch $(VENV)/bin/python

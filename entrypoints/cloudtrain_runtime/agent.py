@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ from cloudtrain_runtime.place import ml_tree
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+_LINGER_SECONDS = 0.3
+"""The first host keeps the rendezvous' store; the others say goodbye to it, and log a stack trace when it has gone."""
 
 _PEER_LOST = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|DistBackendError|DistNetworkError"
@@ -75,11 +79,22 @@ def _report(failures: Mapping[int, ProcessFailure]) -> None:
         secondary=_is_secondary(failure),
         failed_at=failure.timestamp,
     )
-    text = f"{message}\n{traceback[-(FAILURE_CHARACTERS - len(message) - 1) :]}" if traceback else message
+    text = "\n".join([message, *_last_lines(traceback, FAILURE_CHARACTERS - len(message) - 1)])
     path = ml_tree(os.environ).failure
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
     say(text)
+
+
+def _last_lines(text: str, characters: int) -> list[str]:
+    """Return as many whole lines from the end of a text as fit."""
+    lines: list[str] = []
+    for line in reversed(text.rstrip().splitlines()):
+        characters -= len(line) + 1
+        if characters < 0:
+            break
+        lines.insert(0, line)
+    return lines
 
 
 def _is_secondary(failure: ProcessFailure) -> bool:
@@ -102,6 +117,8 @@ def _describe(failure: ProcessFailure) -> tuple[str, str]:
 
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
+    if "is_host=true" in " ".join(sys.argv) and "--nnodes=1" not in sys.argv:
+        time.sleep(_LINGER_SECONDS)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # nothing is left to do, and the interpreter's shutdown takes 0.25 s with torch loaded

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from cloudtrain_runtime import parallel
 from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.storage import Storage, open_storage
 
@@ -134,7 +136,7 @@ class Checkpoints:
                 own (an attempt that was restarted goes on from its own), then there.
 
         Raises:
-            FileNotFoundError: `resume` names a place without a complete checkpoint.
+            CheckpointError: `resume` names a place without a complete checkpoint.
         """
         chosen: tuple[str, str] | None = None
         missing = False
@@ -148,18 +150,26 @@ class Checkpoints:
                 chosen = (own.storage.uri, own.name)
         chosen, missing = parallel.gather((chosen, missing), self.place)[0]
         if missing:
-            raise FileNotFoundError(f"checkpoint.resume: there is no complete checkpoint at {resume}")
+            raise CheckpointError(f"checkpoint.resume: there is no complete checkpoint at {resume}")
         if chosen is None:
             return None
         return _read(open_storage(chosen[0]), chosen[1])
 
     def load(self, found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Load model, optimizer and random states in place. Works at any world size."""
+        """Load model, optimizer and random states in place. Works at any world size.
+
+        Raises:
+            CheckpointError: it was saved from another model.
+        """
         folder = found.storage.fetch(found.name)
         try:
             model_state, optimizer_state = get_state_dict(model, optimizer)
             states: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-            load(states, storage_reader=FileSystemReader(folder))
+            try:
+                load(states, storage_reader=FileSystemReader(folder))
+            except CheckpointException as error:
+                cause = next(iter(error.failures.values()), (error,))[0]
+                raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {cause}") from None
             set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
             own = folder / f"rank-{self.place.rank:05d}.pt"
             if own.is_file():

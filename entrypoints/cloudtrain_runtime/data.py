@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,19 +120,6 @@ class ShardSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for at in range(0, len(self.indices), self.batch_size):
             yield list(self.indices[at : at + self.batch_size])
-
-
-def dataset_length(dataset: Dataset[Any], split: str) -> int:
-    """Return the number of samples.
-
-    Raises:
-        TypeError: the dataset has no length, or no samples.
-    """
-    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
-        raise TypeError(f"the {split} dataset needs __len__ and __getitem__ (map-style); {type(dataset)} has not both")
-    if len(dataset) == 0:
-        raise TypeError(f"the {split} dataset is empty")
-    return len(dataset)
 
 
 def make_loader(

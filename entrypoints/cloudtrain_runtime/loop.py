@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from cloudtrain_runtime import parallel
 from cloudtrain_runtime.checkpoint import Checkpoints
@@ -28,13 +28,13 @@ from cloudtrain_runtime.data import (
     GlobalBatch,
     GlobalOrderSampler,
     ShardSampler,
-    dataset_length,
     make_loader,
     to_device,
 )
+from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.place import ml_tree
-from cloudtrain_runtime.task import Task
+from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
@@ -94,9 +94,8 @@ class Trainer:
 
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
         self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
-        self.datasets: Mapping[str, Dataset[Any]] = task.datasets()
-        if "train" not in self.datasets:
-            raise TypeError(f"datasets() has no 'train' (it has {', '.join(self.datasets) or 'none'})")
+        self.datasets = checked_datasets(task)
+        self.lengths = {split: len(cast("Sized", dataset)) for split, dataset in self.datasets.items()}
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         self.model = task.model().to(place.device)
         # Compiled inside of the replica: no_sync must stay DDP's.
@@ -106,7 +105,7 @@ class Trainer:
         self.schedule = task.schedule(self.optimizer)
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=train.precision == "fp16")
         self.sampler = GlobalOrderSampler(
-            dataset_length(self.datasets["train"], "train"),
+            self.lengths["train"],
             batch_size=train.batch_size,
             accumulate=train.accumulate,
             rank=place.rank,
@@ -124,6 +123,7 @@ class Trainer:
         self.evaluated_step = -1
         self.has_asked_to_save = False
         self.was_signalled = False
+        self.has_warned = False
         seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
 
     # ------------------------------------------------------------ the whole run
@@ -158,7 +158,9 @@ class Trainer:
             return
         self._save()
         seconds = time.monotonic() - began
-        final = {split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets}
+        final: dict[str, Mapping[str, float]] = {
+            split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets
+        }
         self._export(final)
         if self.place.is_main:
             samples = (self.position.step - first) * self.sampler.global_size
@@ -173,10 +175,24 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Optimizer steps of the whole run, those before a resume at another batch size included."""
         if self.train.steps is not None:
             return self.train.steps
-        return (self.train.epochs or 0) * self.sampler.steps_per_epoch
+        left = (self.train.epochs or 0) * self.sampler.length - self._samples_done()
+        return self.position.step + self._steps_for(left)
+
+    def _samples_done(self) -> int:
+        return self.position.epoch * self.sampler.length + self.position.samples
+
+    def _steps_for(self, samples: int) -> int:
+        """Return the steps that so many samples up to the end of an epoch take; each epoch ends with a step."""
+        whole, part = divmod(max(samples, 0), self.sampler.length)
+        return whole * self.sampler.steps_per_epoch + math.ceil(part / self.sampler.global_size)
+
+    def _is_at_end(self) -> bool:
+        if self.train.steps is not None:
+            return self.position.step >= self.train.steps
+        return self.position.epoch >= (self.train.epochs or 0)
 
     def _epochs(self) -> bool:
         """Train until the end; return False when the run was told to stop before."""
@@ -184,7 +200,7 @@ class Trainer:
             return True
         agreement = parallel.Agreement(self.place, flags=2)
         every = self.checkpoint
-        while self.position.step < self.total_steps:
+        while not self._is_at_end():
             for batch in self._epoch():
                 self._step(batch)
                 must_stop, must_save = agreement.at_boundary(self._has_notice(), self._wants_to_save())
@@ -197,7 +213,7 @@ class Trainer:
                 if must_stop or ends_here:
                     agreement.close()
                     return ends_here
-                if self.position.step >= self.total_steps:
+                if self._is_at_end():
                     break
         agreement.close()
         return True
@@ -233,7 +249,7 @@ class Trainer:
             is_last = index == len(plan.micro_batches) - 1
             with contextlib.nullcontext() if is_last else parallel.without_sync(self.replica):
                 with self._autocast():
-                    loss = self.task.loss(self.replica, batch) * (micro.count * weight)
+                    loss = self._loss(batch) * (micro.count * weight)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
@@ -251,8 +267,19 @@ class Trainer:
             self.position.epoch, self.position.samples = self.position.epoch + 1, 0
         self.place.progress.step = self.position.step
         self.meter.samples += plan.samples
-        if self.position.step % self.log_every == 0 or self.position.step in (1, self.total_steps):
+        if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
             self._log(total, grad_norm)
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        try:
+            return checked_loss(self.task, self.replica, batch)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            raise TaskError(
+                "the model has parameters that the loss does not depend on, so ranks wait for gradients that never "
+                "come: remove them from the model, or set requires_grad_(False) on them"
+            ) from None
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = _PRECISIONS.get(self.train.precision)
@@ -261,6 +288,9 @@ class Trainer:
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
         loss = parallel.mean_over_ranks(total, self.place)
         if self.place.is_main:
+            if not math.isfinite(loss) and not self.has_warned:
+                self.has_warned = True
+                say(f"warning: the loss of step {self.position.step} is not finite; training goes on")
             extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
             emit(
                 "step",
@@ -283,7 +313,7 @@ class Trainer:
         return rule is not None and self.patience.waited >= rule.patience
 
     def _evaluation_is_due(self) -> bool:
-        if "validation" not in self.datasets or self.position.step >= self.total_steps:
+        if "validation" not in self.datasets or self._is_at_end():
             return False  # the last one is part of the end of the run
         if self.position.step in (0, self.evaluated_step):
             return False
@@ -298,27 +328,27 @@ class Trainer:
             return
         name = rule.metric.removeprefix("validation/")
         if name not in values:
-            raise KeyError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
+            raise TaskError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
         if self.patience.is_over(rule, values[name]) and self.place.is_main:
             say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
-        dataset = self.datasets[split]
-        length = dataset_length(dataset, split)
+        dataset, length = self.datasets[split], self.lengths[split]
         sampler = ShardSampler(
             length, batch_size=self.train.batch_size, rank=self.place.rank, world_size=self.place.world_size
         )
         sums: dict[str, float] = {}
+        parallel.share_buffers(self.model, self.place)
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
             moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {
-                    "loss": self.task.loss(self.model, moved) * len(indices),
-                    **self.task.metrics(self.model, moved),
+                    "loss": checked_loss(self.task, self.model, moved) * len(indices),
+                    **checked_metrics(self.task, self.model, moved, len(indices)),
                 }
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
@@ -336,6 +366,7 @@ class Trainer:
     def _save(self) -> None:
         if self.saved_step == self.position.step:
             return
+        parallel.share_buffers(self.model, self.place)
         state = {
             "position": asdict(self.position),
             "patience": asdict(self.patience),
@@ -365,6 +396,8 @@ class Trainer:
         self.place.progress.step = self.position.step
         if found.storage.uri == self.checkpoints.storage.uri:
             self.saved_step = self.position.step
+        if self.place.is_main and self._is_at_end():
+            say(f"nothing is left to train: {found.uri} is at the end already")
         if self.place.is_main and found.state["global_batch"] != self.sampler.global_size:
             before, now = found.state["global_batch"], self.sampler.global_size
             say(f"the global batch was {before} samples and is {now} from step {self.position.step} on")

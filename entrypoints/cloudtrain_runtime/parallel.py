@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -20,9 +19,12 @@ _START_SECONDS = 1800
 """How long the first rank waits for the last, and the longest single collective."""
 
 
-@contextlib.contextmanager
-def process_group(place: Context) -> Iterator[None]:
-    """Join the ranks for the time of a block."""
+def join_ranks(place: Context) -> None:
+    """Join the ranks to one process group, for the life of this process.
+
+    Nothing destroys it: torch 2.5's Gloo can deadlock there (it waits for a thread that waits for the interpreter), and
+    a worker leaves without the interpreter's shutdown anyway.
+    """
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     if place.backend == "smddp":
@@ -35,10 +37,6 @@ def process_group(place: Context) -> Iterator[None]:
         dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def replicate(model: nn.Module, place: Context) -> nn.Module:
@@ -54,6 +52,18 @@ def without_sync(model: nn.Module) -> AbstractContextManager[None]:
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return contextlib.nullcontext()
+
+
+@torch.no_grad()
+def share_buffers(model: nn.Module, place: Context) -> None:
+    """Give every rank the buffers of rank 0.
+
+    Between steps each rank has its own batch-norm statistics; DDP levels them only in its next forward pass. What is
+    evaluated, saved and exported must be one model.
+    """
+    if place.world_size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def gather(value: Any, place: Context) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from cloudtrain_runtime.context import context
+from cloudtrain_runtime.errors import TaskError
 
 Batch = Any
 """What `collate` returns: tensors, or tuples, lists and mappings of them. First dimension: samples."""
@@ -64,8 +65,62 @@ class Task(ABC):
         return default_collate(list(samples))
 
 
-class TaskError(Exception):
-    """The job's Task cannot be loaded or does not keep its promise."""
+SPLITS = ("train", "validation", "test")
+
+
+def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
+    """Return the Task's datasets.
+
+    Raises:
+        TaskError: they are not datasets by split, or one has no length or no samples.
+    """
+    datasets: Any = task.datasets()
+    if not isinstance(datasets, Mapping):
+        kind = type(datasets).__name__
+        raise TaskError(f'datasets() must return a mapping such as {{"train": dataset}}; it returned a {kind}')
+    unknown = [str(split) for split in datasets if split not in SPLITS]
+    if unknown or "train" not in datasets:
+        found = ", ".join(map(str, datasets)) or "none"
+        raise TaskError(f"datasets() must have train, and may have validation and test; it has {found}")
+    for split, dataset in datasets.items():
+        if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+            kind = type(dataset).__name__
+            raise TaskError(f"the {split} dataset needs __len__ and __getitem__ (map-style); {kind} has not both")
+        if len(dataset) == 0:
+            raise TaskError(f"the {split} dataset is empty")
+    return dict(datasets)
+
+
+def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the Task's loss of a batch.
+
+    Raises:
+        TaskError: it is not a scalar tensor.
+    """
+    loss: Any = task.loss(model, batch)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
+        raise TaskError(f"loss() must return a scalar tensor, the mean over the batch's samples; it returned {got}")
+    return loss
+
+
+def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
+    """Return the Task's metrics of an evaluation batch.
+
+    Raises:
+        TaskError: a metric has not one value per sample, or is called `loss`.
+    """
+    metrics: Mapping[str, Any] = task.metrics(model, batch)
+    for name, values in metrics.items():
+        if name == "loss":
+            raise TaskError("metrics() must not have a metric called loss: that is the Task's own")
+        if not isinstance(values, torch.Tensor) or list(values.shape) != [samples]:
+            got = list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            raise TaskError(
+                f"metrics() must return one value per sample: {name} of a batch of {samples} has the shape {got}, "
+                f"expected [{samples}] (no mean: the entrypoint averages over all samples of all ranks)"
+            )
+    return metrics
 
 
 def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:

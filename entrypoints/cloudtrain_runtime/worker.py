@@ -13,6 +13,8 @@ import traceback
 from pathlib import Path
 
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig
+from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.events import say
 from cloudtrain_runtime.place import read_run_config, torchrun_variables
 
 
@@ -20,8 +22,10 @@ def main() -> None:
     """Run this rank. An exception's traceback goes to torchrun's error file, and from there to `output/failure`."""
     try:
         run_rank()
-    except Exception as error:
-        _record(error)
+    except SystemExit:
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        record_failure(f"{type(error).__name__}: {error}", traceback.format_exc())
         raise
 
 
@@ -40,7 +44,7 @@ def run_rank() -> None:
         run_task(config)
 
 
-def _record(error: Exception) -> None:
+def record_failure(message: str, callstack: str) -> None:
     """Write the error file that torchrun reads.
 
     What `torch.distributed.elastic.multiprocessing.errors.record` does, without the 0.3 s that its import takes.
@@ -48,8 +52,8 @@ def _record(error: Exception) -> None:
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return
-    details = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
-    content = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": details}}
+    details = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    content = {"message": {"message": message, "extraInfo": details}}
     Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -81,9 +85,13 @@ def run_task(config: RunConfig) -> None:
         from dataclasses import replace
 
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
-    with parallel.process_group(place):
-        task = load_task(config.task, config.args)
-        Trainer(task, config.train, checkpoint, place).run()
+    parallel.join_ranks(place)
+    try:
+        Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
+    except JobError as error:
+        record_failure(str(error), "")
+        say(f"error: {error}")
+        leave(1)
     leave(0)
 
 

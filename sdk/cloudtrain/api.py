@@ -42,7 +42,7 @@ def validate(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
 
 
 def plan(
-    spec: JobSpec,
+    spec: JobSpec | str | Path,
     *,
     local: bool = False,
     settings: Settings | None = None,
@@ -52,7 +52,7 @@ def plan(
     """Decide everything that a submit would send, offline.
 
     Args:
-        spec: The job.
+        spec: The job, or the path of its file.
         local: Plan for this machine instead of SageMaker.
         settings: The account; by default from environment and files.
         now: Time of the plan in UTC; by default now.
@@ -62,6 +62,7 @@ def plan(
         SpecError: the job asks for what cannot work.
         BundleError: the code folder cannot travel.
     """
+    spec = spec if isinstance(spec, JobSpec) else validate(spec)
     return _plan(spec, local=local, settings=settings, now=now, suffix=suffix)[0]
 
 
@@ -90,11 +91,11 @@ def _plan(
     return decided, contents
 
 
-def submit(spec: JobSpec, *, local: bool = False, settings: Settings | None = None) -> Run:
+def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Settings | None = None) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
     Args:
-        spec: The job.
+        spec: The job, or the path of its file.
         local: Run on this machine instead of SageMaker.
         settings: The account; by default from environment and files.
 
@@ -102,6 +103,7 @@ def submit(spec: JobSpec, *, local: bool = False, settings: Settings | None = No
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
         CloudError: AWS refused or cannot be reached; nothing was started.
     """
+    spec = spec if isinstance(spec, JobSpec) else validate(spec)
     settings = settings or find_settings(spec)
     backend = _backend(LOCAL if local else SAGEMAKER, settings)
     if not local:

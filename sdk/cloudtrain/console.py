@@ -126,6 +126,20 @@ def _table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 # ---------------------------------------------------------------- runs
 
+_ID_WIDTH = 40
+
+
+def _one_line(status: Status) -> str:
+    """Return the reason, or how far a run has come."""
+    if status.reason:
+        return status.reason.strip().split("\n")[0]
+    progress = status.progress
+    if progress.last_step is None:
+        return ""
+    metric = next((name for name in ("test/accuracy", "test/loss", "train/loss") if name in progress.metrics), None)
+    shown = f"  {metric} {progress.metrics[metric]:.4g}" if metric else ""
+    return f"step {progress.last_step}{shown}"
+
 
 def print_submitted(run: Run) -> None:
     """Print the run's name and how to come back to it."""
@@ -145,7 +159,8 @@ def _status_rows(status: Status) -> list[tuple[str, str]]:
     progress = status.progress
     reason = status.reason.strip().splitlines()
     rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
-    rows += [("", line) for line in reason[1:]]
+    if len(reason) > 1:
+        rows.append(("", f"the traceback is in: {_program()} logs {status.reference}"))
     if status.started is not None:
         ended = f", ended {status.ended:%Y-%m-%d %H:%M:%S %Z}" if status.ended else ""
         rows.append(("started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}{ended}"))
@@ -154,7 +169,8 @@ def _status_rows(status: Status) -> list[tuple[str, str]]:
     if progress.last_step is not None:
         resumed = f", resumed from step {progress.first_step}" if progress.first_step else ""
         epochs = f", {progress.last_epoch} epochs" if progress.last_epoch else ""
-        rows.append(("progress", f"step {progress.last_step}{epochs}{resumed}"))
+        total = f" of {progress.total_steps}" if progress.total_steps else ""
+        rows.append(("progress", f"step {progress.last_step}{total}{epochs}{resumed}"))
     rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
     if content["last_checkpoint"] is not None:
         last = content["last_checkpoint"]
@@ -174,7 +190,16 @@ def _status_rows(status: Status) -> list[tuple[str, str]]:
 
 def print_runs(runs: Iterable[Status]) -> None:
     """Print runs, a line each."""
-    rows = [(status.reference, str(status.state), status.reason.strip().split("\n")[0]) for status in runs]
+    rows = [
+        (
+            f"{status.reference:<{_ID_WIDTH}}  {status.started:%Y-%m-%d %H:%M}"
+            if status.started
+            else f"{status.reference:<{_ID_WIDTH}}  {'':<16}",
+            str(status.state),
+            _one_line(status),
+        )
+        for status in runs
+    ]
     if not rows:
         print("no runs here yet; start one with: cloudtrain submit JOB --local")
         return
@@ -183,11 +208,11 @@ def print_runs(runs: Iterable[Status]) -> None:
         print(f"{reference:<{width}}  {state:<11}  {reason}".rstrip())
 
 
-def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
-    """Print log lines with their host; Ctrl-C leaves the run alone."""
+def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:
+    """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
     try:
         for line in lines:
-            print(f"{line.host}  {line.text}", flush=follow)
+            print(f"{line.host}  {line.text if raw else _readable(line)}", flush=follow)
     except KeyboardInterrupt:
         return _detached(run)
     return 0
@@ -196,16 +221,12 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
 def follow(run: Run, *, job: str, as_json: bool) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
     from cloudtrain.run import State
-    from cloudtrain_runtime.contract import parse_event
 
     out = _people(as_json=as_json)
     try:
         run.wait(until=State.RUNNING, on_change=_show_change)
         for line in run.logs(follow=True):
-            event = parse_event(line.text)
-            text = _describe_event(event) if event is not None else line.text
-            if text is not None:
-                out.print(f"{line.host}  {text}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"{line.host}  {_readable(line)}", markup=False, highlight=False, soft_wrap=True)
         status = run.wait()
     except KeyboardInterrupt:
         return _detached(run)
@@ -222,6 +243,9 @@ def _show_change(status: Status) -> None:
 
 def wait_for_end(run: Run) -> Status:
     """Wait for a run that was told to stop; Ctrl-C gives up waiting, not stopping."""
+    if run.state.is_final:
+        say(f"{run.reference} had ended already")
+        return run.status()
     say(f"stopping {run.reference}")
     return run.wait()
 
@@ -252,7 +276,7 @@ def _next_command(status: Status, job: str) -> str:
         return f"{_program()} plan {job}   (the same job on SageMaker: what would be sent, and its price)"
     if status.exit_code == 0 or status.progress.checkpoint is None:
         return f"{_program()} logs {status.reference}"
-    return f"{_program()} submit {job}{local} --set checkpoint.resume={status.run}"
+    return f"{_program()} submit{local} {job} --set checkpoint.resume={status.run}"
 
 
 def _program() -> str:
@@ -263,10 +287,13 @@ def _program() -> str:
     return called if is_script and (found is None or Path(found).resolve() != Path(called).resolve()) else "cloudtrain"
 
 
-def _describe_event(event: Mapping[str, Any]) -> str | None:
-    """Return an event line as people read it, or None for one that the summary tells."""
-    describe = _EVENTS.get(event["event"])
-    return describe(event) if describe is not None else json.dumps(dict(event))
+def _readable(line: LogLine) -> str:
+    """Return a log line as people read it."""
+    from cloudtrain_runtime.contract import parse_event
+
+    event = parse_event(line.text)
+    describe = _EVENTS.get(event["event"]) if event is not None else None
+    return line.text if event is None or describe is None else describe(event)
 
 
 def _started(event: Mapping[str, Any]) -> str:

@@ -143,6 +143,8 @@ def parse_scalar(text: str) -> Any:
     try:
         return parse_document(f"value: {text}", "--set").data["value"]
     except SpecError:
+        if text.lstrip().startswith(("[", "{")):
+            raise UserError(f"--set ...={text}: not valid YAML", "close every bracket and quote") from None
         return text
 
 

@@ -25,7 +25,7 @@ from cloudtrain.request import (
 from cloudtrain.run import is_run_id
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
-from cloudtrain.units import format_duration
+from cloudtrain.units import format_duration, format_size
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,
     CheckpointConfig,
@@ -44,6 +44,7 @@ SMDDP_FRAMEWORK = "2.5"
 """Newest AWS container with SMDDP. Source: AWS's SMDDP release notes, 2026-11."""
 
 _MIN_RUNTIME_SECONDS = 60
+_LARGE_CODE_BYTES = 100 * 10**6
 _PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
 _PLACEHOLDER_BUCKET = "cloudtrain-bucket"
 _LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
@@ -201,7 +202,7 @@ def make_plan(
     # A script finds its checkpoints in /opt/ml/checkpoints; an isolated container cannot reach S3 by itself.
     sync = spec.code.script is not None or spec.cluster.network.isolation
     locations = draft.locations(code, go_on_in=resume if sync else None)
-    draft.check()
+    draft.check(code)
     max_runtime = draft.max_runtime()
     max_wait = draft.max_wait(max_runtime)
     choices = Choices(
@@ -401,6 +402,11 @@ class _Draft:
                     f"{asked * instances} ranks share {self.machine.gpus} GPUs here, so they use Gloo; "
                     "on the cluster each has its own"
                 )
+            if self.instance is not None and self.instance.gpus and asked > self.instance.gpus:
+                self.warnings.append(
+                    f"{asked} ranks share the {self.instance.gpus} GPU of {self.instance.name}, so they use Gloo, "
+                    "which is slower than NCCL"
+                )
             return asked
         if self.is_local and self.machine is not None:
             return self._local_processes(self.machine, instances)
@@ -430,8 +436,12 @@ class _Draft:
             return "gloo"
         return "nccl" if distribution == "torch_distributed" else "smddp"
 
-    def check(self) -> None:
+    def check(self, code: CodeInfo) -> None:
         """Refuse what the service or the container would only find out later."""
+        if code.bytes > _LARGE_CODE_BYTES:
+            self.warnings.append(
+                f"the code folder has {format_size(code.bytes)}: name data in .cloudtrainignore, and make it a channel"
+            )
         if self.instance is not None and self.instance.neuron:
             self._refuse(
                 "cluster.instance_type",

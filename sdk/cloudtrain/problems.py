@@ -34,7 +34,13 @@ def explain(
         place = place_of(path, details["type"] == "extra_forbidden")
         problem = Problem(place.file, place.line, place.column, dotted(path), message, hint)
         problems.setdefault((path, message), problem)
-    return list(problems.values())
+    # A value that fits no member of a union is told once, by the member that says most.
+    told = {path for path, message in problems if not message.startswith("expected one of")}
+    return [
+        problem
+        for (path, message), problem in problems.items()
+        if path not in told or not message.startswith("expected one of")
+    ]
 
 
 def _explain(  # noqa: PLR0911 (one return per kind of error)

@@ -102,6 +102,7 @@ class Progress:
     last_step: int | None = None
     first_step: int | None = None
     last_epoch: int | None = None
+    total_steps: int | None = None
     world_size: int | None = None
     device: str | None = None
     checkpoint: LastCheckpoint | None = None
@@ -124,6 +125,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
     # After a restart the same events come again; metrics of the earlier attempt stay until new ones arrive.
     return dataclasses.replace(
         progress,
+        total_steps=event.get("total_steps"),
         world_size=event.get("world_size"),
         device=event.get("device"),
         first_step=event.get("step", 0),
@@ -156,7 +158,8 @@ def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
     checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
-    return dataclasses.replace(progress, checkpoint=checkpoint)
+    last_step = max(event["step"], progress.last_step or 0)
+    return dataclasses.replace(progress, checkpoint=checkpoint, last_step=last_step)
 
 
 def _fold_finished(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -176,6 +179,7 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "evaluation": _fold_evaluation,
     "checkpoint": _fold_checkpoint,
     "finished": _fold_finished,
+    "stopped": _fold_step,
     "failed": _fold_failed,
 }
 
@@ -235,6 +239,7 @@ class Status:
             "world_size": self.world_size,
             "first_step": self.progress.first_step,
             "last_step": self.progress.last_step,
+            "total_steps": self.progress.total_steps,
             "last_epoch": self.progress.last_epoch,
             "last_checkpoint": None
             if checkpoint is None

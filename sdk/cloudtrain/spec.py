@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from cloudtrain.document import Document, FieldPath, Place, dotted, parse_scalar, read_document
+from cloudtrain.entry import check_task, find_module
 from cloudtrain.errors import Problem, SpecError, UserError, nearest
 from cloudtrain.problems import explain, fail
 from cloudtrain.units import Cadence, parse_cadence, parse_duration, parse_money, parse_size
@@ -329,7 +330,7 @@ class Train(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise fail("give exactly one of epochs and steps", hint="epochs: 3")
+            raise fail("give exactly one of epochs and steps", hint="for example epochs: 3")
         return self
 
 
@@ -485,8 +486,9 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
 
 
 def _missing_files(spec: JobSpec, document: Document) -> list[Problem]:
-    """Return problems of paths that the job names and this machine does not have."""
+    """Return problems of what the job names and this machine does not have: folders, files, the Task's class."""
     wanted: list[tuple[FieldPath, Path, str]] = []
+    problems: list[Problem] = []
     if not spec.code_directory.is_dir():
         wanted.append((("code", "directory"), spec.code_directory, "folder"))
     else:
@@ -494,16 +496,21 @@ def _missing_files(spec: JobSpec, document: Document) -> list[Problem]:
             wanted.append((("code", "script"), spec.code_directory / spec.code.script, "file"))
         if spec.code.requirements is not None:
             wanted.append((("code", "requirements"), spec.code_directory / spec.code.requirements, "file"))
-        if spec.code.task is not None and not task_file(spec):
-            module = spec.code.task.partition(":")[0]
-            expected = spec.code_directory / (module.replace(".", "/") + ".py")
-            wanted.append((("code", "task"), expected, "file"))
+        if spec.code.task is not None:
+            module, _, class_name = spec.code.task.partition(":")
+            found = find_module(spec.code_directory, module)
+            if found is None:
+                expected = spec.code_directory / (module.replace(".", "/") + ".py")
+                wanted.append((("code", "task"), expected, "file"))
+            elif isinstance(spec.code.args, dict):
+                problems += [
+                    spec.problem(".".join(at), *told) for at, *told in check_task(found, class_name, spec.code.args)
+                ]
     wanted += [
         (("data", name, "uri") if ("data", name, "uri") in document.values else ("data", name), path, "file or folder")
         for name, channel in spec.data.items()
         if not channel.is_s3 and not (path := spec.base / channel.uri).exists()
     ]
-    problems = []
     for at, path, kind in wanted:
         if path.exists():
             continue
@@ -512,13 +519,3 @@ def _missing_files(spec: JobSpec, document: Document) -> list[Problem]:
         hint = f'did you mean "{near}"?' if near else ""
         problems.append(Problem(place.file, place.line, place.column, dotted(at), f"no such {kind}: {path}", hint))
     return problems
-
-
-def task_file(spec: JobSpec) -> Path | None:
-    """Return the file of the Task's module below the code directory, or None."""
-    module = (spec.code.task or "").partition(":")[0].replace(".", "/")
-    for candidate in (f"{module}.py", f"{module}/__init__.py"):
-        path = spec.code_directory / candidate
-        if path.is_file():
-            return path
-    return None

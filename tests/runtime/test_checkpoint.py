@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_support import process_group
 from torch import nn
 
-from cloudtrain_runtime import parallel
 from cloudtrain_runtime.checkpoint import MANIFEST, Checkpoints, complete_checkpoints
 from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.storage import copy_prefix, open_storage, path_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoin
 @pytest.fixture
 def place() -> Iterator[Context]:
     found = read_context({})
-    with parallel.process_group(found):
+    with process_group(found):
         yield found
 
 
@@ -105,8 +106,19 @@ def test_another_runs_checkpoints_are_read_and_left_alone(uri: str, place: Conte
 
 
 def test_to_resume_from_nothing_is_an_error(place: Context, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no complete checkpoint at"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint at"):
         Checkpoints((tmp_path / "own").as_uri(), keep=1, place=place).find((tmp_path / "other").as_uri())
+
+
+def test_another_models_checkpoint_is_refused_with_the_reason(place: Context, tmp_path: Path) -> None:
+    checkpoints = Checkpoints((tmp_path / "c").as_uri(), keep=1, place=place)
+    model, optimizer = model_and_optimizer(1)
+    checkpoints.save(1, model, optimizer, {})
+    found = checkpoints.find("auto")
+    assert found is not None
+    other = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2))
+    with pytest.raises(CheckpointError, match=r"step-00000001 does not fit this model: .*ize"):
+        checkpoints.load(found, other, torch.optim.AdamW(other.parameters()))
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "torn manifest", "file gone", "file shorter", "file longer"])

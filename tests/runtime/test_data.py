@@ -1,11 +1,7 @@
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset
 
-from cloudtrain_runtime.data import GlobalOrderSampler, ShardSampler, dataset_length
+from cloudtrain_runtime.data import GlobalOrderSampler, ShardSampler
 
 
 def samplers(length: int, batch: int, accumulate: int, world: int, epoch: int, start: int) -> list[GlobalOrderSampler]:
@@ -86,22 +82,3 @@ def test_evaluation_shards_cover_everything_once() -> None:
             for index in batch
         ]
         assert sorted(seen) == list(range(length))
-
-
-def test_datasets_must_have_a_length() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(())
-
-    with pytest.raises(TypeError, match="map-style"):
-        dataset_length(Stream(), "train")
-    with pytest.raises(TypeError, match="empty"):
-        dataset_length(_Empty(), "train")
-
-
-class _Empty(TensorDataset):
-    def __init__(self) -> None:
-        self.tensors = ()
-
-    def __len__(self) -> int:
-        return 0

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_support import process_group
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from cloudtrain_runtime import context, parallel
+from cloudtrain_runtime import context
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
+from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.loop import Patience, Trainer
 from cloudtrain_runtime.task import Task
 
@@ -77,7 +79,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         )
         monkeypatch.setattr(sys.modules["cloudtrain_runtime.context"], "_current", place)
         capfd.readouterr()
-        with parallel.process_group(place):
+        with process_group(place):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
             Trainer(task or Regression(), config, settings, place).run()
         events = [parse_event(line) for line in capfd.readouterr().out.splitlines()]
@@ -258,11 +260,46 @@ def test_a_task_without_training_data_says_so(train: Run) -> None:
         def datasets(self) -> Mapping[str, Dataset[Any]]:
             return {"test": super().datasets()["test"]}
 
-    with pytest.raises(TypeError, match=r"no 'train' \(it has test\)"):
+    with pytest.raises(TaskError, match=r"must have train, and may have validation and test; it has test"):
         train(task=Nothing())
 
 
 def test_an_early_stopping_metric_that_is_not_measured_says_so(train: Run) -> None:
     rule = EarlyStopping("validation/accuracy", patience=2)
-    with pytest.raises(KeyError, match="the Task measures loss, error"):
+    with pytest.raises(TaskError, match="the Task measures loss, error"):
         train(replace(TRAIN, early_stopping=rule))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "expected"),
+    [
+        ("datasets", lambda: (1, 2), "must return a mapping .* returned a tuple"),
+        ("datasets", lambda: {"train": [1], "val": [1]}, "it has train, val"),
+        ("datasets", lambda: {"train": [1], "test": []}, "the test dataset is empty"),
+        ("datasets", lambda: {"train": iter(())}, "the train dataset needs __len__"),
+        ("loss", lambda model, batch: None, "must return a scalar tensor.*returned NoneType"),
+        ("loss", lambda model, batch: 0.5, "must return a scalar tensor.*returned float"),
+        ("loss", lambda model, batch: model(batch[0]), r"must return a scalar tensor.*shape \[4, 1\]"),
+        ("metrics", lambda model, batch: {"loss": torch.ones(4)}, "must not have a metric called loss"),
+        ("metrics", lambda model, batch: {"error": torch.ones(())}, r"one value per sample: error .* expected \[4\]"),
+        ("metrics", lambda model, batch: {"error": 0.5}, "one value per sample: error .* float"),
+    ],
+)
+def test_a_task_that_breaks_its_promise_is_told_how(train: Run, method: str, value: Any, expected: str) -> None:
+    task = Regression()
+    setattr(task, method, value)
+    with pytest.raises(TaskError, match=expected):
+        train(task=task)
+
+
+def test_epochs_are_counted_in_samples_at_any_batch_size(train: Run) -> None:
+    train(replace(TRAIN, epochs=2))
+    events = train(replace(TRAIN, epochs=4, batch_size=8))
+    assert events[0]["step"] == 12
+    assert events[0]["total_steps"] == 12 + 2 * 3
+    assert (events[-1]["step"], events[-1]["epochs"]) == (18, 4)
+
+
+def test_to_resume_at_the_end_says_that_nothing_is_left(train: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    train(replace(TRAIN, epochs=2))
+    assert losses(train(replace(TRAIN, epochs=1))) == {}

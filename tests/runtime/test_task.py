@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain_runtime.task import TaskError, load_task
+from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.task import load_task
 
 GOOD = """
 from cloudtrain_runtime import Task

@@ -85,7 +85,9 @@ VARIANTS: dict[str, tuple[str, list[str], Settings]] = {
 @pytest.fixture
 def plan_of(job: Callable[..., Path]) -> Callable[..., Plan]:
     def plan(text: str, overrides: list[str], settings: Settings) -> Plan:
-        spec = JobSpec.from_yaml(job(text, mine_py="", train_py=""), overrides)
+        spec = JobSpec.from_yaml(
+            job(text, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n", train_py=""), overrides
+        )
         now = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
         return make_plan(spec, settings, CodeInfo("d" * 64, 1000, 3), run="demo-261120-101500-1a2b3c", now=now)
 

@@ -36,7 +36,7 @@ def test_every_example_validates_and_plans(cli: Cli, example: str) -> None:
 
 
 def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob) -> None:
-    path = job(THREE_MISTAKES, mine_py="")
+    path = job(THREE_MISTAKES, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
     for command in (["validate"], ["plan"], ["submit", "--local"], ["submit"]):
         done = cli(command[0], path, *command[1:])
         assert done.code == 2
@@ -47,7 +47,7 @@ def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob)
 
 
 def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
-    path = job(THREE_MISTAKES, mine_py="")
+    path = job(THREE_MISTAKES, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
     done = cli("validate", path, "--json")
     assert done.code == 2
     assert done.json["ok"] is False

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.entry import check_task
 from cloudtrain.errors import SpecError, UserError
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import Cadence
@@ -24,7 +25,7 @@ def problems_of(path: Path, *overrides: str, instances: int | None = None) -> li
 
 
 def test_a_job_is_read(job: WriteJob) -> None:
-    path = job(GOOD, mine_py="")
+    path = job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
     spec = JobSpec.from_yaml(path)
     assert spec.name == "demo"
     assert spec.cluster.instances == 2
@@ -35,7 +36,7 @@ def test_a_job_is_read(job: WriteJob) -> None:
 
 
 def test_a_job_is_frozen(job: WriteJob) -> None:
-    spec = JobSpec.from_yaml(job(GOOD, mine_py=""))
+    spec = JobSpec.from_yaml(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"))
     with pytest.raises(ValueError, match="frozen"):
         spec.name = "other"  # type: ignore[misc]
 
@@ -55,7 +56,7 @@ train:
   precision: bf61
 limts: {}
 """,
-        mine_py="",
+        mine_py="class Mine:\n    def __init__(self, layers=2): ...\n",
     )
     assert problems_of(path) == [
         'job.yaml:6:3  cluster.instnces: unknown field; did you mean "instances"?',
@@ -83,6 +84,8 @@ limts: {}
         ("code.script=train.py", "code: give exactly one of task and script"),
         ("code.task=mine.py", "code.task: expected module:Class, such as gpt:GPT"),
         ("code.task=other:Mine", "code.task: no such file"),
+        ("code.task=mine:Mien", 'code.task: mine.py has no class Mien; did you mean "Mine"?'),
+        ("code.args.layrs=4", 'code.args.layrs: Mine takes no such argument; did you mean "layers"?'),
         ("code.directory=nowhere", "code.directory: no such folder"),
         ("code.args=[1]", "code.args: a Task takes keyword arguments: write a mapping"),
         ("train.steps=10", "train: give exactly one of epochs and steps"),
@@ -100,28 +103,29 @@ limts: {}
     ],
 )
 def test_each_mistake_says_what_was_expected(job: WriteJob, change: str, expected: str) -> None:
-    found = problems_of(job(GOOD, mine_py=""), change)
+    found = problems_of(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), change)
     assert any(expected in problem for problem in found), found
     assert any(f"--set {change}" in problem or "job.yaml:" in problem for problem in found)
 
 
 def test_an_override_is_named_as_the_origin(job: WriteJob) -> None:
-    assert problems_of(job(GOOD, mine_py=""), "cluster.instances=many") == [
-        '--set cluster.instances=many  cluster.instances: expected a whole number, got "many"'
-    ]
-    assert problems_of(job(GOOD, mine_py=""), instances=0) == [
+    assert problems_of(
+        job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), "cluster.instances=many"
+    ) == ['--set cluster.instances=many  cluster.instances: expected a whole number, got "many"']
+    assert problems_of(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), instances=0) == [
         "--instances 0  cluster.instances: must be greater than or equal to 1, got 0"
     ]
 
 
 def test_an_override_must_be_path_and_value(job: WriteJob) -> None:
     with pytest.raises(UserError, match="expected path=value"):
-        JobSpec.from_yaml(job(GOOD, mine_py=""), ["cluster.spot"])
+        JobSpec.from_yaml(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), ["cluster.spot"])
 
 
 def test_overrides_are_read_as_yaml(job: WriteJob) -> None:
     spec = JobSpec.from_yaml(
-        job(GOOD, mine_py=""), ["train.learning_rate=1e-4", "cluster.spot={max_wait: 36h}", "tags.team=vision"]
+        job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"),
+        ["train.learning_rate=1e-4", "cluster.spot={max_wait: 36h}", "tags.team=vision"],
     )
     assert spec.train is not None
     assert spec.train.learning_rate == 1e-4
@@ -132,7 +136,7 @@ def test_overrides_are_read_as_yaml(job: WriteJob) -> None:
 
 def test_spot_and_environment_take_what_people_write(job: WriteJob) -> None:
     text = GOOD.replace("instances: 2", "instances: 2, spot: true") + "tags: {cost-center: 42, live: true}\n"
-    spec = JobSpec.from_yaml(job(text, mine_py=""))
+    spec = JobSpec.from_yaml(job(text, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"))
     assert spec.cluster.spot is not None
     assert spec.tags == {"cost-center": "42", "live": "true"}
 
@@ -176,3 +180,32 @@ def test_every_field_has_one_sentence() -> None:
             if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.target).startswith("_"):
                 is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert is_text, f"{section.name}.{ast.unparse(statement.target)} has no docstring"
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "expected"),
+    [
+        ("class Mine:\n def __init__(self, a, b=1, *, c, d=2): ...", {"a": 1, "c": 2}, []),
+        (
+            "class Mine:\n def __init__(self, a, b=1, *, c, d=2): ...",
+            {},
+            ["needs the argument a", "needs the argument c"],
+        ),
+        ("class Mine:\n def __init__(self, **anything): ...", {"x": 1}, []),
+        ("class Mine(Base): ...", {"x": 1}, []),
+        ("from elsewhere import Mine", {"x": 1}, []),
+        ("from elsewhere import *", {"x": 1}, []),
+        ("Mine = make()", {"x": 1}, []),
+        ("class Other: ...", {}, ["mine.py has no class Mine"]),
+        ("x = 1", {}, ["mine.py has no class Mine"]),
+        ("class Mine(:", {}, ["mine.py:1 is not valid Python"]),
+    ],
+)
+def test_a_task_is_checked_by_its_source_text(
+    tmp_path: Path, source: str, arguments: dict[str, int], expected: list[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    found = [message for _, message, _ in check_task(path, "Mine", arguments)]
+    assert len(found) == len(expected)
+    assert all(part in message for part, message in zip(expected, found, strict=True)), found

@@ -32,5 +32,5 @@ class Backend(Operations, Protocol):
         ...
 
     def list(self) -> Iterator[Status]:
-        """Yield the runs of this backend, newest first, without their progress."""
+        """Yield the runs of this backend, newest first. Progress is told where that is cheap."""
         ...

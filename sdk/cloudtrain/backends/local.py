@@ -50,6 +50,9 @@ class LocalBackend:
                 raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
         folder = self.runs / plan.run
         folder.mkdir(parents=True)
+        ignore = self.runs.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")  # runs are nobody's source code
         _write(folder / "config" / "run.json", plan.config.to_json())
         _write(folder / "request.json", json.dumps(plan.request, indent=1) + "\n")
         _write(folder / "plan.json", plan.to_file() + "\n")
@@ -148,11 +151,7 @@ class LocalBackend:
             return
         folders = [path for path in self.runs.iterdir() if (path / STATE_FILE).is_file()]
         for folder in sorted(folders, key=lambda path: path.name.rsplit("-", 3)[1:], reverse=True):
-            record = read_state(folder)
-            if not record.state.is_final:
-                yield self.status(folder.name)
-            else:
-                yield self._status(folder.name, record, Progress())
+            yield self.status(folder.name)
 
     # ------------------------------------------------------------ stop
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -103,6 +104,8 @@ class SageMakerBackend:
             raise SettingsError(f"{error.message}; and there are no AWS credentials", error.hint) from None
         if not has_credentials:
             raise _no_credentials()
+        if self.settings.transport == "estimator" and importlib.util.find_spec("sagemaker") is None:
+            raise _no_sdk()
 
     # ------------------------------------------------------------ submit
 
@@ -291,6 +294,8 @@ class SageMakerBackend:
         if service not in self._clients:
             from botocore.config import Config
 
+            if self.settings.region is None:
+                raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
             with _aws_errors(f"reach {service}"):
                 config = Config(retries={"mode": "standard", "max_attempts": 5})
                 self._clients[service] = self._session().client(service, config=config)
@@ -318,10 +323,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
             from sagemaker.pytorch.estimator import PyTorch
             from sagemaker.session import Session
         except ImportError:
-            raise MissingExtraError(
-                "sending through the SageMaker SDK needs sagemaker 2.x",
-                "pip install 'cloudtrain[sagemaker]', or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
-            ) from None
+            raise _no_sdk() from None
         # Telemetry is on by default in v2 and would send the account id and error texts.
         no_telemetry = {"SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}, "SchemaVersion": "1.0"}
         sagemaker_session = Session(
@@ -513,6 +515,13 @@ def _unreachable(action: str, error: Exception) -> CloudError:
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return _no_credentials()
     return CloudError(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
+
+
+def _no_sdk() -> MissingExtraError:
+    return MissingExtraError(
+        "sending through the SageMaker SDK needs sagemaker 2.x",
+        "pip install 'cloudtrain[sagemaker]', or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
+    )
 
 
 def _no_credentials() -> CloudError:

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+from typing import Any
 
 import click
 
@@ -39,6 +40,17 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A reader that has seen enough (`cloudtrain logs ... | head`) is no error."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Nothing may be flushed into the closed pipe when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,10 +89,6 @@ def run(argv: list[str]) -> int:
     except CloudtrainError as error:
         console.print_error(error, as_json=as_json)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader has seen enough (`cloudtrain logs ... | head`); nothing may be flushed into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001 (the last line of defence: everything else is our bug)
         traceback.print_exc()
         console.print_bug(error, as_json=as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from cloudtrain import console
@@ -57,6 +59,17 @@ def plan(
     return 0
 
 
+def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
+    """Return the words that name the same job again, without an earlier resume."""
+    words = [job]
+    if instances is not None:
+        words += ["--instances", str(instances)]
+    for override in overrides:
+        if not override.startswith("checkpoint.resume="):
+            words += ["--set", override]
+    return shlex.join(words)
+
+
 @click.command()
 @job_options
 @account_options
@@ -82,7 +95,7 @@ def submit(
     run = api.submit(spec, local=local, settings=settings)
     console.print_submitted(run)
     if follow:
-        return console.follow(run, job=job, as_json=as_json)
+        return console.follow(run, job=_again(job, instances, overrides), as_json=as_json)
     status = run.status()
     if as_json:
         console.print_json(status.to_json())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import json_option, run_argument
+from cloudtrain.errors import CloudError
+
+if TYPE_CHECKING:
+    from cloudtrain.run import Status
 
 
 @click.command()
@@ -28,9 +33,10 @@ def status(run: str, as_json: bool) -> int:
 @click.command()
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--raw", is_flag=True, help="Event lines as they were written.")
 @click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1.")
 @json_option
-def logs(run: str, follow: bool, host: str | None, as_json: bool) -> int:
+def logs(run: str, follow: bool, raw: bool, host: str | None, as_json: bool) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain import api
 
@@ -39,7 +45,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool) -> int:
     if as_json:
         console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
         return 0
-    return console.print_logs(handle, lines, follow=follow)
+    return console.print_logs(handle, lines, follow=follow, raw=raw)
 
 
 @click.command(name="list")
@@ -51,8 +57,16 @@ def list_(only: str | None, limit: int, as_json: bool) -> int:
     """List runs, newest first: this machine's, then the account's where settings are complete."""
     from cloudtrain import api
 
-    found = api.list_runs(local=only != "sagemaker", sagemaker={"local": False, "sagemaker": True}.get(only or ""))
-    runs = list(itertools.islice(found, limit))
+    runs: list[Status] = []
+    if only != "sagemaker":
+        runs += itertools.islice(api.list_runs(sagemaker=False), limit)
+    if only != "local":
+        try:
+            runs += itertools.islice(api.list_runs(local=False, sagemaker=only == "sagemaker" or None), limit)
+        except CloudError as error:
+            if only == "sagemaker":
+                raise
+            console.say(f"the account's runs are not shown: {error}")
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs]})
     else:
