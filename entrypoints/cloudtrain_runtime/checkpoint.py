@@ -13,15 +13,15 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -165,17 +165,34 @@ class Checkpoints:
         try:
             model_state, optimizer_state = get_state_dict(model, optimizer)
             states: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-            try:
-                load(states, storage_reader=FileSystemReader(folder))
-            except CheckpointException as error:
-                cause = next(iter(error.failures.values()), (error,))[0]
-                raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {cause}") from None
+            reader = FileSystemReader(folder)
+            # torch 2.5 loads what overlaps of a tensor of another shape, in silence.
+            misfit = next(_misfits(reader.read_metadata(), model_state), None)
+            if misfit is not None:
+                raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {misfit}")
+            load(states, storage_reader=reader)
             set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
             own = folder / f"rank-{self.place.rank:05d}.pt"
             if own.is_file():
                 _load_random(own, self.place)
         finally:
             found.storage.release(folder)
+
+
+def _misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of the model the checkpoint lacks, has in another shape, or has too much."""
+    saved = {
+        name.removeprefix("model."): list(entry.size)
+        for name, entry in metadata.state_dict_metadata.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    own = {name: list(value.shape) for name, value in model_state.items() if isinstance(value, torch.Tensor)}
+    for name, shape in own.items():
+        if name not in saved:
+            yield f"it has no {name}"
+        elif saved[name] != shape:
+            yield f"its {name} has the shape {saved[name]}, the model's has {shape}"
+    yield from (f"it has {name}, the model has not" for name in saved if name not in own)
 
 
 def _belongs_to(rank: int, name: str) -> bool:

@@ -116,9 +116,16 @@ def test_another_models_checkpoint_is_refused_with_the_reason(place: Context, tm
     checkpoints.save(1, model, optimizer, {})
     found = checkpoints.find("auto")
     assert found is not None
-    other = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2))
-    with pytest.raises(CheckpointError, match=r"step-00000001 does not fit this model: .*ize"):
-        checkpoints.load(found, other, torch.optim.AdamW(other.parameters()))
+    for other, reason in (
+        (
+            nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2)),
+            r"its 0.weight has the shape \[8, 4\], the model's has \[9, 4\]",
+        ),
+        (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 2)), "it has no 2.weight"),
+        (nn.Sequential(nn.Linear(4, 8)), "it has 1.weight, the model has not"),
+    ):
+        with pytest.raises(CheckpointError, match=f"step-00000001 does not fit this model: {reason}"):
+            checkpoints.load(found, other, torch.optim.AdamW(other.parameters()))
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "torn manifest", "file gone", "file shorter", "file longer"])
