@@ -1,8 +1,8 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped.
 
 A folder `step-00000500/` holds torch.distributed.checkpoint's files (model and optimizer, each rank writing its
-share), one `rank-00000.pt` per rank (random states) and `manifest.json`, written last. Without a manifest that
-matches the files, a checkpoint does not exist.
+share), one `rank-00000.pt` per rank (random states), `objects.pt` (schedule and scaler) and `manifest.json`, written
+last. Without a manifest that matches the files, a checkpoint does not exist.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -33,6 +34,7 @@ from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.storage import Storage, open_storage
 
 MANIFEST = "manifest.json"
+OBJECTS = "objects.pt"
 MANIFEST_VERSION = 1
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -66,14 +68,22 @@ class Checkpoints:
         self.keep = keep
         self.place = place
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> str:
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: Mapping[str, Any],
+        objects: Mapping[str, Any] | None = None,
+    ) -> str:
         """Write a checkpoint and make it visible in one step; return its uri.
 
         Args:
             step: Optimizer steps done.
             model: The replicated model.
             optimizer: Its optimizer.
-            state: JSON values: data position, schedule, scaler, early stopping.
+            state: JSON values: data position, early stopping. Stands in the manifest.
+            objects: What torch.save can hold: state of schedule and scaler, equal on all ranks.
         """
         began = time.monotonic()
         name = f"step-{step:08d}"
@@ -87,6 +97,8 @@ class Checkpoints:
             {"model": model_state, "optimizer": optimizer_state},
             storage_writer=FileSystemWriter(workspace, single_file_per_rank=True, sync_files=True),
         )
+        if self.place.is_main:
+            torch.save(dict(objects or {}), workspace / OBJECTS)
         _save_random(workspace / f"rank-{self.place.rank:05d}.pt", self.place)
         # Ranks may share the workspace, and another's file may still be growing: each answers for its own.
         own = {
@@ -155,8 +167,8 @@ class Checkpoints:
             return None
         return _read(open_storage(chosen[0]), chosen[1])
 
-    def load(self, found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Load model, optimizer and random states in place. Works at any world size.
+    def load(self, found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Load model, optimizer and random states in place, and return the objects. Works at any world size.
 
         Raises:
             CheckpointError: it was saved from another model.
@@ -170,11 +182,16 @@ class Checkpoints:
             misfit = next(_misfits(reader.read_metadata(), model_state), None)
             if misfit is not None:
                 raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {misfit}")
-            load(states, storage_reader=reader)
+            # Partial, because a parameter that never had a gradient has no state in the optimizer.
+            load(states, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
             set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
             own = folder / f"rank-{self.place.rank:05d}.pt"
             if own.is_file():
                 _load_random(own, self.place)
+            # A schedule's state may be any object, so this is a pickle, as DCP's own entries are: a checkpoint is to be
+            # trusted like the code that it belongs to.
+            objects: dict[str, Any] = torch.load(folder / OBJECTS, weights_only=False)
+            return objects
         finally:
             found.storage.release(folder)
 
@@ -197,7 +214,9 @@ def _misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str
 
 def _belongs_to(rank: int, name: str) -> bool:
     """Whether a file of a checkpoint is written by this rank (DCP's naming: `__<rank>_<n>.distcp`)."""
-    return name in (f"rank-{rank:05d}.pt", *([".metadata"] if rank == 0 else [])) or name.startswith(f"__{rank}_")
+    return name in (f"rank-{rank:05d}.pt", *([".metadata", OBJECTS] if rank == 0 else [])) or name.startswith(
+        f"__{rank}_"
+    )
 
 
 def _ignore(text: str) -> None:

@@ -298,7 +298,7 @@ class Trainer:
                 epoch=self.position.epoch,
                 loss=float(loss),
                 samples_per_second=self.meter.read(),
-                learning_rate=self.optimizer.param_groups[0]["lr"],
+                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
                 **extra,
             )
 
@@ -372,10 +372,12 @@ class Trainer:
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
             "global_batch": self.sampler.global_size,
+        }
+        objects = {
             "scaler": self.scaler.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
         }
-        self.checkpoints.save(self.position.step, self.model, self.optimizer, _plain(state))
+        self.checkpoints.save(self.position.step, self.model, self.optimizer, state, objects)
         self.saved_step = self.position.step
         self.last_save = time.monotonic()
         self.has_asked_to_save = False
@@ -385,14 +387,14 @@ class Trainer:
         found = self.checkpoints.find(self.checkpoint.resume)
         if found is None:
             return None
-        self.checkpoints.load(found, self.model, self.optimizer)
+        objects = self.checkpoints.load(found, self.model, self.optimizer)
         self.position = Position(**found.state["position"])
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(dict(found.state["scaler"]))
-        if self.schedule is not None and found.state["schedule"] is not None:
-            self.schedule.load_state_dict(dict(found.state["schedule"]))
+            self.scaler.load_state_dict(objects["scaler"])
+        if self.schedule is not None and objects["schedule"] is not None:
+            self.schedule.load_state_dict(objects["schedule"])
         self.place.progress.step = self.position.step
         if found.storage.uri == self.checkpoints.storage.uri:
             self.saved_step = self.position.step
@@ -452,16 +454,3 @@ def seed_everything(seed: int) -> None:
         import numpy as np
 
         np.random.seed(seed % 2**32)  # noqa: NPY002 (users' transforms draw from the global state)
-
-
-def _plain(value: Any) -> Any:
-    """Return nested state as JSON values; what JSON cannot hold is left out (a schedule's lambdas, for one)."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items() if _is_plain(item)}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)

@@ -147,6 +147,33 @@ def test_a_run_that_was_killed_and_one_that_was_not_are_the_same(train: Run, tmp
     assert equal(weights(tmp_path), expected)
 
 
+class Odd(Fragile):
+    """A schedule with milestones (its state has whole numbers as keys), a tensor as learning rate, a spare layer."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.spare = nn.Linear(2, 2)  # never has a gradient, so the optimizer never has a state for it
+        model.forward = lambda x: nn.Sequential.forward(model[:3], x)  # type: ignore[index]
+        return model
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05))
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 8], gamma=0.1)
+
+
+def test_odd_optimizers_and_schedules_resume_exactly(train: Run, tmp_path: Path) -> None:
+    whole = train(task=Odd(1000), uri=str(tmp_path / "whole"))
+    with pytest.raises(_Killed):
+        train(task=Odd(5), every_steps=1)
+    rest = train(task=Odd(1000), every_steps=1)
+    assert {step: loss for step, loss in losses(whole).items() if step > 5} == losses(rest)
+    rates = [event["learning_rate"] for event in rest if event["event"] == "step"]
+    assert rates[0] == pytest.approx(0.005)
+    assert rates[-1] == pytest.approx(0.0005)
+
+
 def test_a_finished_run_resumed_does_nothing_more(train: Run, tmp_path: Path) -> None:
     train()
     expected = weights(tmp_path)
