@@ -485,11 +485,20 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
         document.override(path, parse_scalar(value), f"--set {text}")
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that no file system takes
+        return False
+
+
 def _missing_files(spec: JobSpec, document: Document) -> list[Problem]:
     """Return problems of what the job names and this machine does not have: folders, files, the Task's class."""
     wanted: list[tuple[FieldPath, Path, str]] = []
     problems: list[Problem] = []
-    if not spec.code_directory.is_dir():
+    if _is_there(spec.code_directory) and not spec.code_directory.is_dir():
+        problems.append(spec.problem("code.directory", f"expected a folder, and {spec.code_directory} is a file"))
+    elif not _is_there(spec.code_directory):
         wanted.append((("code", "directory"), spec.code_directory, "folder"))
     else:
         if spec.code.script is not None:
@@ -509,13 +518,13 @@ def _missing_files(spec: JobSpec, document: Document) -> list[Problem]:
     wanted += [
         (("data", name, "uri") if ("data", name, "uri") in document.values else ("data", name), path, "file or folder")
         for name, channel in spec.data.items()
-        if not channel.is_s3 and not (path := spec.base / channel.uri).exists()
+        if not channel.is_s3 and not _is_there(path := spec.base / channel.uri)
     ]
     for at, path, kind in wanted:
-        if path.exists():
+        if _is_there(path):
             continue
         place = document.place_of(at)
-        near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else None
+        near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if _is_there(path.parent) else None
         hint = f'did you mean "{near}"?' if near else ""
         problems.append(Problem(place.file, place.line, place.column, dotted(at), f"no such {kind}: {path}", hint))
     return problems

@@ -87,6 +87,8 @@ limts: {}
         ("code.task=mine:Mien", 'code.task: mine.py has no class Mien; did you mean "Mine"?'),
         ("code.args.layrs=4", 'code.args.layrs: Mine takes no such argument; did you mean "layers"?'),
         ("code.directory=nowhere", "code.directory: no such folder"),
+        ("code.directory=" + "x" * 300, "code.directory: no such folder"),
+        ("code.directory=job.yaml", "code.directory: expected a folder"),
         ("code.args=[1]", "code.args: a Task takes keyword arguments: write a mapping"),
         ("train.steps=10", "train: give exactly one of epochs and steps"),
         ("train.parallel.data=fsdp", "train.parallel.data: this version trains with ddp only; use ddp"),
