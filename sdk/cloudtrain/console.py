@@ -293,7 +293,12 @@ def _readable(line: LogLine) -> str:
 
     event = parse_event(line.text)
     describe = _EVENTS.get(event["event"]) if event is not None else None
-    return line.text if event is None or describe is None else describe(event)
+    if event is None or describe is None:
+        return line.text
+    try:
+        return describe(event)
+    except (KeyError, TypeError, ValueError):
+        return line.text  # of another version, or printed by a script
 
 
 def _started(event: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import re
@@ -112,12 +113,16 @@ class Progress:
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> Progress:
-    """Return the progress that a run's events tell, in their order."""
+    """Return the progress that a run's events tell, in their order.
+
+    An event that lacks what it should have (of another version, or printed by a script) tells nothing.
+    """
     progress = Progress()
     for event in events:
         fold = _FOLDS.get(event["event"])
         if fold is not None:
-            progress = fold(progress, event)
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                progress = fold(progress, event)
     return progress
 
 

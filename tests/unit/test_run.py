@@ -77,6 +77,24 @@ def test_events_tell_the_progress() -> None:
     }
 
 
+def test_an_event_that_is_not_ours_tells_nothing() -> None:
+    strange = [{"event": name, "step": "x"} for name in ("started", "step", "checkpoint", "evaluation", "finished")]
+    assert fold_events([*EVENTS, {"event": "checkpoint"}]) == fold_events(EVENTS)
+    assert fold_events([*EVENTS[:3], *strange]).checkpoint == fold_events(EVENTS[:3]).checkpoint
+
+
+@pytest.mark.parametrize(
+    "name", ["started", "step", "evaluation", "checkpoint", "failed", "stopped", "finished", "new"]
+)
+def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from cloudtrain.console import print_logs
+    from cloudtrain.run import LogLine
+
+    text = f'CLOUDTRAIN {{"event": "{name}", "loss": "x"}}'
+    assert print_logs(None, [LogLine("algo-1", text)], follow=False, raw=False) == 0  # type: ignore[arg-type]
+    assert "algo-1  " in capsys.readouterr().out
+
+
 def test_a_restart_clears_failures_and_moves_the_step_back() -> None:
     failed = {"event": "failed", "rank": 1, "message": "x"}
     again = {"event": "started", "step": 10, "world_size": 4, "resumed_from": "file:///c/step-00000010"}
