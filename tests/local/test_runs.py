@@ -221,6 +221,55 @@ def _worker(run: str, rank: int) -> psutil.Process | None:
     return None
 
 
+EXACT = """
+import os, signal, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Subset, TensorDataset
+from cloudtrain_runtime import Task, context
+
+class Exact(Task):
+    def __init__(self, die_at=None):
+        self.die_at = die_at
+
+    def model(self):
+        return nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
+
+    def datasets(self):
+        inputs = torch.randn(53, 3, generator=torch.Generator().manual_seed(0))
+        data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        return {"train": Subset(data, range(47)), "validation": Subset(data, range(47, 53))}
+
+    def loss(self, model, batch):
+        if model.training and (context().rank, context().step) == (1, self.die_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return F.mse_loss(model(batch[0]), batch[1])
+"""
+
+
+def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
+    """Killed in the middle of an epoch that does not divide, with dropout, batch norm and accumulation."""
+    path = job(
+        "name: exact\ncode: {task: exact:Exact, env: {CLOUDTRAIN_LOG_EVERY_STEPS: 1}}\n"
+        "cluster: {instance_type: ml.g5.xlarge, processes_per_instance: 2}\n"
+        "train: {epochs: 3, batch_size: 3, accumulate: 2}\ncheckpoint: {every: 1 steps}\n",
+        exact_py=EXACT,
+    )
+
+    def trace(*overrides: str) -> tuple[str, dict[tuple[str, int], float]]:
+        arguments = [part for override in overrides for part in ("--set", override)]
+        run = cli("submit", path, "--local", "--follow", "--json", *arguments).json["run"]
+        events = (parse_event(line["text"]) for line in cli("logs", run, "--json").json["lines"])
+        told = {(e["event"], e["step"]): e["loss"] for e in events if e and e["event"] in ("step", "evaluation")}
+        return run, told
+
+    _, whole = trace()
+    killed, _ = trace("code.args.die_at=6")
+    _, rest = trace(f"checkpoint.resume={killed}")
+    assert rest == {what: loss for what, loss in whole.items() if what[1] > 6}
+    assert len(rest) > 6
+
+
 def test_retries_start_the_workers_again_from_the_last_checkpoint(cli: Cli, small: Small) -> None:
     path = small(fail_at=5, fail_rank=1, only_first_try=True)
     done = cli(
