@@ -105,10 +105,10 @@ def _is_secondary(failure: ProcessFailure) -> bool:
 
 def _describe(failure: ProcessFailure) -> tuple[str, str]:
     """Return what happened in one line, and the traceback or an empty string."""
-    if failure.exitcode < 0:
-        return f"was killed by {describe_exit(failure.exitcode)}", ""
     data: Any = failure.error_file_data  # whatever the error file held
     content = data.get("message") if isinstance(data, dict) else None
+    if failure.exitcode == -signal.SIGKILL or (failure.exitcode < 0 and not isinstance(content, dict)):
+        return f"was killed by {describe_exit(failure.exitcode)}", ""
     if not isinstance(content, dict):
         return f"ended with {describe_exit(failure.exitcode)}", ""
     traceback = str(content.get("extraInfo", {}).get("py_callstack", ""))

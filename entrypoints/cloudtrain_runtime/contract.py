@@ -177,7 +177,7 @@ def parse_event(line: str) -> dict[str, Any] | None:
         return None
     try:
         event, _ = json.JSONDecoder().raw_decode(line, match.end())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
+import io
 import json
 import os
 import runpy
@@ -24,9 +27,11 @@ def main() -> None:
         run_rank()
     except SystemExit:
         raise
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
         record_failure(f"{type(error).__name__}: {error}", traceback.format_exc())
-        raise
+        traceback.print_exc()
+        # Without the interpreter's shutdown, which may abort (see `leave`) and then hide the reason.
+        leave(1)
 
 
 def run_rank() -> None:
@@ -106,6 +111,11 @@ def leave(code: str | int | None) -> None:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
+    # What the shutdown would have done for files that nobody closed.
+    for thing in gc.get_objects():
+        if issubclass(type(thing), io.IOBase):
+            with contextlib.suppress(Exception):
+                thing.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)

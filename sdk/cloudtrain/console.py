@@ -230,9 +230,9 @@ def follow(run: Run, *, job: str, as_json: bool) -> int:
         status = run.wait()
     except KeyboardInterrupt:
         return _detached(run)
+    _summary(out, status, job)
     if as_json:
         print_json(status.to_json())
-    _summary(out, status, job)
     return status.exit_code or 0
 
 

@@ -538,8 +538,11 @@ class _Draft:
     def _hourly(self) -> tuple[float | None, str]:
         """Return the price of the whole cluster in USD per hour, and the region it is from."""
         region = self.region()
-        price = catalog.usd_per_hour(self.spec.cluster.first_choice, region)
-        return (None if price is None else price * self.spec.cluster.instances), region
+        # With preferences any of the types may be chosen: the dearest bounds the cost.
+        types = self.spec.cluster.prefer or (self.spec.cluster.first_choice,)
+        prices = [catalog.usd_per_hour(name, region) for name in types]
+        known = [price for price in prices if price is not None]
+        return (max(known) * self.spec.cluster.instances if len(known) == len(types) else None), region
 
     def max_runtime(self) -> int:
         limits = self.spec.limits

@@ -142,7 +142,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
     named = {"loss": "train/loss", "samples_per_second": "train/samples_per_second", "grad_norm": "train/grad_norm"}
-    values = {metric: event[key] for key, metric in named.items() if event.get(key) is not None}
+    values = {metric: event[key] for key, metric in named.items() if isinstance(event.get(key), int | float)}
     return dataclasses.replace(
         progress,
         last_step=event.get("step", progress.last_step),

@@ -85,10 +85,10 @@ class LocalBackend:
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""
         folder = self._folder(run)
-        watched = is_watched(folder)
         record = read_state(folder)
-        if not record.state.is_final and not watched:
-            record = self._record_death(folder, run)
+        # In this order: the watcher takes the lock before it writes its process id, and its last state before it ends.
+        if not record.state.is_final and not is_watched(folder):
+            record = self._record_death(folder, run, seen=record)
         status = self._status(run, record, fold_events(_read_events(folder)))
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan["checkpoint"]["uri"]}
@@ -109,8 +109,10 @@ class LocalBackend:
             artifacts=record.artifacts,
         )
 
-    def _record_death(self, folder: Path, run: str) -> RecordedState:
+    def _record_death(self, folder: Path, run: str, *, seen: RecordedState) -> RecordedState:
         record = read_state(folder)
+        if seen.supervisor is None and record.supervisor is not None:
+            return record  # it started between the two looks
         queued = time.time() - (folder / STATE_FILE).stat().st_mtime < _START_SECONDS
         if record.state.is_final or (record.supervisor is None and queued):
             return record
@@ -164,7 +166,7 @@ class LocalBackend:
         if is_watched(folder) and record.supervisor is not None:
             os.kill(record.supervisor, signal.SIGTERM)
             return
-        self._record_death(folder, run)
+        self._record_death(folder, run, seen=record)
 
     def _kill_all(self, run: str) -> None:
         from cloudtrain.container.processes import kill, processes_of_run

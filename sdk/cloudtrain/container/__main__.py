@@ -67,8 +67,12 @@ def main(argv: list[str]) -> int:
     model = artifacts.pop("model_folder", None)
     if model is not None:
         # The unpacked model beside the archive, without a second copy of its bytes.
-        shutil.copytree(model, folder.root / "model", copy_function=os.link, dirs_exist_ok=True)
-        artifacts["model_folder"] = str(folder.root / "model")
+        try:
+            shutil.copytree(model, folder.root / "model", copy_function=os.link, symlinks=True, dirs_exist_ok=True)
+            artifacts["model_folder"] = str(folder.root / "model")
+        except OSError as error:
+            artifacts["model_folder"] = model
+            print(f"the model stays in {model}: {error}", flush=True)  # noqa: T201 (supervisor.log)
     write_state(
         folder.root,
         record.but(state=outcome.state, reason=outcome.reason, ended=datetime.now(UTC), artifacts=artifacts),
