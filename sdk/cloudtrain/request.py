@@ -173,10 +173,7 @@ def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
     else:
         parameters["sagemaker_distributed_dataparallel_enabled"] = True
         parameters["sagemaker_distributed_dataparallel_custom_mpi_options"] = ""
-    if spec.cluster.instance_type is not None:
-        parameters["sagemaker_instance_type"] = spec.cluster.instance_type
-    else:
-        parameters["sagemaker_instance_type"] = spec.cluster.first_choice
+    parameters["sagemaker_instance_type"] = spec.cluster.first_choice
     return {name: json.dumps(value) for name, value in parameters.items()}
 
 

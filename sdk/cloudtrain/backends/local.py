@@ -135,8 +135,9 @@ class LocalBackend:
                 # Asked before reading: what is written until the end is read in this last round.
                 is_over = not follow or self.status(run).state.is_final
                 for path in sorted(folder.logs.glob("*.log")):
-                    file = files.setdefault(path, path.open("rb")) if path not in files else files[path]
-                    *lines, rests[path] = (rests.get(path, b"") + file.read()).split(b"\n")
+                    if path not in files:
+                        files[path] = path.open("rb")
+                    *lines, rests[path] = (rests.get(path, b"") + files[path].read()).split(b"\n")
                     if is_over and rests[path]:
                         lines.append(rests.pop(path))
                     yield from (LogLine(path.stem, _text(line)) for line in lines)

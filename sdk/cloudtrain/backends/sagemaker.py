@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import importlib.util
 import io
 import json
@@ -548,8 +549,6 @@ def _reason(job: Mapping[str, Any]) -> str:
 
 
 def _with_metrics(progress: Progress, final: Mapping[str, float]) -> Progress:
-    import dataclasses
-
     return dataclasses.replace(progress, metrics={**final, **progress.metrics})
 
 
