@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
 from cloudtrain.container.machine import usable_cpus, visible_gpus
-from cloudtrain.errors import RunNotFoundError
-from cloudtrain.plan import LOCAL, SAGEMAKER, Machine, Plan, make_plan
+from cloudtrain.errors import RunNotFoundError, SpecError
+from cloudtrain.placement import Machine
+from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.spec import JobSpec, read_job
 
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
@@ -26,19 +27,49 @@ HOME_VARIABLE = "CLOUDTRAIN_HOME"
 HOME_FOLDER = ".cloudtrain"
 
 
-def validate(path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
-    """Read and validate a job file, offline.
+def validate(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    instances: int | None = None,
+    local: bool = False,
+    settings: Settings | None = None,
+) -> JobSpec:
+    """Read a job file and check everything that the file alone can tell, offline.
+
+    The code folder is not read, but for the names that the job gives: `plan` does that.
 
     Args:
         path: The job file.
         overrides: `path=value`, as the `--set` option takes them.
         instances: Replaces `cluster.instances`.
+        local: Check for a run on this machine instead of SageMaker.
+        settings: The account; by default from environment and files.
 
     Raises:
         SpecError: the job does not validate; `problems` holds every mistake with line and column.
         UserError: the file cannot be read.
     """
-    return JobSpec.from_yaml(path, overrides, instances=instances)
+    reading = read_job(path, overrides, instances=instances)
+    problems = list(reading.problems)
+    if reading.spec is not None:
+        # The plan of the job with legal values in the places of wrong ones shows what else is wrong.
+        try:
+            _decide(reading.spec, _NO_CODE, local=local, settings=settings)
+        except SpecError as error:
+            told = {(problem.path, problem.message) for problem in problems}
+            problems += [
+                problem
+                for problem in error.problems
+                if not reading.is_about_wrong(problem.path) and (problem.path, problem.message) not in told
+            ]
+    if reading.spec is None or problems:
+        raise SpecError(problems)
+    return reading.spec
+
+
+_NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
+"""Stands for the code where only the job file is checked."""
 
 
 def plan(
@@ -62,7 +93,7 @@ def plan(
         SpecError: the job asks for what cannot work.
         BundleError: the code folder cannot travel.
     """
-    spec = spec if isinstance(spec, JobSpec) else validate(spec)
+    spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     return _plan(spec, local=local, settings=settings, now=now, suffix=suffix)[0]
 
 
@@ -74,13 +105,25 @@ def _plan(
     now: datetime | None = None,
     suffix: str | None = None,
 ) -> tuple[Plan, Contents]:
+    contents = collect(spec.code_directory, home=find_home())
+    return _decide(spec, contents.info, local=local, settings=settings, now=now, suffix=suffix), contents
+
+
+def _decide(
+    spec: JobSpec,
+    code: CodeInfo,
+    *,
+    local: bool,
+    settings: Settings | None,
+    now: datetime | None = None,
+    suffix: str | None = None,
+) -> Plan:
     settings = settings or find_settings(spec)
     moment = now or datetime.now(UTC)
-    contents = collect(spec.code_directory, home=find_home())
-    decided = make_plan(
+    return make_plan(
         spec,
         settings,
-        contents.info,
+        code,
         run=make_run_id(spec.name, moment, suffix or secrets.token_hex(3)),
         now=moment,
         target=LOCAL if local else SAGEMAKER,
@@ -88,7 +131,6 @@ def _plan(
         machine=Machine(gpus=len(visible_gpus()), cpus=usable_cpus()) if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
     )
-    return decided, contents
 
 
 def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Settings | None = None) -> Run:
@@ -103,7 +145,7 @@ def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Setting
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
         CloudError: AWS refused or cannot be reached; nothing was started.
     """
-    spec = spec if isinstance(spec, JobSpec) else validate(spec)
+    spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
     backend = _backend(LOCAL if local else SAGEMAKER, settings)
     if not local:
@@ -179,9 +221,16 @@ def list_runs(
         yield from _sagemaker(settings).list()
 
 
-def find_settings(spec: JobSpec | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file."""
-    return load_settings(os.environ, job_directory=spec.base if spec is not None else Path.cwd(), flags=flags)
+def find_settings(job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file.
+
+    Args:
+        job: The job, or the path of its file; by default the working folder's settings.
+        flags: Values given on the command line; None means not given.
+    """
+    if isinstance(job, JobSpec):
+        return load_settings(os.environ, job_directory=job.base, flags=flags)
+    return load_settings(os.environ, job_directory=Path.cwd() if job is None else Path(job).parent, flags=flags)
 
 
 def find_home() -> Path:

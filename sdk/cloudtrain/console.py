@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cloudtrain.plan import Plan
+    from cloudtrain.plan import LengthPlan, Plan
     from cloudtrain.run import LogLine, Run, Status
 
 # ---------------------------------------------------------------- JSON and errors
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
     print(json.dumps(content, indent=2, default=str))
+
+
+def print_text(text: str) -> None:
+    """Print text to standard output as it is."""
+    print(text, end="" if text.endswith("\n") else "\n")
 
 
 def say(text: str) -> None:
@@ -82,7 +88,7 @@ def print_plan(plan: Plan) -> None:
     """Print a plan as a table."""
     from cloudtrain.units import format_duration, format_size
 
-    cluster, cost = plan.cluster, plan.cost
+    cluster = plan.cluster
     ranks = f"{cluster.processes_per_instance or '?'} ranks each, world size {cluster.world_size or '?'}"
     where = "instances on this machine" if plan.target == "local" else f"x {cluster.instance_type}"
     rows = [
@@ -91,16 +97,20 @@ def print_plan(plan: Plan) -> None:
         ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
         ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
     ]
+    if plan.length.steps is not None or plan.length.epochs is not None:
+        rows.append(("length", _length(plan.length)))
     if plan.batch is not None:
         per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {cluster.world_size or '?'} ranks"
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
-        ("checkpoints", f"{plan.locations.checkpoints}, every {plan.to_json()['checkpoint']['every']}"),
+        ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
         ("runtime", f"at most {format_duration(plan.max_runtime_seconds)}"),
     ]
+    if plan.max_wait_seconds is not None:
+        rows.append(("spot", f"waiting and training together at most {format_duration(plan.max_wait_seconds)}"))
     if plan.target != "local":
-        rows.append(("cost", _cost(cost.usd_per_hour, cost.max_usd, cost.price_as_of)))
+        rows.append(("cost", _cost(plan)))
     _table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
@@ -108,10 +118,27 @@ def print_plan(plan: Plan) -> None:
         print(f"  warning: {warning}")
 
 
-def _cost(per_hour: float | None, at_most: float | None, as_of: str | None) -> str:
-    if per_hour is None or at_most is None:
+def _length(length: LengthPlan) -> str:
+    if length.steps is None:
+        return f"{length.epochs} epochs; how many steps these are, the dataset tells"
+    samples = f", {length.samples:,} samples" if length.samples is not None else ""
+    return f"{length.steps:,} steps{samples}"
+
+
+def _checkpoints(plan: Plan) -> str:
+    every = plan.to_json()["checkpoint"]["every"]
+    at_most = f", at most {plan.length.checkpoints:,} of them" if plan.length.checkpoints is not None else ""
+    return f"every {every}{at_most}"
+
+
+def _cost(plan: Plan) -> str:
+    cost = plan.cost
+    if cost.usd_per_hour is None or cost.max_usd is None:
         return "unknown"
-    return f"{per_hour:,.2f} USD per hour, at most {at_most:,.2f} USD (prices of {as_of})"
+    on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
+    age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
+    dated = f"prices of {cost.price_as_of}, {age} days old"
+    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, at most {cost.max_usd:,.2f} USD ({dated})"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> None:

@@ -96,12 +96,12 @@ def test_options_change_the_plan(cli: Cli) -> None:
         "--region",
         "us-west-2",
         "--bucket",
-        "b",
+        "bucket",
         "--json",
     )
     assert done.json["cluster"]["world_size"] == 32
     assert done.json["batch"]["global"] == 256
-    assert done.json["checkpoint"]["uri"].startswith("s3://b/cloudtrain/digits-")
+    assert done.json["checkpoint"]["uri"].startswith("s3://bucket/cloudtrain/digits-")
 
 
 def test_plan_prints_the_request_alone(cli: Cli) -> None:
@@ -126,7 +126,11 @@ def test_submit_without_an_account_says_what_is_missing_and_names_local(cli: Cli
 
 
 def test_submit_with_settings_but_without_credentials_is_the_clouds_refusal(cli: Cli) -> None:
-    environ = {"CLOUDTRAIN_ROLE": "arn:aws:iam::1:role/r", "CLOUDTRAIN_BUCKET": "b", "CLOUDTRAIN_REGION": "us-west-2"}
+    environ = {
+        "CLOUDTRAIN_ROLE": "arn:aws:iam::123456789012:role/r",
+        "CLOUDTRAIN_BUCKET": "bucket",
+        "CLOUDTRAIN_REGION": "us-west-2",
+    }
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ=environ)
     assert done.code == 3
     assert "no AWS credentials" in done.err

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from cloudtrain import limits
 from cloudtrain.errors import SpecError
-from cloudtrain.plan import CodeInfo, Machine, Plan, make_plan
+from cloudtrain.placement import Machine
+from cloudtrain.plan import CodeInfo, Plan, make_plan
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 
@@ -128,7 +130,7 @@ def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> 
 
 
 def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
-    assert "0.1 USD pays for 7 s" in refusal(plan_of, "limits.cost=0.1 USD")
+    assert "0.1 USD pays for 7s" in refusal(plan_of, "limits.cost=0.1 USD")
     unpriced = dataclasses.replace(SETTINGS, region="eu-west-1")
     assert "no ceiling can be kept" in refusal(plan_of, "limits.cost=10 USD", settings=unpriced)
 
@@ -156,7 +158,7 @@ def test_smddp_on_the_wrong_instance_is_refused(plan_of: PlanOf, instance_type: 
 
 def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
     text = refusal(plan_of, "cluster.distribution=pytorchddp", 'cluster.framework="2.13"')
-    assert 'has no SMDDP, which pytorchddp needs; use framework: "2.5"' in text
+    assert 'has no SMDDP and no mpi4py, which pytorchddp needs; use framework: "2.5"' in text
 
 
 def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
@@ -173,9 +175,17 @@ def test_trainium_is_refused(plan_of: PlanOf) -> None:
     assert "no GPU that PyTorch" in refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge")
 
 
-def test_an_instance_type_that_the_catalog_lacks_is_a_warning(plan_of: PlanOf) -> None:
-    plan = plan_of("cluster.instance_type=ml.p4d.24xlrge")
-    assert any('did you mean "ml.p4d.24xlarge"?' in warning for warning in plan.warnings)
+def test_an_instance_type_that_neither_we_nor_the_aws_model_know_is_refused(plan_of: PlanOf) -> None:
+    assert 'did you mean "ml.p4d.24xlarge"?' in refusal(plan_of, "cluster.instance_type=ml.p4d.24xlrge")
+
+
+def test_an_instance_type_that_is_newer_than_the_catalog_is_a_warning(
+    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = limits.instance_types()
+    monkeypatch.setattr(limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
+    plan = plan_of("cluster.instance_type=ml.p9.48xlarge")
+    assert any("newer than cloudtrain's catalog" in warning for warning in plan.warnings)
     assert plan.cluster.processes_per_instance is None
 
 
@@ -193,14 +203,15 @@ def test_missing_settings_leave_placeholders_and_a_warning(plan_of: PlanOf) -> N
 
 
 def test_resume_names(plan_of: PlanOf) -> None:
-    assert plan_of("checkpoint.resume=s3://b/x").config.checkpoint.resume == "s3://b/x"
-    assert plan_of("checkpoint.resume=/tmp/x").config.checkpoint.resume == "file:///tmp/x"
+    assert plan_of("checkpoint.resume=s3://bucket/x").config.checkpoint.resume == "s3://bucket/x"
+    assert plan_of("checkpoint.resume=/tmp/x", **local()).config.checkpoint.resume == "file:///tmp/x"
+    assert "cannot read this machine's disk" in refusal(plan_of, "checkpoint.resume=/tmp/x")
     assert plan_of("checkpoint.resume=never").config.checkpoint.resume == "never"
     assert "expected where to resume from" in refusal(plan_of, "checkpoint.resume=yesterday")
     other = "demo-261119-101500-aaaaaa"
     assert f"there is no run {other}" in refusal(plan_of, f"checkpoint.resume={other}")
-    plan = plan_of(f"checkpoint.resume={other}", resume_uri="s3://b/other")
-    assert plan.config.checkpoint.resume == "s3://b/other"
+    plan = plan_of(f"checkpoint.resume={other}", resume_uri="s3://bucket/other")
+    assert plan.config.checkpoint.resume == "s3://bucket/other"
 
 
 def test_a_script_has_argv_and_a_synchronised_checkpoint_folder(plan_of: PlanOf) -> None:
@@ -225,6 +236,7 @@ def test_a_cluster_does_not_save_to_a_local_folder(plan_of: PlanOf) -> None:
 
 def test_local_data_is_uploaded_for_a_cluster(plan_of: PlanOf, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "one.png").write_bytes(b"1")
     plan = plan_of(f"data.train={tmp_path / 'images'}")
     assert [(upload.path, upload.uri) for upload in plan.uploads] == [
         (str(tmp_path / "images"), f"s3://bucket/cloudtrain/{RUN}/data/train")
