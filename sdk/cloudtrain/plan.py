@@ -402,9 +402,7 @@ def _check_abilities(spec: JobSpec, notes: Notes) -> None:
 
 def _check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:
     """Refuse what CreateTrainingJob would; a local run keeps the same limits, but for where things lie."""
-    for violation in limits.check_request(request):
-        if is_local and violation.path[-1] in ("S3Uri", "S3OutputPath"):
-            continue
+    for violation in limits.check_request(_as_if_in_s3(request) if is_local else request):
         if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
             continue  # no container was found, which is told already
         if violation.path[-1] == "InstanceType":
@@ -417,6 +415,12 @@ def _check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, not
     for name in spec.code.env:
         if _SECRET_NAME.search(name):
             notes.warn(f"code.env.{name} looks like a secret: whoever may describe the job can read it")
+
+
+def _as_if_in_s3(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a local run with its folders as AWS's model would have them."""
+    document: dict[str, Any] = json.loads(json.dumps(request).replace('"file://', '"s3://here'))
+    return document
 
 
 def _warn_of_code(spec: JobSpec, code: CodeInfo, notes: Notes) -> None:

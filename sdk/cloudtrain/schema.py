@@ -201,6 +201,7 @@ def _unit_of(content: Mapping[str, Any]) -> str:
 _WORDS = {
     "string": "text",
     "integer": "whole number",
+    "number": "number",
     "boolean": "true or false",
     "array": "list",
     "object": "mapping",

@@ -320,6 +320,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
     with _quiet():
         try:
             os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+            from sagemaker.debugger.debugger import TensorBoardOutputConfig
             from sagemaker.inputs import TrainingInput
             from sagemaker.pytorch.estimator import PyTorch
             from sagemaker.session import Session
@@ -336,7 +337,12 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
         events = client.meta.events
         events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
         try:
-            estimator = PyTorch(**estimator_arguments(plan), sagemaker_session=sagemaker_session)
+            board = plan.request.get("TensorBoardOutputConfig")
+            estimator = PyTorch(
+                **estimator_arguments(plan),
+                sagemaker_session=sagemaker_session,
+                tensorboard_output_config=TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
+            )
             inputs = {
                 channel["ChannelName"]: TrainingInput(
                     s3_data=channel["DataSource"]["S3DataSource"]["S3Uri"],
@@ -427,6 +433,8 @@ class DriftGuard:
         if pending is not None:
             params["StoppingCondition"].setdefault("MaxPendingTimeInSeconds", pending)
         preferences = self.planned["ResourceConfig"].get("InstancePreferences")
+        if "MlflowConfig" in self.planned:
+            params.setdefault("MlflowConfig", copy.deepcopy(self.planned["MlflowConfig"]))
         if preferences is not None:
             resources = params["ResourceConfig"]
             resources.pop("InstanceType", None)
