@@ -1,21 +1,22 @@
-"""The verbs: validate, plan, submit, status, logs, stop, list. The only place where the floors below meet."""
+"""The verbs: validate, plan, submit, status, logs, stop, list, prices. The only place where the floors below meet."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
+from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
 from cloudtrain.errors import RunNotFoundError
 from cloudtrain.plan import LOCAL, SAGEMAKER, Machine, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
-from cloudtrain.settings import Settings, load_settings
+from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -177,6 +178,37 @@ def list_runs(
     settings = settings or find_settings()
     if sagemaker or (sagemaker is None and not settings.missing):
         yield from _sagemaker(settings).list()
+
+
+def prices() -> Prices:
+    """Return the newest prices that are known here: those that came with cloudtrain, and what a refresh has written.
+
+    Raises:
+        SettingsError: the file that a refresh writes is there and cannot be read.
+    """
+    return newest(bundled_prices(), read_prices(prices_file(os.environ)))
+
+
+def refresh_prices(region: str | None = None, *, settings: Settings | None = None, today: date | None = None) -> Prices:
+    """Fetch a region's prices from the AWS Price List API and keep them for later plans.
+
+    Args:
+        region: By default that of the settings, else the first region whose prices come with cloudtrain.
+        settings: The account; by default from environment and files.
+        today: The day that the prices get; by default today's in UTC.
+
+    Returns:
+        The newest prices that are known here now.
+
+    Raises:
+        CloudError: there are no credentials, AWS refused, or it has no prices for this region; nothing was written.
+        SettingsError: the file cannot be read or written.
+    """
+    from cloudtrain.preflight.prices import refresh_prices as refresh
+
+    wanted = region or (settings or find_settings()).region or priced_regions()[0]
+    fetched = refresh(wanted, prices_file(os.environ), today=today or datetime.now(UTC).date())
+    return newest(bundled_prices(), fetched)
 
 
 def find_settings(spec: JobSpec | None = None, flags: Mapping[str, Any] | None = None) -> Settings:

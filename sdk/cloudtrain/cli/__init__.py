@@ -21,6 +21,7 @@ _COMMANDS = {
     "logs": ("runs", "Print a run's log."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),
+    "prices": ("prices", "Show what instances cost, and how old the prices are."),
 }
 
 
