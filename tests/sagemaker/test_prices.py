@@ -57,13 +57,14 @@ def product(usage: str, usd: str, *, region: str = "eu-west-1", unit: str = "Hrs
 CATALOG = [
     product("EU-Train:ml.p4d.24xlarge", "27.5000000000"),
     product("EU-Host:ml.p4d.24xlarge", "27.6000000000"),
-    product("EU-TrSpt:ml.p4d.24xlarge", "9.0000000000"),
-    product("EU-TrainingPlanUpfrontFee:ml.p4d.24xlarge", "13.5700000000", unit="Quantity"),
+    product("EU-TrSpt:ml.g6.xlarge", "0.4000000000"),
+    product("EU-TrainingPlanUpfrontFee:ml.p5.48xlarge", "13.5700000000"),
     product("EU-Studio:JupyterLab-ml.g5.xlarge", "1.5700000000"),
     product("EU-Train:ml.g5.xlarge", "1.5640000000"),
     product("EU-Train:ml.m5.xlarge", "0.2570000000"),
     product("EU-Train:ml.p99.24xlarge", "99.0000000000"),
     product("EU-Train:ml.c5.xlarge", "0.0000000000"),
+    product("EU-Train:ml.c5n.xlarge", "5.0000000000", unit="Quantity"),
     product("EU-Train:ml.c4.xlarge", "0.2", Reserved={}),
     product("USW2-Train:ml.p4d.24xlarge", "24.0000000000", region="us-west-2"),
 ]
