@@ -1,22 +1,23 @@
-"""The verbs: validate, plan, submit, status, logs, stop, list. The only place where the floors below meet."""
+"""The verbs: validate, plan, submit, status, logs, stop, list, prices. The only place where the floors below meet."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
+from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
 from cloudtrain.errors import RunNotFoundError, SpecError
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
-from cloudtrain.settings import Settings, load_settings
+from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.spec import JobSpec, read_job
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def _decide(
         run=make_run_id(spec.name, moment, suffix or secrets.token_hex(3)),
         now=moment,
         target=LOCAL if local else SAGEMAKER,
+        prices=prices(),
         home=find_home(),
         machine=Machine(gpus=len(visible_gpus()), cpus=usable_cpus()) if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
@@ -233,6 +235,37 @@ def find_settings(job: JobSpec | str | Path | None = None, flags: Mapping[str, A
     return load_settings(os.environ, job_directory=Path.cwd() if job is None else Path(job).parent, flags=flags)
 
 
+def prices() -> Prices:
+    """Return the newest prices that are known here: those that came with cloudtrain, and what a refresh has written.
+
+    Raises:
+        SettingsError: the file that a refresh writes is there and cannot be read.
+    """
+    return newest(bundled_prices(), read_prices(prices_file(os.environ)))
+
+
+def refresh_prices(region: str | None = None, *, settings: Settings | None = None, today: date | None = None) -> Prices:
+    """Fetch a region's prices from the AWS Price List API and keep them for later plans.
+
+    Args:
+        region: By default that of the settings, else the first region whose prices come with cloudtrain.
+        settings: The account; by default from environment and files.
+        today: The day that the prices get; by default today's in UTC.
+
+    Returns:
+        The newest prices that are known here now.
+
+    Raises:
+        CloudError: there are no credentials, AWS refused, or it has no prices for this region; nothing was written.
+        SettingsError: the file cannot be read or written.
+    """
+    from cloudtrain.preflight.prices import refresh_prices as refresh
+
+    wanted = region or (settings or find_settings()).region or priced_regions()[0]
+    fetched = refresh(wanted, prices_file(os.environ), today=today or datetime.now(UTC).date())
+    return newest(bundled_prices(), fetched)
+
+
 def find_home() -> Path:
     """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest `.cloudtrain` upwards, else one here."""
     if os.environ.get(HOME_VARIABLE):
@@ -266,7 +299,7 @@ def _local() -> LocalBackend:
 def _sagemaker(settings: Settings) -> SageMakerBackend:
     from cloudtrain.backends.sagemaker import SageMakerBackend
 
-    return SageMakerBackend(settings)
+    return SageMakerBackend(settings, prices=prices())
 
 
 def _backend(name: str, settings: Settings) -> Backend:

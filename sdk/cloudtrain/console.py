@@ -18,6 +18,7 @@ from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cloudtrain.catalog import Prices
     from cloudtrain.plan import LengthPlan, Plan
     from cloudtrain.run import LogLine, Run, Status
 
@@ -149,6 +150,54 @@ def _table(rows: Sequence[tuple[str, str]]) -> None:
 def _table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
+
+
+# ---------------------------------------------------------------- prices
+
+
+def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
+    """Return the prices of a region, each with its day and source; those of CPU instances, too."""
+    table = prices.by_region.get(region, {})
+    return {
+        "region": region,
+        "as_of": prices.as_of(region),
+        "age_days": prices.age_days(region, today),
+        "prices": {
+            name: {"usd_per_hour": price.usd_per_hour, "as_of": price.as_of, "source": price.source.name}
+            for name, price in sorted(table.items())
+        },
+    }
+
+
+def print_prices(prices: Prices, region: str, today: date) -> None:
+    """Print the prices of a region's instances with GPUs, cheapest first, and how old they are."""
+    from cloudtrain.catalog import find_instance
+
+    table = prices.by_region.get(region, {})
+    if not table:
+        print(f"no price is known for {region}; known regions: {', '.join(prices.regions)}")
+        print(f"to fetch them, with AWS credentials: {_program()} prices --region {region} --refresh")
+        return
+    rows = []
+    for name, price in sorted(table.items(), key=lambda entry: (entry[1].usd_per_hour, entry[0])):
+        instance = find_instance(name)
+        if instance is not None and instance.gpus:
+            each = price.usd_per_hour / instance.gpus
+            gpus = f"{instance.gpus} x {instance.gpu}"
+            rows.append((name, gpus, f"{price.usd_per_hour:,.4f}", f"{each:,.4f}", price.as_of))
+    _columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
+    others = len(table) - len(rows)
+    print(f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago")
+    if others:
+        print(f"{others} instance types without GPUs: {_program()} prices --region {region} --json")
+    for source in dict.fromkeys(price.source for price in table.values()):
+        print(f"source of {source.date}: {source.name}")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 # ---------------------------------------------------------------- runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cloudtrain import catalog
+from cloudtrain.catalog import Prices
 from cloudtrain.notes import Notes
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration
@@ -44,29 +44,39 @@ class Time:
     billed: int
 
 
-def price_cluster(spec: JobSpec, region: str) -> float | None:
-    """Return the on-demand price of the whole cluster in USD per hour, or None when one of its types has none."""
-    prices = [catalog.usd_per_hour(name, region) for name in spec.cluster.types]
-    # With preferences any of the types may be chosen: the dearest bounds the cost.
-    known = [price for price in prices if price is not None]
-    return max(known) * spec.cluster.instances if len(known) == len(prices) else None
+@dataclass(frozen=True)
+class Rate:
+    """What the whole cluster costs on demand, in USD per hour, and the day of that price, as YYYY-MM-DD."""
+
+    usd_per_hour: float
+    as_of: str
 
 
-def bound_time(spec: JobSpec, region: str, notes: Notes) -> Time:
+def price_cluster(spec: JobSpec, region: str, prices: Prices) -> Rate | None:
+    """Return what the cluster costs, or None when one of its types has no known price.
+
+    With preferences any of the types may be chosen: the dearest bounds the cost.
+    """
+    known = [price for name in spec.cluster.types if (price := prices.find(name, region)) is not None]
+    if len(known) < len(spec.cluster.types):
+        return None
+    dearest = max(known, key=lambda price: price.usd_per_hour)
+    return Rate(dearest.usd_per_hour * spec.cluster.instances, min(price.as_of for price in known))
+
+
+def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> Time:
     """Decide how long a run may go on, so that `limits.cost` holds whatever happens."""
     runtime = spec.limits.runtime
     warm = spec.cluster.keep_alive or 0
     limit = spec.limits.cost
     affordable: float = math.inf
-    if limit is not None:
-        hourly = price_cluster(spec, region)
-        if hourly is None:
-            message = f"no price is known for {', '.join(spec.cluster.types)} in {region}, so no ceiling can be kept"
-            hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
-            notes.refuse(("limits", "cost"), message, hint)
-        else:
-            affordable = max(math.floor(limit / hourly * 3600) - warm, 0)
-            _check_affordable(spec, affordable, hourly, notes)
+    if limit is not None and rate is None:
+        message = f"no price is known for {', '.join(spec.cluster.types)} in {region}, so no ceiling can be kept"
+        hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
+        notes.refuse(("limits", "cost"), message, hint)
+    elif limit is not None and rate is not None:
+        affordable = max(math.floor(limit / rate.usd_per_hour * 3600) - warm, 0)
+        _check_affordable(spec, int(affordable), rate.usd_per_hour, notes)
     if affordable < runtime:
         notes.decide(
             f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
@@ -96,11 +106,11 @@ def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Note
         notes.refuse(("limits", "cost"), f"{pays}; {name} asks for {format_duration(longest)}", hint)
 
 
-def cost_of(spec: JobSpec, region: str, time: Time, notes: Notes) -> CostPlan:
+def cost_of(spec: JobSpec, rate: Rate | None, region: str, time: Time, notes: Notes) -> CostPlan:
     """Return what the run costs at most."""
-    hourly = price_cluster(spec, region)
-    if hourly is None:
+    if rate is None:
         notes.warn(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
         return CostPlan(None, None, None)
     # Rounded up: a ceiling must not be below what it bounds.
-    return CostPlan(round(hourly, 4), math.ceil(hourly * time.billed / 36) / 100, catalog.price_date())
+    at_most = math.ceil(rate.usd_per_hour * time.billed / 36) / 100
+    return CostPlan(round(rate.usd_per_hour, 4), at_most, rate.as_of)

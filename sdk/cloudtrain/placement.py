@@ -88,6 +88,7 @@ def place(spec: JobSpec, *, region: str, machine: Machine | None, today: date, n
     _check_parallel(spec, placement, notes)
     if machine is None:
         _warn_of_slow_network(spec, candidates, notes)
+        _warn_of_volume(spec, candidates, notes)
     return placement
 
 
@@ -101,20 +102,20 @@ def _candidates(spec: JobSpec, notes: Notes) -> list[_Candidate]:
         instance = catalog.find_instance(name)
         if instance is None:
             _unknown_type(name, at, notes)
-        elif instance.neuron:
-            message = f"{name} has no GPU that PyTorch's CUDA containers could use"
-            notes.refuse(at, message, "choose a p or g type, such as ml.p4d.24xlarge")
+        elif not instance.distributions:
+            why = "has no GPU that PyTorch's CUDA containers could use" if instance.neuron else "is not an x86 machine"
+            notes.refuse(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         candidates.append(_Candidate(name, at, instance))
     return candidates
 
 
 def _unknown_type(name: str, at: FieldPath, notes: Notes) -> None:
     """Warn of a type that is newer than the catalog, refuse one that the installed AWS model does not have either."""
-    near = nearest(name, catalog.instance_names())
-    if name in limits.instance_types():
+    if catalog.classify(name, limits.instance_types()) == "newer":
         notes.warn(f"{name} is newer than cloudtrain's catalog: its GPUs are counted in the container")
         return
-    hint = (f'did you mean "{near}"? ' if near else "") + "If AWS has it since: pip install -U boto3"
+    near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
+    hint = (f"did you mean {near}? " if near else "") + "If AWS has it since: pip install -U boto3"
     notes.refuse(at, f"SageMaker has no instance type {name} (model of botocore {limits.model_version()})", hint)
 
 
@@ -323,5 +324,12 @@ def _warn_of_slow_network(spec: JobSpec, candidates: list[_Candidate], notes: No
         return
     for candidate in candidates:
         instance = candidate.instance
-        if instance is not None and instance.gpus and not instance.efa:
+        if instance is not None and instance.gpus and instance.efa is False:
             notes.warn(f"{candidate.name} has no EFA: its {spec.cluster.instances} instances exchange gradients by TCP")
+
+
+def _warn_of_volume(spec: JobSpec, candidates: list[_Candidate], notes: Notes) -> None:
+    for candidate in candidates:
+        local = candidate.instance.nvme_gb if candidate.instance is not None else None
+        if local and "volume" in spec.cluster.model_fields_set:
+            notes.warn(f"{candidate.name} has {local} GB of local NVMe: AWS gives it no other volume")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain import catalog, limits
-from cloudtrain.cost import CostPlan, Time, bound_time, cost_of
+from cloudtrain.catalog import Prices, bundled_prices
+from cloudtrain.cost import CostPlan, Time, bound_time, cost_of, price_cluster
 from cloudtrain.errors import SpecError, nearest
 from cloudtrain.locations import locations_here, locations_in_s3, resume_from
 from cloudtrain.notes import Notes
@@ -168,6 +169,7 @@ def make_plan(
     run: str,
     now: datetime,
     target: str = SAGEMAKER,
+    prices: Prices | None = None,
     home: Path | None = None,
     machine: Machine | None = None,
     resume_uri: str | None = None,
@@ -181,6 +183,7 @@ def make_plan(
         run: Run id.
         now: Time of the plan, in UTC.
         target: `sagemaker` or `local`.
+        prices: What instances cost; by default what comes with cloudtrain.
         home: Folder of local runs (`.cloudtrain`); needed for local plans.
         machine: This machine; needed for local plans.
         resume_uri: Where the checkpoints of the run lie that `checkpoint.resume` names.
@@ -202,8 +205,9 @@ def make_plan(
     else:
         _check_settings(settings, notes)
         locations = locations_in_s3(spec, settings, code.digest, run, go_on_in, notes)
-        time = bound_time(spec, region, notes)
-        cost = cost_of(spec, region, time, notes)
+        rate = price_cluster(spec, region, prices or bundled_prices())
+        time = bound_time(spec, rate, region, notes)
+        cost = cost_of(spec, rate, region, time, notes)
         _warn_of_price(settings, region, cost, now.date(), notes)
     choices = Choices(
         run=run,

@@ -120,6 +120,11 @@ def profile_file(environ: Mapping[str, str]) -> Path:
     return Path(base) / "cloudtrain" / "config.toml"
 
 
+def prices_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the file that `cloudtrain prices --refresh` writes (it need not exist)."""
+    return profile_file(environ).with_name("prices.json")
+
+
 def _read_file(path: Path, profile: str | None) -> dict[str, Any]:
     """Return the settings of one TOML file: its top level, or the named table below `[profiles]`."""
     try:

@@ -333,6 +333,7 @@ def test_what_is_worth_knowing_is_a_warning(plan_of: PlanOf, overrides: list[str
 
 def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> None:
     assert plan_of().warnings == ()
+    assert any("of local NVMe" in warning for warning in plan_of("cluster.volume=200GB").warnings)
     assert plan_of("cluster.instances=1", "cluster.instance_type=ml.g5.xlarge").warnings == ()
 
 

@@ -83,8 +83,11 @@ class SageMakerBackend:
 
     name = SAGEMAKER
 
-    def __init__(self, settings: Settings, *, poll_seconds: float = _POLL_SECONDS) -> None:
+    def __init__(
+        self, settings: Settings, *, prices: catalog.Prices | None = None, poll_seconds: float = _POLL_SECONDS
+    ) -> None:
         self.settings = settings
+        self.prices = prices or catalog.bundled_prices()
         self.poll_seconds = poll_seconds
         self._session_: Any = None
         self._clients: dict[str, Any] = {}
@@ -165,7 +168,7 @@ class SageMakerBackend:
         instances = int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
         instance = catalog.find_instance(instance_type)
         billable = int(job.get("BillableTimeInSeconds") or 0)
-        price = catalog.usd_per_hour(instance_type, self.settings.region or "")
+        price = self.prices.usd_per_hour(instance_type, self.settings.region or "")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = _with_metrics(progress, metrics)
         return Status(

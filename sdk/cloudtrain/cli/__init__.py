@@ -22,6 +22,7 @@ _COMMANDS = {
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),
     "schema": ("schema", "Print the JSON Schema of job.yaml."),
+    "prices": ("prices", "Show what instances cost, and how old the prices are."),
 }
 
 
