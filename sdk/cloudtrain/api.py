@@ -13,7 +13,7 @@ from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
-from cloudtrain.errors import RunNotFoundError, SpecError
+from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
@@ -153,7 +153,7 @@ def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Setting
     if not local:
         _sagemaker(settings).check_ready()
     decided, contents = _plan(spec, local=local, settings=settings)
-    bundle = write_bundle(contents, find_home() / "bundles")
+    bundle = write_bundle(contents, _make_home() / "bundles")
     return backend.submit(decided, bundle)
 
 
@@ -275,6 +275,15 @@ def find_home() -> Path:
         if (folder / HOME_FOLDER).is_dir():
             return folder / HOME_FOLDER
     return here / HOME_FOLDER
+
+
+def _make_home() -> Path:
+    home = find_home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}") from None
+    return home
 
 
 def _resume_uri(spec: JobSpec, settings: Settings, *, local: bool) -> str | None:

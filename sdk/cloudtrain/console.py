@@ -305,6 +305,8 @@ def follow(run: Run, *, job: str, as_json: bool) -> int:
             out.print(f"{line.host}  {_readable(line)}", markup=False, highlight=False, soft_wrap=True)
         status = run.wait()
     except KeyboardInterrupt:
+        if as_json:
+            print_json(run.status().to_json())
         return _detached(run)
     _summary(out, status, job)
     if as_json:

@@ -139,3 +139,30 @@ def test_submit_with_settings_but_without_credentials_is_the_clouds_refusal(cli:
 
 def test_list_says_what_to_do_first(cli: Cli) -> None:
     assert "cloudtrain submit JOB --local" in cli("list").out
+
+
+def test_damaged_files_of_one_run_hide_no_other(cli: Cli, tmp_path: Path) -> None:
+    runs = tmp_path / "runs-home" / "runs"
+    good = "good-261120-101500-1a2b3c"
+    for name, state in (
+        (good, '{"state": "SUCCEEDED", "started": null, "ended": null}'),
+        ("bad-261120-101500-1a2b3c", "{"),
+    ):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "state.json").write_text(state)
+    listed = cli("list", "--json")
+    assert listed.code == 0, listed.err
+    assert {run["run"]: run["state"] for run in listed.json["runs"]} == {
+        f"local:{good}": "SUCCEEDED",
+        "local:bad-261120-101500-1a2b3c": "FAILED",
+    }
+    assert "is damaged" in cli("status", "bad-261120-101500-1a2b3c").out
+
+
+def test_a_home_that_cannot_be_is_the_users_to_mend(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli(
+        "submit", EXAMPLES / "script-ddp" / "job.yaml", "--local", environ={"CLOUDTRAIN_HOME": str(tmp_path / "file")}
+    )
+    assert done.code == 2, done.err
+    assert "CLOUDTRAIN_HOME" in done.err

@@ -81,7 +81,10 @@ def run(argv: list[str]) -> int:
     except click.exceptions.Abort:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
-        console.say("interrupted; whether something was started tells: cloudtrain list")
+        message = "interrupted; whether something was started tells: cloudtrain list"
+        console.say(message)
+        if as_json:
+            console.print_json_error(message, "cloudtrain list", EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
         error.show()
