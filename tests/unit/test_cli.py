@@ -153,8 +153,8 @@ def test_damaged_files_of_one_run_hide_no_other(cli: Cli, tmp_path: Path) -> Non
     listed = cli("list", "--json")
     assert listed.code == 0, listed.err
     assert {run["run"]: run["state"] for run in listed.json["runs"]} == {
-        f"local:{good}": "SUCCEEDED",
-        "local:bad-261120-101500-1a2b3c": "FAILED",
+        good: "SUCCEEDED",
+        "bad-261120-101500-1a2b3c": "FAILED",
     }
     assert "is damaged" in cli("status", "bad-261120-101500-1a2b3c").out
 
