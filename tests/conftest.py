@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
@@ -13,6 +14,11 @@ import pytest
 from support import Cli, Finished, command
 
 GUARD = Path(__file__).parent / "guard"
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+PERMISSIONS = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:*"], "Resource": "*"}]}
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)
@@ -77,7 +83,7 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Start a moto server on loopback with a bucket; return the environment that a client needs."""
+    """Start a moto server on loopback with a bucket and a role; return the environment that a client needs."""
     with (tmp_path / "moto.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "moto_server.py")],
@@ -102,6 +108,9 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, s
     boto3.client("s3").create_bucket(
         Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
     )
+    iam = boto3.client("iam")
+    iam.create_role(RoleName="training", AssumeRolePolicyDocument=json.dumps(TRUST))
+    iam.put_role_policy(RoleName="training", PolicyName="job", PolicyDocument=json.dumps(PERMISSIONS))
     try:
         yield environment
     finally:

@@ -80,6 +80,11 @@ def image_uri(image: Image, *, region: str, gpu: bool) -> str:
     return f"{account}.dkr.ecr.{region}.{domain}/{image.gpu if gpu else image.cpu}"
 
 
+def image_date() -> str:
+    """Return the day of the list of containers, as YYYY-MM-DD."""
+    return str(_data("images")["as_of"])
+
+
 def usd_per_hour(instance_type: str, region: str) -> float | None:
     """Return the on-demand price of one instance, or None when the catalog does not know it."""
     price = _data("prices")["usd_per_hour"].get(region, {}).get(instance_type)

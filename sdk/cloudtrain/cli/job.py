@@ -74,6 +74,7 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
 @job_options
 @account_options
 @click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
+@click.option("--skip-check", is_flag=True, help="Submit without asking the account first (see check).")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @json_option
 def submit(
@@ -84,6 +85,7 @@ def submit(
     bucket: str | None,
     region: str | None,
     local: bool,
+    skip_check: bool,
     follow: bool,
     as_json: bool,
 ) -> int:
@@ -92,7 +94,7 @@ def submit(
 
     spec = api.validate(job, overrides, instances=instances)
     settings = api.find_settings(spec, {"role": role, "bucket": bucket, "region": region})
-    run = api.submit(spec, local=local, settings=settings)
+    run = api.submit(spec, local=local, settings=settings, skip_check=skip_check, on_checks=console.say_unknown_checks)
     console.print_submitted(run)
     if follow:
         return console.follow(run, job=_again(job, instances, overrides), as_json=as_json)
