@@ -267,6 +267,8 @@ def _explain_refusal(code: str, operation: str, message: str) -> tuple[str, str]
         return f"AWS does not accept the credentials: {code}", SIGN_IN
     if code in _THROTTLED:
         return f"AWS answers that it is asked too often ({action})", "ask again in a minute"
+    if code.startswith("5") and code.isdigit():  # no error of AWS's own: a page of some server on the way
+        return f"{action}: the server answers {code}", "ask again in a minute"
     return f"{action}: AWS says {code}: {_first_line(message)}", ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.preflight.base import Check, Context, command, error_code, failed, passed, split
+from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed, split
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.run import is_run_id
 
@@ -45,6 +45,8 @@ def check_checkpoints(context: Context) -> Iterator[Check]:
     except ClientError as error:
         if error_code(error) != "NoSuchBucket":
             raise
+        if split(uri).bucket == context.settings.bucket:
+            raise UnansweredError("needs the bucket") from None
         yield failed(
             "checkpoints",
             f"there is no bucket {split(uri).bucket}",
