@@ -117,12 +117,10 @@ def aws(moto: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         monkeypatch.setenv(name, value)
     import boto3
 
-    # A session of its own: boto3's default one would keep the address of an earlier test's server.
-    session = boto3.Session()
-    session.client("s3").create_bucket(
+    boto3.client("s3").create_bucket(
         Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
     )
-    iam = session.client("iam")
+    iam = boto3.client("iam")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument=json.dumps(TRUST))
     iam.put_role_policy(RoleName="training", PolicyName="job", PolicyDocument=json.dumps(PERMISSIONS))
     return environment

@@ -408,6 +408,8 @@ def test_resume_from_a_place(account: Front, checks: Checks) -> None:
 def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks: Checks) -> None:
     resume = "checkpoint.resume=demo-261120-101500-1a2b3c"
     assert "no complete checkpoint" in only_failure(checks(resume, text=SCRIPT), "checkpoints").detail
+    isolated = checks(resume, "cluster.network.isolation=true")  # where SageMaker copies checkpoints of a Task, too
+    assert "no complete checkpoint" in only_failure(isolated, "checkpoints").detail
     put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
     assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
 

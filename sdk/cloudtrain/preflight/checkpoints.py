@@ -115,8 +115,13 @@ def _check_of_script(context: Context, uri: str, own: _Held) -> Check:
     count = sum(len(files) for files in own.folders.values()) + len(own.foreign)
     if count:
         return passed("checkpoints", f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
+    return _check_empty(uri, context.plan.run)
+
+
+def _check_empty(uri: str, run: str) -> Check:
+    """Judge an empty folder: another run's was named by `checkpoint.resume`, and there is nothing to resume."""
     owner = uri.rstrip("/").split("/")[-2]
-    if is_run_id(owner) and owner != context.plan.run:
+    if is_run_id(owner) and owner != run:
         return _nothing_to_resume(uri)
     return passed("checkpoints", f"{uri} is empty: the run starts anew")
 
@@ -152,7 +157,7 @@ def _check_without(uri: str, own: _Held, run: str) -> Check:
         )
     if own.folders:
         return passed("checkpoints", f"no checkpoint below {uri} is complete: the run starts anew")
-    return passed("checkpoints", f"{uri} is empty: the run starts anew")
+    return _check_empty(uri, run)
 
 
 def _refuse_mixture(uri: str, newest: Mapping[str, Any], run: str) -> Check:
