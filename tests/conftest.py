@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +15,11 @@ import pytest
 from support import Cli, Finished, command
 
 GUARD = Path(__file__).parent / "guard"
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+PERMISSIONS = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:*"], "Resource": "*"}]}
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)
@@ -75,10 +82,10 @@ def job(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Start a moto server on loopback with a bucket; return the environment that a client needs."""
-    with (tmp_path / "moto.log").open("w") as log:
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a moto server on loopback; return its address."""
+    with (tmp_path_factory.mktemp("moto") / "moto.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "moto_server.py")],
             stdout=subprocess.PIPE,
@@ -86,9 +93,20 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, s
             text=True,
         )
     assert server.stdout is not None
-    endpoint = server.stdout.readline().strip()
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.wait(10)
+        server.stdout.close()
+
+
+@pytest.fixture
+def aws(moto: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Make a new account with a bucket and a role; return the environment that a client needs."""
+    urllib.request.urlopen(urllib.request.Request(f"{moto}/moto-api/reset", method="POST")).close()  # noqa: S310
     environment = {
-        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ENDPOINT_URL": moto,
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-west-2",
@@ -102,9 +120,7 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, s
     boto3.client("s3").create_bucket(
         Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
     )
-    try:
-        yield environment
-    finally:
-        server.terminate()
-        server.wait(10)
-        server.stdout.close()
+    iam = boto3.client("iam")
+    iam.create_role(RoleName="training", AssumeRolePolicyDocument=json.dumps(TRUST))
+    iam.put_role_policy(RoleName="training", PolicyName="job", PolicyDocument=json.dumps(PERMISSIONS))
+    return environment
