@@ -197,7 +197,7 @@ class _Reader:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._report(key_node, path, "a field name must be text")
+                self._report(key_node, path, "a field name must be text", "put it in quotes")
                 continue
             key = key_node.value
             if key in mapping:
@@ -214,6 +214,9 @@ class _Reader:
             self._report(node, path, f"the tag {node.tag} is not allowed here", "write a plain value")
             return None
         text = str(node.value)
+        if "\0" in text:
+            self._report(node, path, "a value must not hold the character NUL", "remove it")
+            return None
         if getattr(node, "style", None) is not None:
             return text
         return _resolve(text)

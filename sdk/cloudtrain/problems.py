@@ -138,6 +138,7 @@ _BOUNDS = {
     "lt": ("less than", "less than"),
 }
 _EXPECTED = {
+    "finite_number": ("a finite number", "write digits, such as 2"),
     "int_": ("a whole number", "write digits only, such as 2"),
     "float_": ("a number", "such as 0.1 or 3e-4"),
     "bool_": ("true or false", "write true or false"),

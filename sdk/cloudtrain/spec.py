@@ -381,7 +381,7 @@ def _name_fits(value: object) -> object:
             legal = re.sub(r"[^a-zA-Z0-9]+", "-", value).strip("-")[:NAME_CHARACTERS].strip("-")
             raise fail(
                 "expected letters, digits and single hyphens between them",
-                hint=f'did you mean "{legal}"?' if legal else "",
+                hint=f'did you mean "{legal}"?' if legal else "for example gpt-stdlib",
             )
         if len(value) > NAME_CHARACTERS:
             raise fail(f"{len(value)} characters; at most {NAME_CHARACTERS}", hint="the run id adds date and suffix")
