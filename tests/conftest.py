@@ -76,8 +76,8 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Start a moto server on loopback with a bucket; return the environment that a client needs."""
+def moto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """Start an empty moto server on loopback, set AWS_ENDPOINT_URL to it, and return its address."""
     with (tmp_path / "moto.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "moto_server.py")],
@@ -87,8 +87,20 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, s
         )
     assert server.stdout is not None
     endpoint = server.stdout.readline().strip()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    try:
+        yield endpoint
+    finally:
+        server.terminate()
+        server.wait(10)
+        server.stdout.close()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, moto: str) -> dict[str, str]:
+    """Give the tests an account: a moto server with a bucket; return the environment that a client needs."""
     environment = {
-        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ENDPOINT_URL": moto,
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-west-2",
@@ -102,9 +114,4 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, s
     boto3.client("s3").create_bucket(
         Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
     )
-    try:
-        yield environment
-    finally:
-        server.terminate()
-        server.wait(10)
-        server.stdout.close()
+    return environment
