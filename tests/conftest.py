@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import runpy
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from support import Cli, Finished, command
+from support import Cli, Finished, command, serve_moto
 
 GUARD = Path(__file__).parent / "guard"
 
@@ -78,22 +77,9 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def moto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """Start an empty moto server on loopback, set AWS_ENDPOINT_URL to it, and return its address."""
-    with (tmp_path / "moto.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "moto_server.py")],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    assert server.stdout is not None
-    endpoint = server.stdout.readline().strip()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    try:
+    with serve_moto(tmp_path / "moto.log") as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         yield endpoint
-    finally:
-        server.terminate()
-        server.wait(10)
-        server.stdout.close()
 
 
 @pytest.fixture

@@ -27,15 +27,25 @@ def boto_session() -> Any:
 
 @contextlib.contextmanager
 def sdk_session(session: Any, client: Any) -> Iterator[Any]:
-    """Yield a SageMaker SDK session around a boto3 session and client, without telemetry and without its log.
+    """Yield a SageMaker SDK session around a boto3 session and client, without telemetry and without its log."""
+    with settings_checked_once(), contextlib.redirect_stdout(io.StringIO()):
+        from sagemaker.session import Session
 
-    The SDK checks its settings against its schema, and the schema itself, 19 times in each fit: 1.1 s of 1.2 s. Here
-    settings that it has accepted once are not checked again.
+        yield Session(
+            boto_session=session, sagemaker_client=client, default_bucket=BUCKET, sagemaker_config=NO_TELEMETRY
+        )
+
+
+@contextlib.contextmanager
+def settings_checked_once() -> Iterator[None]:
+    """Let the SDK check settings only once, and keep its log quiet.
+
+    It checks its settings against its schema, and the schema itself, 19 times in each fit: 1.1 s of 1.2 s. Here
+    settings that it has accepted are not checked again.
     """
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         import sagemaker.utils
-        from sagemaker.session import Session
 
         accepted: set[str] = set()
         validate = sagemaker.utils.validate_sagemaker_config
@@ -48,6 +58,4 @@ def sdk_session(session: Any, client: Any) -> Iterator[Any]:
         patch.setattr(sagemaker.utils, "validate_sagemaker_config", validate_once)
         for name in ("sagemaker", "sagemaker.config", "sagemaker.telemetry.telemetry_logging"):
             patch.setattr(logging.getLogger(name), "disabled", True)
-        yield Session(
-            boto_session=session, sagemaker_client=client, default_bucket=BUCKET, sagemaker_config=NO_TELEMETRY
-        )
+        yield

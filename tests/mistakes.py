@@ -1,4 +1,4 @@
-"""Mistakes that people make with training jobs, each in a job file, in a raw CreateTrainingJob call and in an estimator.
+"""Mistakes that people make with training jobs, each as a job file, a raw CreateTrainingJob call and an estimator.
 
 Data only: `mistakes_table.py` plants each of them for real and writes docs/mistakes.md.
 """

@@ -12,7 +12,6 @@ import importlib.metadata
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 from estimator_support import BUCKET, CREATE, REGION, boto_session, sdk_session
 from mistakes import ESTIMATOR, FILES, FIT, GONE, JOB, MISTAKES, REQUEST, ROLE, Mistake
+from support import serve_moto
 
 TABLE = Path(__file__).parent.parent / "docs" / "mistakes.md"
 
@@ -178,7 +178,7 @@ class Judges:
             code = run(["plan", str(folder / "job.yaml"), *settings, "--json"])
         said = out.getvalue()
         answer = json.loads(said)
-        if code != 2:  # noqa: PLR2004 (exit code of the user's mistakes)
+        if code != 2:
             return False, "", f"exit code {code}"
         if planted is None:
             text = json.dumps(answer)
@@ -229,7 +229,7 @@ class Judges:
         connection.request("POST", "/", json.dumps(request), headers)
         status = connection.getresponse().status
         connection.close()
-        return 400 <= status < 500  # noqa: PLR2004 (refused; a crash of the server is no refusal)
+        return 400 <= status < 500
 
 
 def _word(caught: bool | None) -> str:
@@ -269,7 +269,7 @@ def _shown(mistake: Mistake) -> str:
     new = mistake.job[1]
     text = new[new.index("«") + 1 : new.index("»")].replace("\t", "→ ")
     text = "; ".join(line.strip() for line in text.splitlines())
-    return f"`{text}`" if len(text) <= 80 else f"`{text[:40]}...`"  # noqa: PLR2004 (a readable cell)
+    return f"`{text}`" if len(text) <= 80 else f"`{text[:40]}...`"
 
 
 def page(answers: list[Answers]) -> str:
@@ -285,15 +285,10 @@ def table_rows(text: str) -> list[str]:
 
 def main() -> None:
     """Ask everybody, and write the page with `--write`, else print it."""
-    program = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as server, tempfile.TemporaryDirectory() as base:
-        assert server.stdout is not None
-        os.environ["AWS_ENDPOINT_URL"] = server.stdout.readline().strip()
-        try:
-            with judges() as asked:
-                answers = asked.ask_all(MISTAKES, Path(base))
-        finally:
-            server.terminate()
+    with tempfile.TemporaryDirectory() as base, serve_moto(Path(base, "moto.log")) as endpoint:
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
+        with judges() as asked:
+            answers = asked.ask_all(MISTAKES, Path(base))
     if "--write" in sys.argv:
         TABLE.write_text(page(answers))
     else:
