@@ -1,22 +1,24 @@
-"""The verbs: validate, plan, submit, status, logs, stop, list. The only place where the floors below meet."""
+"""The verbs: validate, plan, submit, status, logs, stop, list, prices. The only place where the floors below meet."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
+from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
-from cloudtrain.errors import RunNotFoundError
-from cloudtrain.plan import LOCAL, SAGEMAKER, Machine, Plan, make_plan
+from cloudtrain.errors import RunNotFoundError, SpecError, UserError
+from cloudtrain.placement import Machine
+from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
-from cloudtrain.settings import Settings, load_settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.settings import Settings, load_settings, prices_file
+from cloudtrain.spec import JobSpec, read_job
 
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
@@ -26,19 +28,49 @@ HOME_VARIABLE = "CLOUDTRAIN_HOME"
 HOME_FOLDER = ".cloudtrain"
 
 
-def validate(path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
-    """Read and validate a job file, offline.
+def validate(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    instances: int | None = None,
+    local: bool = False,
+    settings: Settings | None = None,
+) -> JobSpec:
+    """Read a job file and check everything that the file alone can tell, offline.
+
+    The code folder is not read, but for the names that the job gives: `plan` does that.
 
     Args:
         path: The job file.
         overrides: `path=value`, as the `--set` option takes them.
         instances: Replaces `cluster.instances`.
+        local: Check for a run on this machine instead of SageMaker.
+        settings: The account; by default from environment and files.
 
     Raises:
         SpecError: the job does not validate; `problems` holds every mistake with line and column.
         UserError: the file cannot be read.
     """
-    return JobSpec.from_yaml(path, overrides, instances=instances)
+    reading = read_job(path, overrides, instances=instances)
+    problems = list(reading.problems)
+    if reading.spec is not None:
+        # The plan of the job with legal values in the places of wrong ones shows what else is wrong.
+        try:
+            _decide(reading.spec, _NO_CODE, local=local, settings=settings)
+        except SpecError as error:
+            told = {(problem.path, problem.message) for problem in problems}
+            problems += [
+                problem
+                for problem in error.problems
+                if not reading.is_about_wrong(problem.path) and (problem.path, problem.message) not in told
+            ]
+    if reading.spec is None or problems:
+        raise SpecError(problems)
+    return reading.spec
+
+
+_NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
+"""Stands for the code where only the job file is checked."""
 
 
 def plan(
@@ -62,7 +94,7 @@ def plan(
         SpecError: the job asks for what cannot work.
         BundleError: the code folder cannot travel.
     """
-    spec = spec if isinstance(spec, JobSpec) else validate(spec)
+    spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     return _plan(spec, local=local, settings=settings, now=now, suffix=suffix)[0]
 
 
@@ -74,21 +106,33 @@ def _plan(
     now: datetime | None = None,
     suffix: str | None = None,
 ) -> tuple[Plan, Contents]:
+    contents = collect(spec.code_directory, home=find_home())
+    return _decide(spec, contents.info, local=local, settings=settings, now=now, suffix=suffix), contents
+
+
+def _decide(
+    spec: JobSpec,
+    code: CodeInfo,
+    *,
+    local: bool,
+    settings: Settings | None,
+    now: datetime | None = None,
+    suffix: str | None = None,
+) -> Plan:
     settings = settings or find_settings(spec)
     moment = now or datetime.now(UTC)
-    contents = collect(spec.code_directory, home=find_home())
-    decided = make_plan(
+    return make_plan(
         spec,
         settings,
-        contents.info,
+        code,
         run=make_run_id(spec.name, moment, suffix or secrets.token_hex(3)),
         now=moment,
         target=LOCAL if local else SAGEMAKER,
+        prices=prices(),
         home=find_home(),
         machine=Machine(gpus=len(visible_gpus()), cpus=usable_cpus()) if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
     )
-    return decided, contents
 
 
 def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Settings | None = None) -> Run:
@@ -103,13 +147,13 @@ def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Setting
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
         CloudError: AWS refused or cannot be reached; nothing was started.
     """
-    spec = spec if isinstance(spec, JobSpec) else validate(spec)
+    spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
     backend = _backend(LOCAL if local else SAGEMAKER, settings)
     if not local:
         _sagemaker(settings).check_ready()
     decided, contents = _plan(spec, local=local, settings=settings)
-    bundle = write_bundle(contents, find_home() / "bundles")
+    bundle = write_bundle(contents, _make_home() / "bundles")
     return backend.submit(decided, bundle)
 
 
@@ -179,9 +223,47 @@ def list_runs(
         yield from _sagemaker(settings).list()
 
 
-def find_settings(spec: JobSpec | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file."""
-    return load_settings(os.environ, job_directory=spec.base if spec is not None else Path.cwd(), flags=flags)
+def find_settings(job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file.
+
+    Args:
+        job: The job, or the path of its file; by default the working folder's settings.
+        flags: Values given on the command line; None means not given.
+    """
+    if isinstance(job, JobSpec):
+        return load_settings(os.environ, job_directory=job.base, flags=flags)
+    return load_settings(os.environ, job_directory=Path.cwd() if job is None else Path(job).parent, flags=flags)
+
+
+def prices() -> Prices:
+    """Return the newest prices that are known here: those that came with cloudtrain, and what a refresh has written.
+
+    Raises:
+        SettingsError: the file that a refresh writes is there and cannot be read.
+    """
+    return newest(bundled_prices(), read_prices(prices_file(os.environ)))
+
+
+def refresh_prices(region: str | None = None, *, settings: Settings | None = None, today: date | None = None) -> Prices:
+    """Fetch a region's prices from the AWS Price List API and keep them for later plans.
+
+    Args:
+        region: By default that of the settings, else the first region whose prices come with cloudtrain.
+        settings: The account; by default from environment and files.
+        today: The day that the prices get; by default today's in UTC.
+
+    Returns:
+        The newest prices that are known here now.
+
+    Raises:
+        CloudError: there are no credentials, AWS refused, or it has no prices for this region; nothing was written.
+        SettingsError: the file cannot be read or written.
+    """
+    from cloudtrain.preflight.prices import refresh_prices as refresh
+
+    wanted = region or (settings or find_settings()).region or priced_regions()[0]
+    fetched = refresh(wanted, prices_file(os.environ), today=today or datetime.now(UTC).date())
+    return newest(bundled_prices(), fetched)
 
 
 def find_home() -> Path:
@@ -193,6 +275,15 @@ def find_home() -> Path:
         if (folder / HOME_FOLDER).is_dir():
             return folder / HOME_FOLDER
     return here / HOME_FOLDER
+
+
+def _make_home() -> Path:
+    home = find_home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}") from None
+    return home
 
 
 def _resume_uri(spec: JobSpec, settings: Settings, *, local: bool) -> str | None:
@@ -217,7 +308,7 @@ def _local() -> LocalBackend:
 def _sagemaker(settings: Settings) -> SageMakerBackend:
     from cloudtrain.backends.sagemaker import SageMakerBackend
 
-    return SageMakerBackend(settings)
+    return SageMakerBackend(settings, prices=prices())
 
 
 def _backend(name: str, settings: Settings) -> Backend:

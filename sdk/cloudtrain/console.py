@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cloudtrain.plan import Plan
+    from cloudtrain.catalog import Prices
+    from cloudtrain.plan import LengthPlan, Plan
     from cloudtrain.run import LogLine, Run, Status
 
 # ---------------------------------------------------------------- JSON and errors
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
     print(json.dumps(content, indent=2, default=str))
+
+
+def print_text(text: str) -> None:
+    """Print text to standard output as it is."""
+    print(text, end="" if text.endswith("\n") else "\n")
 
 
 def say(text: str) -> None:
@@ -82,7 +89,7 @@ def print_plan(plan: Plan) -> None:
     """Print a plan as a table."""
     from cloudtrain.units import format_duration, format_size
 
-    cluster, cost = plan.cluster, plan.cost
+    cluster = plan.cluster
     ranks = f"{cluster.processes_per_instance or '?'} ranks each, world size {cluster.world_size or '?'}"
     where = "instances on this machine" if plan.target == "local" else f"x {cluster.instance_type}"
     rows = [
@@ -91,16 +98,20 @@ def print_plan(plan: Plan) -> None:
         ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
         ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
     ]
+    if plan.length.steps is not None or plan.length.epochs is not None:
+        rows.append(("length", _length(plan.length)))
     if plan.batch is not None:
         per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {cluster.world_size or '?'} ranks"
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
-        ("checkpoints", f"{plan.locations.checkpoints}, every {plan.to_json()['checkpoint']['every']}"),
+        ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
         ("runtime", f"at most {format_duration(plan.max_runtime_seconds)}"),
     ]
+    if plan.max_wait_seconds is not None:
+        rows.append(("spot", f"waiting and training together at most {format_duration(plan.max_wait_seconds)}"))
     if plan.target != "local":
-        rows.append(("cost", _cost(cost.usd_per_hour, cost.max_usd, cost.price_as_of)))
+        rows.append(("cost", _cost(plan)))
     _table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
@@ -108,10 +119,27 @@ def print_plan(plan: Plan) -> None:
         print(f"  warning: {warning}")
 
 
-def _cost(per_hour: float | None, at_most: float | None, as_of: str | None) -> str:
-    if per_hour is None or at_most is None:
+def _length(length: LengthPlan) -> str:
+    if length.steps is None:
+        return f"{length.epochs} epochs; how many steps these are, the dataset tells"
+    samples = f", {length.samples:,} samples" if length.samples is not None else ""
+    return f"{length.steps:,} steps{samples}"
+
+
+def _checkpoints(plan: Plan) -> str:
+    every = plan.to_json()["checkpoint"]["every"]
+    at_most = f", at most {plan.length.checkpoints:,} of them" if plan.length.checkpoints is not None else ""
+    return f"every {every}{at_most}"
+
+
+def _cost(plan: Plan) -> str:
+    cost = plan.cost
+    if cost.usd_per_hour is None or cost.max_usd is None:
         return "unknown"
-    return f"{per_hour:,.2f} USD per hour, at most {at_most:,.2f} USD (prices of {as_of})"
+    on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
+    age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
+    dated = f"prices of {cost.price_as_of}, {age} days old"
+    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, at most {cost.max_usd:,.2f} USD ({dated})"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> None:
@@ -122,6 +150,54 @@ def _table(rows: Sequence[tuple[str, str]]) -> None:
 def _table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
+
+
+# ---------------------------------------------------------------- prices
+
+
+def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
+    """Return the prices of a region, each with its day and source; those of CPU instances, too."""
+    table = prices.by_region.get(region, {})
+    return {
+        "region": region,
+        "as_of": prices.as_of(region),
+        "age_days": prices.age_days(region, today),
+        "prices": {
+            name: {"usd_per_hour": price.usd_per_hour, "as_of": price.as_of, "source": price.source.name}
+            for name, price in sorted(table.items())
+        },
+    }
+
+
+def print_prices(prices: Prices, region: str, today: date) -> None:
+    """Print the prices of a region's instances with GPUs, cheapest first, and how old they are."""
+    from cloudtrain.catalog import find_instance
+
+    table = prices.by_region.get(region, {})
+    if not table:
+        print(f"no price is known for {region}; known regions: {', '.join(prices.regions)}")
+        print(f"to fetch them, with AWS credentials: {_program()} prices --region {region} --refresh")
+        return
+    rows = []
+    for name, price in sorted(table.items(), key=lambda entry: (entry[1].usd_per_hour, entry[0])):
+        instance = find_instance(name)
+        if instance is not None and instance.gpus:
+            each = price.usd_per_hour / instance.gpus
+            gpus = f"{instance.gpus} x {instance.gpu}"
+            rows.append((name, gpus, f"{price.usd_per_hour:,.4f}", f"{each:,.4f}", price.as_of))
+    _columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
+    others = len(table) - len(rows)
+    print(f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago")
+    if others:
+        print(f"{others} instance types without GPUs: {_program()} prices --region {region} --json")
+    for source in dict.fromkeys(price.source for price in table.values()):
+        print(f"source of {source.date}: {source.name}")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 # ---------------------------------------------------------------- runs
@@ -229,6 +305,8 @@ def follow(run: Run, *, job: str, as_json: bool) -> int:
             out.print(f"{line.host}  {_readable(line)}", markup=False, highlight=False, soft_wrap=True)
         status = run.wait()
     except KeyboardInterrupt:
+        if as_json:
+            print_json(run.status().to_json())
         return _detached(run)
     _summary(out, status, job)
     if as_json:

@@ -21,12 +21,16 @@ FieldPath = tuple[str | int, ...]
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
+_MAX_NUMBER = 100
+"""Longest text that is read as a number."""
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-_STANDARD_TAG = "tag:yaml.org,2002:"
+_STANDARD_TAGS = tuple(
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,14 @@ class Document:
         data: dict, list and scalar values.
         values: Place of each value by path.
         keys: Place of each mapping key by path.
+        problems: What a job file must not say, such as a field given twice; the rest was read.
     """
 
     file: str
     data: Any
     values: dict[FieldPath, Place] = field(default_factory=dict)
     keys: dict[FieldPath, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
     def place_of(self, path: FieldPath, *, key: bool = False) -> Place:
         """Return the place of a value (or of its key), or of the nearest parent that has one."""
@@ -95,10 +101,12 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
         raise UserError(f"{label}: no such file", "give the path of a job.yaml") from None
     except IsADirectoryError:
         raise UserError(f"{label} is a folder", f"give the job file in it, such as {label}/job.yaml") from None
-    except OSError as error:
-        raise UserError(f"{label}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", error)
+        raise UserError(f"{label}: cannot be read: {why}", "give the path of a job.yaml") from None
     if len(raw) > _MAX_BYTES:
-        raise SpecError([Problem(label, 1, 1, "", f"file of {len(raw)} bytes; a job file has at most {_MAX_BYTES}")])
+        message = f"file of {len(raw)} bytes; a job file has at most {_MAX_BYTES}"
+        raise SpecError([Problem(label, 1, 1, "", message, "give the job file itself")])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -118,34 +126,48 @@ def parse_document(text: str, label: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        hint = "indent with spaces" if "\\t" in str(error.problem) else ""
+        hint = "indent with spaces" if "\\t" in str(error.problem) else "look at indentation, colons and quotes here"
         message = f"not valid YAML: {error.problem or error.context}"
         raise SpecError([Problem(label, line, column, "", message, hint)]) from None
     except yaml.YAMLError as error:
-        raise SpecError([Problem(label, 1, 1, "", f"not valid YAML: {error}")]) from None
+        message = f"not valid YAML: {str(error).splitlines()[0]}"
+        raise SpecError([Problem(label, 1, 1, "", message, "save the file as plain text")]) from None
     except RecursionError:
-        raise SpecError([Problem(label, 1, 1, "", "nested too deeply")]) from None
+        raise SpecError([Problem(label, 1, 1, "", "nested too deeply", "a job file has four levels")]) from None
     document = Document(label, {})
     if node is None:
         document.values[()] = Place(label, 1, 1)
         return document
     reader = _Reader(document)
     document.data = reader.read(node, ())
-    if not reader.problems and not isinstance(document.data, dict):
-        reader.problems.append(Problem(label, 1, 1, "", "expected a mapping of fields such as name: and code:"))
-    if reader.problems:
-        raise SpecError(reader.problems)
+    if reader.is_too_much:
+        raise SpecError(document.problems)
+    if not isinstance(document.data, dict):
+        message = "expected a mapping of fields such as name: and code:"
+        raise SpecError([*document.problems, Problem(label, 1, 1, "", message, "write key: value")])
     return document
 
 
-def parse_scalar(text: str) -> Any:
-    """Return the value of one plain scalar or flow collection, as `--set path=value` reads it."""
+def parse_scalar(text: str, origin: str = "--set") -> Any:
+    """Return the value of one plain scalar or flow collection, as `--set path=value` reads it.
+
+    Args:
+        text: The value.
+        origin: The whole option, for messages.
+
+    Raises:
+        UserError: a list or mapping that is not valid, or a value that a job file must not have.
+    """
     try:
-        return parse_document(f"value: {text}", "--set").data["value"]
+        document = parse_document(f"value: {text}", "--set")
     except SpecError:
         if text.lstrip().startswith(("[", "{")):
-            raise UserError(f"--set ...={text}: not valid YAML", "close every bracket and quote") from None
+            raise UserError(f"{origin}: not valid YAML", "close every bracket and quote") from None
         return text
+    if document.problems:
+        problem = document.problems[0]
+        raise UserError(f"{origin}: {problem.message}", problem.hint)
+    return document.data["value"]
 
 
 class _Reader:
@@ -153,15 +175,16 @@ class _Reader:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.problems: list[Problem] = []
         self.count = 0
+        self.is_too_much = False
 
     def read(self, node: yaml.Node, path: FieldPath) -> Any:
         self.count += 1
         mark = node.start_mark
         self.document.values[path] = Place(self.document.file, mark.line + 1, mark.column + 1)
         if self.count > _MAX_NODES or len(path) > _MAX_DEPTH:
-            if not self.problems:
+            if not self.is_too_much:
+                self.is_too_much = True
                 self._report(node, path, "too many or too deeply nested values", "write the values out without aliases")
             return None
         if isinstance(node, yaml.MappingNode):
@@ -187,7 +210,7 @@ class _Reader:
         return mapping
 
     def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
-        if not node.tag.startswith(_STANDARD_TAG):
+        if node.tag not in _STANDARD_TAGS:
             self._report(node, path, f"the tag {node.tag} is not allowed here", "write a plain value")
             return None
         text = str(node.value)
@@ -197,7 +220,20 @@ class _Reader:
 
     def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
         mark = node.start_mark
-        self.problems.append(Problem(self.document.file, mark.line + 1, mark.column + 1, dotted(path), message, hint))
+        where = (self.document.file, mark.line + 1, mark.column + 1)
+        self.document.problems.append(Problem(*where, dotted(path), message, hint))
+
+
+class WrittenInt(int):
+    """A whole number that knows how it was written, such as `007`."""
+
+    text: str
+
+
+class WrittenFloat(float):
+    """A number that knows how it was written, such as `2.10` or `1e-4`."""
+
+    text: str
 
 
 def _resolve(text: str) -> Any:
@@ -205,14 +241,19 @@ def _resolve(text: str) -> Any:
         return None
     if text in _BOOL:
         return _BOOL[text]
+    number: WrittenInt | WrittenFloat
+    if len(text) > _MAX_NUMBER:  # no field needs it, and Python refuses to read very long ones
+        return text
     if _INT.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    special = _SPECIAL_FLOAT.fullmatch(text)
-    if special:
-        return float(text.replace(".", "", 1))  # float() reads inf, -INF and NaN
-    return text
+        number = WrittenInt(text)
+    elif _FLOAT.fullmatch(text):
+        number = WrittenFloat(text)
+    elif _SPECIAL_FLOAT.fullmatch(text):
+        number = WrittenFloat(text.replace(".", "", 1))  # float() reads inf, -INF and NaN
+    else:
+        return text
+    number.text = text
+    return number
 
 
 def dotted(path: Sequence[str | int]) -> str:

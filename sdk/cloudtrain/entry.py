@@ -17,8 +17,11 @@ def find_module(directory: Path, module: str) -> Path | None:
     """Return the file of a module below a code folder, or None."""
     name = module.replace(".", "/")
     for candidate in (directory / f"{name}.py", directory / name / "__init__.py"):
-        if candidate.is_file():
-            return candidate
+        try:
+            if candidate.is_file():
+                return candidate
+        except OSError:  # a name that no file system takes
+            continue
     return None
 
 
@@ -29,9 +32,12 @@ def check_task(path: Path, class_name: str, arguments: Mapping[str, Any]) -> lis
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
+    except OSError as error:
+        return [(("code", "task"), f"{path} cannot be read: {error.strerror}", "make the file readable")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
-        return [(("code", "task"), f"{path}{f':{line}' if line else ''} is not valid Python: {error}", "")]
+        place = f"{path}{f':{line}' if line else ''}"
+        return [(("code", "task"), f"{place} is not valid Python: {error}", f"mend it: python -m py_compile {path}")]
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if class_name in classes:
         return _check_arguments(classes[class_name], arguments)
@@ -53,12 +59,16 @@ def _check_arguments(definition: ast.ClassDef, arguments: Mapping[str, Any]) -> 
     optional = positional[len(positional) - len(signature.defaults) :] if signature.defaults else []
     optional += [name for name, default in zip(keyword, signature.kw_defaults, strict=True) if default is not None]
     problems: list[Finding] = [
-        (("code", "args", str(name)), f"{definition.name} takes no such argument", did_you_mean(str(name), legal))
+        (
+            ("code", "args", str(name)),
+            f"{definition.name} takes no such argument",
+            did_you_mean(str(name), legal) if legal else "it takes none: remove args",
+        )
         for name in arguments
         if name not in legal
     ]
     problems += [
-        (("code", "args"), f"{definition.name} needs the argument {name}", "")
+        (("code", "args"), f"{definition.name} needs the argument {name}", f"args: {{{name}: ...}}")
         for name in legal
         if name not in optional and name not in arguments
     ]

@@ -7,27 +7,24 @@ this object is the first half of every run.
 from __future__ import annotations
 
 import json
-import math
+import re
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import catalog
-from cloudtrain.errors import Problem, SpecError, nearest
-from cloudtrain.request import (
-    LAUNCHER_CLOUDTRAIN,
-    LAUNCHER_TOOLKIT,
-    Choices,
-    Locations,
-    render_request,
-)
-from cloudtrain.run import is_run_id
+from cloudtrain import catalog, limits
+from cloudtrain.catalog import Prices, bundled_prices
+from cloudtrain.cost import CostPlan, Time, bound_time, cost_of, price_cluster
+from cloudtrain.errors import SpecError, nearest
+from cloudtrain.locations import locations_here, locations_in_s3, resume_from
+from cloudtrain.notes import Notes
+from cloudtrain.placement import Machine, Placement, place
+from cloudtrain.request import SETTING, Choices, Locations, render_request, source_of
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration, format_size
 from cloudtrain_runtime.contract import (
-    BUNDLE_FILE,
     CheckpointConfig,
     EarlyStopping,
     RunConfig,
@@ -37,25 +34,12 @@ from cloudtrain_runtime.contract import (
 LOCAL = "local"
 SAGEMAKER = "sagemaker"
 
-PROCESSES_ON_CPU = 2
-"""Ranks per instance on a machine without GPUs: the fewest that make collectives real."""
-
-SMDDP_FRAMEWORK = "2.5"
-"""Newest AWS container with SMDDP. Source: AWS's SMDDP release notes, 2026-11."""
-
-_MIN_RUNTIME_SECONDS = 60
 _LARGE_CODE_BYTES = 100 * 10**6
+_OLD_PRICE_DAYS = 180
 _PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
-_PLACEHOLDER_BUCKET = "cloudtrain-bucket"
 _LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a local run finds here."""
-
-    gpus: int
-    cpus: int
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
 
 
 @dataclass(frozen=True)
@@ -90,12 +74,20 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class CostPlan:
-    """What the run costs. `max_usd` is price x instances x longest billed time; None when the price is unknown."""
+class LengthPlan:
+    """How far the run goes; None where only the run itself can tell.
 
-    usd_per_hour: float | None
-    max_usd: float | None
-    price_as_of: str | None
+    Attributes:
+        steps: Optimizer steps.
+        epochs: Passes over the training data.
+        samples: Training samples, all ranks together.
+        checkpoints: Checkpoints written, at most.
+    """
+
+    steps: int | None
+    epochs: int | None
+    samples: int | None
+    checkpoints: int | None
 
 
 @dataclass(frozen=True)
@@ -124,6 +116,7 @@ class Plan:
     created: datetime
     cluster: ClusterPlan
     batch: BatchPlan | None
+    length: LengthPlan
     cost: CostPlan
     image: str
     bundle: CodeInfo
@@ -131,6 +124,7 @@ class Plan:
     config: RunConfig
     request: dict[str, Any]
     max_runtime_seconds: int
+    max_wait_seconds: int | None
     uploads: tuple[Upload, ...]
     warnings: tuple[str, ...]
     decisions: tuple[str, ...]
@@ -147,6 +141,7 @@ class Plan:
             "batch": None
             if self.batch is None
             else {"per_rank": self.batch.per_rank, "accumulate": self.batch.accumulate, "global": self.batch.global_},
+            "length": asdict(self.length),
             "cost": asdict(self.cost),
             "image": self.image,
             "checkpoint": {
@@ -156,6 +151,7 @@ class Plan:
                 else format_duration(every.every_seconds or 0),
             },
             "max_runtime_seconds": self.max_runtime_seconds,
+            "max_wait_seconds": self.max_wait_seconds,
             "warnings": list(self.warnings),
             "decisions": list(self.decisions),
         }
@@ -173,6 +169,7 @@ def make_plan(
     run: str,
     now: datetime,
     target: str = SAGEMAKER,
+    prices: Prices | None = None,
     home: Path | None = None,
     machine: Machine | None = None,
     resume_uri: str | None = None,
@@ -186,6 +183,7 @@ def make_plan(
         run: Run id.
         now: Time of the plan, in UTC.
         target: `sagemaker` or `local`.
+        prices: What instances cost; by default what comes with cloudtrain.
         home: Folder of local runs (`.cloudtrain`); needed for local plans.
         machine: This machine; needed for local plans.
         resume_uri: Where the checkpoints of the run lie that `checkpoint.resume` names.
@@ -193,61 +191,79 @@ def make_plan(
     Raises:
         SpecError: the job asks for what cannot work.
     """
-    draft = _Draft(spec, settings, run=run, target=target, home=home, machine=machine)
-    resume = resume_uri or draft.resume()
-    distribution = draft.distribution()
-    launcher = LAUNCHER_CLOUDTRAIN if distribution == "torch_distributed" else LAUNCHER_TOOLKIT
-    image = draft.image(distribution)
-    processes = draft.processes()
+    notes = Notes(spec, settings)
+    is_local = target == LOCAL
+    region = settings.region or catalog.priced_regions()[0]
+    placement = place(spec, region=region, machine=machine if is_local else None, today=now.date(), notes=notes)
     # A script finds its checkpoints in /opt/ml/checkpoints; an isolated container cannot reach S3 by itself.
     sync = spec.code.script is not None or spec.cluster.network.isolation
-    locations = draft.locations(code, go_on_in=resume if sync else None)
-    draft.check(code)
-    max_runtime = draft.max_runtime()
-    max_wait = draft.max_wait(max_runtime)
+    resume = resume_uri or resume_from(spec, notes)
+    go_on_in = resume if sync and "://" in resume else None
+    if is_local:
+        locations = locations_here(spec, code.digest, run, home, go_on_in, notes)
+        time, cost = Time(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
+    else:
+        _check_settings(settings, notes)
+        locations = locations_in_s3(spec, settings, code.digest, run, go_on_in, notes)
+        rate = price_cluster(spec, region, prices or bundled_prices())
+        time = bound_time(spec, rate, region, notes)
+        cost = cost_of(spec, rate, region, time, notes)
+        _warn_of_price(settings, region, cost, now.date(), notes)
     choices = Choices(
         run=run,
-        role=draft.role(),
-        region=draft.region(),
-        image=image,
-        launcher=launcher,
-        distribution=distribution,
+        role=_LOCAL_ROLE if is_local else settings.role or _PLACEHOLDER_ROLE,
+        region=region,
+        image=placement.image,
+        launcher=placement.launcher,
+        distribution=placement.distribution,
         locations=locations,
         sync_checkpoints=sync,
-        max_runtime_seconds=max_runtime,
-        max_wait_seconds=max_wait,
+        max_runtime_seconds=time.runtime,
+        max_wait_seconds=time.wait if not is_local else _local_wait(spec),
     )
-    if draft.problems:
-        raise SpecError(draft.problems)
-    instances = spec.cluster.instances
-    world_size = (processes or 0) * instances
+    request = render_request(spec, settings, choices)
+    _check_abilities(spec, notes)
+    _check_limits(spec, request, is_local=is_local, notes=notes)
+    _warn_of_code(spec, code, notes)
+    if notes.problems:
+        raise SpecError(notes.problems)
+    checkpoints = "" if sync else locations.checkpoints
     return Plan(
         run=run,
         job=spec.name,
         target=target,
         created=now,
-        cluster=ClusterPlan(
-            instance_type=spec.cluster.first_choice,
-            instances=instances,
-            processes_per_instance=processes,
-            world_size=world_size,
-            distribution=distribution,
-            launcher=launcher,
-            backend=draft.collective_backend(distribution, processes),
-        ),
-        batch=_batch(spec, world_size),
-        cost=draft.cost(max_runtime),
-        image=image,
+        cluster=_cluster(spec, placement),
+        batch=_batch(spec, placement.world_size(spec.cluster.instances)),
+        length=_length(spec, placement.world_size(spec.cluster.instances), time.runtime),
+        cost=cost,
+        image=placement.image,
         bundle=code,
         locations=locations,
-        config=_run_config(
-            spec, run, distribution, processes, checkpoints="" if sync else locations.checkpoints, resume=resume
-        ),
-        request=render_request(spec, settings, choices),
-        max_runtime_seconds=max_runtime,
-        uploads=draft.uploads(locations),
-        warnings=tuple(draft.warnings),
-        decisions=tuple(draft.decisions),
+        config=_run_config(spec, run, placement, checkpoints=checkpoints, resume=resume),
+        request=request,
+        max_runtime_seconds=time.runtime,
+        max_wait_seconds=time.wait,
+        uploads=() if is_local else _uploads(spec, locations),
+        warnings=tuple(notes.warnings),
+        decisions=tuple(notes.decisions),
+    )
+
+
+def _local_wait(spec: JobSpec) -> int | None:
+    spot = spec.cluster.spot
+    return None if spot is None else spot.max_wait or 2 * spec.limits.runtime
+
+
+def _cluster(spec: JobSpec, placement: Placement) -> ClusterPlan:
+    return ClusterPlan(
+        instance_type=spec.cluster.first_choice,
+        instances=spec.cluster.instances,
+        processes_per_instance=placement.processes,
+        world_size=placement.world_size(spec.cluster.instances),
+        distribution=placement.distribution,
+        launcher=placement.launcher,
+        backend=placement.backend,
     )
 
 
@@ -255,12 +271,29 @@ def _batch(spec: JobSpec, world_size: int) -> BatchPlan | None:
     if spec.train is None:
         return None
     train = spec.train
-    return BatchPlan(train.batch_size, train.accumulate, train.batch_size * train.accumulate * world_size)
+    parallel = train.parallel.tensor * train.parallel.pipeline
+    replicas = world_size // parallel
+    return BatchPlan(train.batch_size, train.accumulate, train.batch_size * train.accumulate * replicas)
 
 
-def _run_config(
-    spec: JobSpec, run: str, distribution: str, processes: int | None, *, checkpoints: str, resume: str
-) -> RunConfig:
+def _length(spec: JobSpec, world_size: int, runtime: int) -> LengthPlan:
+    train, every = spec.train, spec.checkpoint.every
+    steps = train.steps if train is not None else None
+    batch = _batch(spec, world_size)
+    checkpoints: int | None = None
+    if train is not None and every.seconds is not None:
+        checkpoints = runtime // every.seconds + 1  # and one at the end
+    elif train is not None and every.steps is not None and steps is not None:
+        checkpoints = -(-steps // every.steps)
+    return LengthPlan(
+        steps=steps,
+        epochs=train.epochs if train is not None else None,
+        samples=steps * batch.global_ if steps and batch and batch.global_ else None,
+        checkpoints=checkpoints,
+    )
+
+
+def _run_config(spec: JobSpec, run: str, placement: Placement, *, checkpoints: str, resume: str) -> RunConfig:
     """Return what the container reads. Without `checkpoints` it saves in /opt/ml/checkpoints, which SageMaker syncs."""
     checkpoint = spec.checkpoint
     train = spec.train
@@ -272,8 +305,8 @@ def _run_config(
         script=spec.code.script,
         args=dict(args) if spec.code.task is not None and isinstance(args, dict) else _argv(args),
         requirements=spec.code.requirements,
-        processes_per_instance=processes,
-        distribution=distribution,
+        processes_per_instance=placement.processes,
+        distribution=placement.distribution,
         max_restarts=spec.limits.retries,
         train=None
         if train is None
@@ -303,295 +336,108 @@ def _run_config(
 def _argv(args: dict[str, Any] | tuple[Any, ...]) -> list[str]:
     """Return argv: a list as it is, a mapping as `--key value`, true as a bare flag, false and null as nothing."""
     if not isinstance(args, dict):
-        return [str(value) for value in args]
+        return [_written(value) for value in args]
     argv: list[str] = []
     for key, value in args.items():
         if value is True:
             argv.append(f"--{key}")
         elif value not in (False, None):
-            argv += [f"--{key}", str(value)]
+            argv += [f"--{key}", _written(value)]
     return argv
 
 
-class _Draft:
-    """A plan in the making: each method decides one thing and notes what the user should know."""
+def _written(value: Any) -> str:
+    """Return a value as the job file spells it: `1e-4` stays `1e-4`."""
+    return str(getattr(value, "text", value))
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        settings: Settings,
-        *,
-        run: str,
-        target: str,
-        home: Path | None,
-        machine: Machine | None,
-    ) -> None:
-        self.spec = spec
-        self.settings = settings
-        self.run = run
-        self.is_local = target == LOCAL
-        self.home = home
-        self.machine = machine
-        self.warnings: list[str] = []
-        self.decisions: list[str] = []
-        self.problems: list[Problem] = []
-        self.instance = catalog.find_instance(spec.cluster.first_choice)
 
-    def _refuse(self, path: str, message: str, hint: str) -> None:
-        self.problems.append(self.spec.problem(path, message, hint))
+def _uploads(spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
+    """Return the local data that a cluster needs a copy of."""
+    return tuple(
+        Upload(str((spec.base / channel.uri).resolve()), locations.channels[name])
+        for name, channel in spec.data.items()
+        if not channel.is_s3
+    )
 
-    # ------------------------------------------------------------ what runs
 
-    def distribution(self) -> str:
-        asked = self.spec.cluster.distribution
-        if asked == "auto":
-            self.decisions.append("distribution: torch_distributed, which works in every container and on every type")
-            return "torch_distributed"
-        if asked == "torch_distributed":
-            return asked
-        name = self.spec.cluster.first_choice
-        if self.instance is not None and not self.instance.smddp:
-            legal = ", ".join(other for other in catalog.instance_names() if _has_smddp(other))
-            self._refuse(
-                "cluster.distribution",
-                f"{asked} needs AWS's SMDDP library, which does not support {name}",
-                f"use torch_distributed, or one of {legal}",
-            )
-        if self.is_local:
-            self.warnings.append(f"{asked} starts ranks with AWS's mpirun; on this machine torchrun stands in for it")
-        return asked
+# ---------------------------------------------------------------- what would be refused later
 
-    def image(self, distribution: str) -> str:
-        cluster = self.spec.cluster
-        if cluster.image is not None:
-            return cluster.image
-        needs_smddp = distribution != "torch_distributed"
-        images = catalog.images()
-        if cluster.framework is None:
-            image = next(image for image in images if image.smddp or not needs_smddp)
-            self.decisions.append(f"framework: PyTorch {image.framework}, the newest that {distribution} works with")
+
+def _check_settings(settings: Settings, notes: Notes) -> None:
+    """Check the form of the account's settings; what AWS's model limits is checked in the request."""
+    if settings.missing:
+        names = ", ".join(settings.missing)
+        notes.warn(f"no {names} in the settings: placeholders stand in the request, and submit would refuse")
+    if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
+        message = f'expected a bucket name of 3 to 63 small letters, digits, dots or hyphens, got "{settings.bucket}"'
+        notes.refuse_setting("bucket", message, "give the name alone, without s3://")
+    if bool(settings.subnets) != bool(settings.security_groups):
+        given, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
+        notes.refuse_setting(given, "subnets and security_groups go together", f"give {missing}, too")
+    if settings.region is not None and settings.region not in limits.regions():
+        _unknown_region(settings.region, notes)
+
+
+def _unknown_region(region: str, notes: Notes) -> None:
+    """Warn of a region that may be newer than the installed AWS model, refuse one that is a typo."""
+    areas = {name.rpartition("-")[0] for name in limits.regions()}
+    if region.rpartition("-")[0] in areas and region.rpartition("-")[2].isdigit():
+        notes.warn(f"the installed botocore does not know the region {region}")
+        return
+    near = nearest(region, limits.regions())
+    hint = f'did you mean "{near}"?' if near else "for example us-west-2"
+    notes.refuse_setting("region", f'there is no AWS region "{region}"', hint)
+
+
+def _check_abilities(spec: JobSpec, notes: Notes) -> None:
+    """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
+    if spec.train is not None:
+        for name in ("data", "tensor", "pipeline"):
+            if getattr(spec.train.parallel, name) not in ("ddp", 1):
+                use = "use ddp" if name == "data" else "use 1"
+                notes.refuse(("train", "parallel", name), "this version trains with ddp only", use)
+        if spec.train.profile is not None:
+            notes.refuse(("train", "profile"), "this version does not profile", "remove it")
+        for name in ("tensorboard", "mlflow"):
+            if getattr(spec.tracking, name):
+                message = "this version tracks a Task by event lines only; a script may write what it likes"
+                notes.refuse(("tracking", name), message, "remove it")
+
+
+def _check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:
+    """Refuse what CreateTrainingJob would; a local run keeps the same limits, but for where things lie."""
+    for violation in limits.check_request(_as_if_in_s3(request) if is_local else request):
+        if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
+            continue  # no container was found, which is told already
+        if violation.path[-1] == "InstanceType":
+            continue  # told with the nearest types
+        source = source_of(violation.path, request, spec)
+        if source[:1] == (SETTING,):
+            notes.refuse_setting(str(source[1]), violation.message, violation.hint)
         else:
-            wanted = ".".join(cluster.framework.split(".")[:2])
-            found = [image for image in images if image.framework == wanted]
-            if not found:
-                legal = [image.framework for image in images]
-                near = nearest(wanted, legal)
-                self._refuse(
-                    "cluster.framework",
-                    f"AWS has no PyTorch {cluster.framework} container that cloudtrain can use",
-                    (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
-                )
-                return ""
-            image = found[0]
-            if needs_smddp and not image.smddp:
-                self._refuse(
-                    "cluster.framework",
-                    f"the PyTorch {image.framework} container has no SMDDP, which {distribution} needs",
-                    f'use framework: "{SMDDP_FRAMEWORK}" or distribution: torch_distributed',
-                )
-        gpu = self.instance is None or self.instance.gpus != 0
-        return catalog.image_uri(image, region=self.region(), gpu=gpu)
-
-    def processes(self) -> int | None:
-        """Return ranks per instance, or None when only the container can tell."""
-        asked = self.spec.cluster.processes_per_instance
-        instances = self.spec.cluster.instances
-        if asked != "auto":
-            if self.is_local and self.machine is not None and 0 < self.machine.gpus < asked * instances:
-                self.warnings.append(
-                    f"{asked * instances} ranks share {self.machine.gpus} GPUs here, so they use Gloo; "
-                    "on the cluster each has its own"
-                )
-            if self.instance is not None and self.instance.gpus and asked > self.instance.gpus:
-                self.warnings.append(
-                    f"{asked} ranks share the {self.instance.gpus} GPU of {self.instance.name}, so they use Gloo, "
-                    "which is slower than NCCL"
-                )
-            return asked
-        if self.is_local and self.machine is not None:
-            return self._local_processes(self.machine, instances)
-        name = self.spec.cluster.first_choice
-        if self.instance is None or self.instance.gpus is None:
-            near = nearest(name, catalog.instance_names())
-            hint = f' (did you mean "{near}"?)' if near and self.instance is None else ""
-            self.warnings.append(f"{name} is not in cloudtrain's catalog{hint}: ranks are counted in the container")
-            return None
-        return self.instance.gpus or PROCESSES_ON_CPU
-
-    def _local_processes(self, machine: Machine, instances: int) -> int:
-        if machine.gpus == 0:
-            return PROCESSES_ON_CPU
-        if machine.gpus >= instances:
-            return machine.gpus // instances
-        self.warnings.append(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
-        return 1
-
-    def collective_backend(self, distribution: str, processes: int | None) -> str:
-        if self.is_local and self.machine is not None:
-            ranks = (processes or 1) * self.spec.cluster.instances
-            return "nccl" if self.machine.gpus >= ranks else "gloo"
-        if self.instance is not None and self.instance.gpus == 0:
-            return "gloo"
-        if self.instance is not None and self.instance.gpus and (processes or 0) > self.instance.gpus:
-            return "gloo"
-        return "nccl" if distribution == "torch_distributed" else "smddp"
-
-    def check(self, code: CodeInfo) -> None:
-        """Refuse what the service or the container would only find out later."""
-        if code.bytes > _LARGE_CODE_BYTES:
-            self.warnings.append(
-                f"the code folder has {format_size(code.bytes)}: name data in .cloudtrainignore, and make it a channel"
-            )
-        if self.instance is not None and self.instance.neuron:
-            self._refuse(
-                "cluster.instance_type",
-                f"{self.instance.name} has no GPU that PyTorch's CUDA containers could use",
-                "choose a p or g type",
-            )
-        for name, channel in self.spec.data.items():
-            if self.is_local and channel.mode == "Pipe":
-                self._refuse(f"data.{name}.mode", "this machine has no Pipe mode", "use File or FastFile")
-
-    def resume(self) -> str:
-        """Return `auto`, `never` or a uri. A run id must have been looked up before."""
-        resume = self.spec.checkpoint.resume
-        if resume in ("auto", "never") or "://" in resume:
-            return resume
-        if resume.startswith("/"):
-            return Path(resume).as_uri()
-        if is_run_id(resume.rpartition(":")[2]):
-            self._refuse("checkpoint.resume", f"there is no run {resume} here", "see: cloudtrain list")
-        else:
-            hint = "use auto, never, a run id, s3://bucket/prefix or an absolute path"
-            self._refuse("checkpoint.resume", f'expected where to resume from, got "{resume}"', hint)
-        return resume
-
-    # ------------------------------------------------------------ where things lie
-
-    def role(self) -> str:
-        if self.is_local:
-            return _LOCAL_ROLE
-        if self.settings.missing:
-            names = ", ".join(self.settings.missing)
-            self.warnings.append(
-                f"no {names} in the settings: placeholders stand in the request, and submit would refuse"
-            )
-        return self.settings.role or _PLACEHOLDER_ROLE
-
-    def region(self) -> str:
-        return self.settings.region or catalog.priced_regions()[0]
-
-    def locations(self, code: CodeInfo, *, go_on_in: str | None) -> Locations:
-        """Return where everything lies; in S3, code is shared between runs by its digest.
-
-        Args:
-            code: What travels.
-            go_on_in: `auto`, `never`, or the checkpoints folder that a script goes on in: unlike a Task it knows only
-                one folder.
-        """
-        spec = self.spec
-        own = go_on_in if go_on_in is not None and "://" in go_on_in else None
-        if self.is_local:
-            root = (self.home or Path(".cloudtrain")).resolve()
-            base = (root / "runs" / self.run).as_uri()
-            return Locations(
-                code=(root / "bundles" / code.digest / BUNDLE_FILE).as_uri(),
-                config=f"{base}/config",
-                output=(root / "runs").as_uri(),
-                checkpoints=own or self._local_checkpoints(f"{base}/checkpoints"),
-                channels={name: _local_uri(spec, channel.uri) for name, channel in spec.data.items()},
-            )
-        base = f"s3://{self.settings.bucket or _PLACEHOLDER_BUCKET}/{self.settings.prefix}".rstrip("/")
-        if spec.checkpoint.uri is not None and not spec.checkpoint.uri.startswith("s3://"):
-            self._refuse("checkpoint.uri", "a cluster saves to S3", "use s3://bucket/prefix, or leave it out")
-        return Locations(
-            code=f"{base}/code/{code.digest}/{BUNDLE_FILE}",
-            config=f"{base}/{self.run}/config",
-            output=base,
-            checkpoints=(own or spec.checkpoint.uri or f"{base}/{self.run}/checkpoints").rstrip("/"),
-            channels={
-                name: channel.uri if channel.is_s3 else f"{base}/{self.run}/data/{name}"
-                for name, channel in spec.data.items()
-            },
-        )
-
-    def _local_checkpoints(self, default: str) -> str:
-        uri = self.spec.checkpoint.uri
-        if uri is None:
-            return default
-        if uri.startswith("s3://") and self.spec.code.script is not None:
-            self._refuse("checkpoint.uri", "a script's checkpoints stay on this machine in a local run", "leave it out")
-        return uri if "://" in uri else (self.spec.base / uri).resolve().as_uri()
-
-    def uploads(self, locations: Locations) -> tuple[Upload, ...]:
-        """Return the local data that a cluster needs a copy of."""
-        if self.is_local:
-            return ()
-        return tuple(
-            Upload(str((self.spec.base / channel.uri).resolve()), locations.channels[name])
-            for name, channel in self.spec.data.items()
-            if not channel.is_s3
-        )
-
-    # ------------------------------------------------------------ time and money
-
-    def _hourly(self) -> tuple[float | None, str]:
-        """Return the price of the whole cluster in USD per hour, and the region it is from."""
-        region = self.region()
-        # With preferences any of the types may be chosen: the dearest bounds the cost.
-        types = self.spec.cluster.prefer or (self.spec.cluster.first_choice,)
-        prices = [catalog.usd_per_hour(name, region) for name in types]
-        known = [price for price in prices if price is not None]
-        return (max(known) * self.spec.cluster.instances if len(known) == len(types) else None), region
-
-    def max_runtime(self) -> int:
-        limits = self.spec.limits
-        if limits.cost is None or self.is_local:
-            return limits.runtime
-        hourly, region = self._hourly()
-        if hourly is None:
-            self._refuse(
-                "limits.cost",
-                f"no price is known for {self.spec.cluster.first_choice} in {region}, so no ceiling can be kept",
-                "remove limits.cost and bound limits.runtime",
-            )
-            return limits.runtime
-        affordable = math.floor(limits.cost / hourly * 3600)
-        if affordable < _MIN_RUNTIME_SECONDS:
-            self._refuse(
-                "limits.cost",
-                f"{limits.cost:g} USD pays for {affordable} s of {hourly:.2f} USD per hour",
-                "raise limits.cost or take fewer or smaller instances",
-            )
-        if affordable < limits.runtime:
-            self.decisions.append(
-                f"runtime: {format_duration(affordable)} instead of {format_duration(limits.runtime)}, "
-                f"so that the run costs at most {limits.cost:g} USD"
-            )
-        return min(limits.runtime, max(affordable, _MIN_RUNTIME_SECONDS))
-
-    def max_wait(self, max_runtime: int) -> int | None:
-        spot = self.spec.cluster.spot
-        if spot is None:
-            return None
-        return spot.max_wait or 2 * max_runtime
-
-    def cost(self, max_runtime: int) -> CostPlan:
-        if self.is_local:
-            return CostPlan(0.0, 0.0, None)
-        hourly, region = self._hourly()
-        if hourly is None:
-            self.warnings.append(f"no price is known for {self.spec.cluster.first_choice} in {region}")
-            return CostPlan(None, None, None)
-        if self.settings.region is None:
-            self.warnings.append(f"no region in the settings: image and price are those of {region}")
-        return CostPlan(round(hourly, 4), round(hourly * max_runtime / 3600, 2), catalog.price_date())
+            notes.refuse(source, violation.message, violation.hint)
+    for name in spec.code.env:
+        if _SECRET_NAME.search(name):
+            notes.warn(f"code.env.{name} looks like a secret: whoever may describe the job can read it")
 
 
-def _has_smddp(name: str) -> bool:
-    instance = catalog.find_instance(name)
-    return instance is not None and instance.smddp
+def _as_if_in_s3(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a local run with its folders as AWS's model would have them."""
+    document: dict[str, Any] = json.loads(json.dumps(request).replace('"file://', '"s3://here'))
+    return document
 
 
-def _local_uri(spec: JobSpec, uri: str) -> str:
-    return uri if uri.startswith("s3://") else (spec.base / uri).resolve().as_uri()
+def _warn_of_code(spec: JobSpec, code: CodeInfo, notes: Notes) -> None:
+    if code.bytes > _LARGE_CODE_BYTES:
+        size = format_size(code.bytes)
+        notes.warn(f"the code folder has {size}: name data in .cloudtrainignore, and make it a channel")
+    every, train = spec.checkpoint.every, spec.train
+    if train is not None and train.steps is not None and every.steps is not None and every.steps > train.steps:
+        notes.warn(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
+
+
+def _warn_of_price(settings: Settings, region: str, cost: CostPlan, today: date, notes: Notes) -> None:
+    if settings.region is None:
+        notes.warn(f"no region in the settings: image and price are those of {region}")
+    if cost.price_as_of is not None and (today - date.fromisoformat(cost.price_as_of)).days > _OLD_PRICE_DAYS:
+        notes.warn(f"the price is of {cost.price_as_of}: cloudtrain prices --refresh")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -11,11 +12,48 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from cloudtrain.document import FieldPath, Place, dotted
 from cloudtrain.errors import Problem, did_you_mean, nearest
 
+COLLECTING = object()
+"""Validation context of a reader that asks for the rules between values itself, after it has read every value."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake, before it is known where its value was written.
+
+    Attributes:
+        message: What is wrong and what was expected.
+        at: Path of the field.
+        hint: The nearest legal value or what to do.
+        about: Every field that was compared, where `at` is not the only one. A finding about a value that is wrong
+            itself says nothing.
+    """
+
+    message: str
+    at: FieldPath = ()
+    hint: str = ""
+    about: tuple[FieldPath, ...] = ()
+
+    def below(self, path: FieldPath) -> Finding:
+        """Return the finding with paths that start further out."""
+        return replace(self, at=(*path, *self.at), about=tuple((*path, *other) for other in self.about))
+
+    def concerns(self, paths: Iterable[FieldPath]) -> bool:
+        """Return whether one of the compared fields is, holds, or lies in one of these."""
+        return any(
+            field[: len(path)] == path or path[: len(field)] == field
+            for field in (self.about or (self.at,))
+            for path in paths
+        )
+
 
 def fail(message: str, *, at: FieldPath = (), hint: str = "") -> PydanticCustomError:
     """Return an error that a validator raises; `at` is the field's path below the model."""
-    # Templates go through str.format, hence the context instead of an f-string.
-    return PydanticCustomError("cloudtrain", "{message}", {"message": message, "at": at, "hint": hint})
+    return fail_with([Finding(message, at, hint)])
+
+
+def fail_with(findings: Iterable[Finding]) -> PydanticCustomError:
+    """Return an error that tells several findings."""
+    return PydanticCustomError("cloudtrain", "see findings", {"findings": tuple(findings)})
 
 
 def explain(
@@ -28,19 +66,37 @@ def explain(
         error: Pydantic's error.
         place_of: Returns the place of a path's value, or with True of its key.
     """
-    problems: dict[tuple[FieldPath, str], Problem] = {}
+    return [place_finding(finding, place_of, key=key) for finding, key in findings_of(model, error)]
+
+
+def place_finding(finding: Finding, place_of: Callable[[FieldPath, bool], Place], *, key: bool = False) -> Problem:
+    """Return the problem that a finding is, at the place of its value or key."""
+    place = place_of(finding.at, key)
+    return Problem(place.file, place.line, place.column, dotted(finding.at), finding.message, finding.hint)
+
+
+def findings_of(model: type[BaseModel], error: ValidationError) -> list[tuple[Finding, bool]]:
+    """Return what a validation error tells, each with whether the key is to blame instead of the value."""
+    found: dict[tuple[FieldPath, str], tuple[Finding, bool]] = {}
     for details in error.errors(include_url=False):
-        path, message, hint = _explain(model, details)
-        place = place_of(path, details["type"] == "extra_forbidden")
-        problem = Problem(place.file, place.line, place.column, dotted(path), message, hint)
-        problems.setdefault((path, message), problem)
+        is_key = details["type"] == "extra_forbidden"
+        for finding in _findings(model, details):
+            found.setdefault((finding.at, finding.message), (finding, is_key))
     # A value that fits no member of a union is told once, by the member that says most.
-    told = {path for path, message in problems if not message.startswith("expected one of")}
+    told = {finding.at for finding, _ in found.values() if not finding.message.startswith("expected one of")}
     return [
-        problem
-        for (path, message), problem in problems.items()
-        if path not in told or not message.startswith("expected one of")
+        (finding, is_key)
+        for finding, is_key in found.values()
+        if finding.at not in told or not finding.message.startswith("expected one of")
     ]
+
+
+def _findings(model: type[BaseModel], details: ErrorDetails) -> list[Finding]:
+    if details["type"] == "cloudtrain":
+        path = _field_path(model, details["loc"])
+        return [finding.below(path) for finding in details["ctx"]["findings"]]
+    path, message, hint = _explain(model, details)
+    return [Finding(message, path, hint)]
 
 
 def _explain(  # noqa: PLR0911 (one return per kind of error)
@@ -51,35 +107,60 @@ def _explain(  # noqa: PLR0911 (one return per kind of error)
     context: Mapping[str, Any] = details.get("ctx", {})
     kind = details["type"]
     given = details["input"]
-    if kind == "cloudtrain":
-        return (*path, *context["at"]), str(context["message"]), str(context["hint"])
     if kind == "extra_forbidden":
         legal = sorted(_fields_at(model, path[:-1]))
         return path, "unknown field", did_you_mean(str(path[-1]), legal)
+    example = _example(model, path)
     if kind == "missing":
-        return path, "required field is missing", ""
+        return path, "required field is missing", example
     if kind == "literal_error":
         legal = [str(value) for value in _literals(model, path)] or [str(context.get("expected", ""))]
         near = nearest(str(given), legal)
-        hint = f'did you mean "{near}"?' if near else ""
+        hint = f'did you mean "{near}"?' if near else f"use {legal[0]}"
         return path, f'expected one of {", ".join(legal)}, got "{given}"', hint
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return path, f"expected a mapping of fields, got {_show(given)}", ""
-    for prefix, expected in _EXPECTED.items():
+        return path, f"expected a mapping of fields, got {_show(given)}", example or "write key: value, indented below"
+    for bound, (words, hint) in _BOUNDS.items():
+        if bound in context:
+            limit = context[bound]
+            return path, f"expected {words} {limit:g}, got {_show(given)}", f"use {hint} {limit:g}"
+    for prefix, (expected, hint) in _EXPECTED.items():
         if kind.startswith(prefix):
-            return path, f"expected {expected}, got {_show(given)}", ""
+            return path, f"expected {expected}, got {_show(given)}", example or hint
     message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
-    return path, f"{message}, got {_show(given)}", ""
+    return path, f"{message}, got {_show(given)}", example
 
 
-_EXPECTED = {
-    "int_": "a whole number",
-    "float_": "a number",
-    "bool_": "true or false",
-    "string_": "text",
-    "tuple_": "a list",
-    "list_": "a list",
+_BOUNDS = {
+    "ge": ("at least", "at least"),
+    "gt": ("more than", "more than"),
+    "le": ("at most", "at most"),
+    "lt": ("less than", "less than"),
 }
+_EXPECTED = {
+    "int_": ("a whole number", "write digits only, such as 2"),
+    "float_": ("a number", "such as 0.1 or 3e-4"),
+    "bool_": ("true or false", "write true or false"),
+    "string_": ("text", "write it in one line, in quotes where it could be read as something else"),
+    "tuple_": ("a list", "write it in brackets: [first, second]"),
+    "list_": ("a list", "write it in brackets: [first, second]"),
+}
+
+
+def _example(model: type[BaseModel], path: FieldPath) -> str:
+    """Return a hint that shows the field with a legal value, where the model gives one."""
+    section = (_model_at(model, path[:-1]) if path[:-1] else model) if path else None
+    field = section.model_fields.get(str(path[-1])) if section is not None else None
+    if field is None or not field.examples:
+        return ""
+    return f"for example {path[-1]}: {_flow(field.examples[0])}"
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML writes it in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) and ":" in value else str(value)
 
 
 def _show(value: object) -> str:

@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain.document import FieldPath
 from cloudtrain.settings import Settings
-from cloudtrain.spec import Channel, JobSpec
+from cloudtrain.spec import JOB_TAG, Channel, JobSpec
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,
     CODE_CHANNEL,
@@ -114,21 +115,38 @@ def render_request(spec: JobSpec, settings: Settings, choices: Choices) -> dict[
                 "MaxPendingTimeInSeconds": cluster.max_pending,
             }
         ),
-        "Tags": [
-            {"Key": key, "Value": value} for key, value in sorted({**spec.tags, "cloudtrain:job": spec.name}.items())
-        ],
+        "Tags": [{"Key": key, "Value": value} for key, value in sorted({**spec.tags, JOB_TAG: spec.name}.items())],
         "ProfilerConfig": {"DisableProfiler": True},
     }
     optional = {
-        "Environment": dict(spec.code.env),
+        "Environment": {**spec.code.env, **_mlflow_variables(spec)},
         "VpcConfig": _network(spec, settings),
         "CheckpointConfig": {"S3Uri": choices.locations.checkpoints} if choices.sync_checkpoints else None,
+        # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
+        "TensorBoardOutputConfig": {"S3OutputPath": choices.locations.output} if spec.tracking.tensorboard else None,
+        "MlflowConfig": _mlflow(spec, choices.run),
         "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries} if spec.limits.retries else None,
         "EnableNetworkIsolation": cluster.network.isolation,
         "EnableInterContainerTrafficEncryption": cluster.network.encrypt_traffic,
         "EnableManagedSpotTraining": cluster.spot is not None,
     }
     return {**request, **_drop_empty(optional)}
+
+
+def _mlflow(spec: JobSpec, run: str) -> dict[str, str] | None:
+    """Return where a tracking server of SageMaker's own lies; the service then tells the container."""
+    server = spec.tracking.mlflow
+    if server is None or not server.startswith("arn:"):
+        return None
+    return {"MlflowResourceArn": server, "MlflowExperimentName": spec.name, "MlflowRunName": run}
+
+
+def _mlflow_variables(spec: JobSpec) -> dict[str, str]:
+    """Return the variables by which MLflow's client finds a server that is not SageMaker's."""
+    server = spec.tracking.mlflow
+    if server is None or server.startswith("arn:"):
+        return {}
+    return {"MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": spec.name}
 
 
 def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
@@ -216,6 +234,70 @@ def _network(spec: JobSpec, settings: Settings) -> dict[str, Any] | None:
     network = spec.cluster.network
     subnets = network.subnets or settings.subnets
     groups = network.security_groups or settings.security_groups
-    if not subnets:
+    if not subnets or not groups:  # one without the other is refused elsewhere
         return None
     return {"Subnets": list(subnets), "SecurityGroupIds": list(groups)}
+
+
+# ---------------------------------------------------------------- where a value of the document came from
+
+SETTING = "setting"
+"""First part of a source that is not a field of the job but one of the account's settings."""
+
+_SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (
+    (("TrainingJobName",), ("name",)),
+    (("RoleArn",), (SETTING, "role")),
+    (("Environment",), ("code", "env")),
+    (("AlgorithmSpecification", "TrainingImage"), ("cluster", "image")),
+    (("OutputDataConfig", "KmsKeyId"), (SETTING, "kms_key")),
+    (("OutputDataConfig", "S3OutputPath"), (SETTING, "prefix")),
+    (("ResourceConfig", "InstanceType"), ("cluster", "instance_type")),
+    (("ResourceConfig", "InstancePreferences"), ("cluster", "prefer")),
+    (("ResourceConfig", "InstanceCount"), ("cluster", "instances")),
+    (("ResourceConfig", "VolumeSizeInGB"), ("cluster", "volume")),
+    (("ResourceConfig", "VolumeKmsKeyId"), (SETTING, "kms_key")),
+    (("ResourceConfig", "KeepAlivePeriodInSeconds"), ("cluster", "keep_alive")),
+    (("StoppingCondition", "MaxRuntimeInSeconds"), ("limits", "runtime")),
+    (("StoppingCondition", "MaxWaitTimeInSeconds"), ("cluster", "spot", "max_wait")),
+    (("StoppingCondition", "MaxPendingTimeInSeconds"), ("cluster", "max_pending")),
+    (("VpcConfig", "Subnets"), ("cluster", "network", "subnets")),
+    (("VpcConfig", "SecurityGroupIds"), ("cluster", "network", "security_groups")),
+    (("CheckpointConfig", "S3Uri"), ("checkpoint", "uri")),
+    (("RetryStrategy", "MaximumRetryAttempts"), ("limits", "retries")),
+    (("MlflowConfig",), ("tracking", "mlflow")),
+    (("TensorBoardOutputConfig",), ("tracking", "tensorboard")),
+)
+_CHANNEL_FIELDS = {"S3Uri": "uri", "InputMode": "mode", "S3DataDistributionType": "sharded"}
+
+
+def source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
+    """Return the field of the job, or `(SETTING, name)`, that a value of the document was rendered from.
+
+    Args:
+        path: Place in the document, such as `("Tags", 3, "Value")`.
+        request: The document.
+        spec: The job.
+    """
+    if path[0] == "InputDataConfig":
+        return _channel_source(path, request)
+    if path[0] == "Tags":
+        key = request["Tags"][path[1]]["Key"] if len(path) > 1 else None
+        return ("tags", key) if key in spec.tags else ("tags",)
+    if path[0] == "VpcConfig" and not spec.cluster.network.subnets:
+        return (SETTING, "subnets" if path[1] == "Subnets" else "security_groups")
+    for prefix, source in _SOURCES:
+        if path[: len(prefix)] == prefix:
+            rest = path[len(prefix) :] if source[-1] in ("env", "subnets", "security_groups") else ()
+            index = path[len(prefix) : len(prefix) + 1] if source[-1] == "prefer" else ()
+            return (*source, *rest, *index)
+    return ()
+
+
+def _channel_source(path: FieldPath, request: dict[str, Any]) -> FieldPath:
+    if len(path) == 1:
+        return ("data",)
+    name = str(request["InputDataConfig"][path[1]]["ChannelName"])
+    if name in (CODE_CHANNEL, CONFIG_CHANNEL):
+        return (SETTING, "prefix")
+    field = _CHANNEL_FIELDS.get(str(path[-1]))
+    return ("data", name) if field is None else ("data", name, field)

@@ -105,9 +105,11 @@ def load_settings(
                 text = environ[variable]
                 take({name: [part.strip() for part in text.split(",")] if name in _LISTS else text}, variable)
     files = [job_directory / SETTINGS_FILE] if job_directory is not None else []
-    for path in (*files, profile_file(environ)):
-        if path.is_file():
-            take(_read_file(path, environ.get("CLOUDTRAIN_PROFILE")), str(path))
+    profile = environ.get("CLOUDTRAIN_PROFILE")
+    tables = {path: _read_file(path) for path in (*files, profile_file(environ)) if path.is_file()}
+    _check_profile(profile, tables)
+    for path, (table, profiles) in tables.items():
+        take({**table, **profiles.get(profile or "", {})}, str(path))
     if values.get("transport", "estimator") not in TRANSPORTS:
         hint = did_you_mean(str(values["transport"]), TRANSPORTS)
         raise SettingsError(f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint)
@@ -120,19 +122,44 @@ def profile_file(environ: Mapping[str, str]) -> Path:
     return Path(base) / "cloudtrain" / "config.toml"
 
 
-def _read_file(path: Path, profile: str | None) -> dict[str, Any]:
-    """Return the settings of one TOML file: its top level, or the named table below `[profiles]`."""
+def prices_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the file that `cloudtrain prices --refresh` writes (it need not exist)."""
+    return profile_file(environ).with_name("prices.json")
+
+
+_Table = dict[str, Any]
+
+
+def _check_profile(profile: str | None, tables: Mapping[Path, tuple[_Table, dict[str, _Table]]]) -> None:
+    """Refuse a profile that no file has: its absence would mean another account."""
+    if not profile or any(profile in profiles for _, profiles in tables.values()):
+        return
+    legal = sorted({name for _, profiles in tables.values() for name in profiles})
+    where = ", ".join(map(str, tables)) or "no settings file"
+    hint = did_you_mean(profile, legal) if legal else f"write a table [profiles.{profile}]"
+    raise SettingsError(f"CLOUDTRAIN_PROFILE: there is no profile {profile!r} in {where}", hint)
+
+
+def _read_file(path: Path) -> tuple[_Table, dict[str, _Table]]:
+    """Return the settings of one TOML file: its top level, and the tables below `[profiles]`."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'") from None
     profiles = table.pop("profiles", {})
-    if profile is not None and profile in profiles:
-        table = {**table, **profiles[profile]}
+    if not isinstance(profiles, dict) or not all(isinstance(inner, dict) for inner in profiles.values()):
+        raise SettingsError(f"{path}: profiles must hold tables", "write [profiles.NAME] and the settings below it")
+    for settings in (table, *profiles.values()):
+        _check_table(path, settings)
+    return table, profiles
+
+
+def _check_table(path: Path, table: _Table) -> None:
     for name, value in table.items():
         if name not in _ENVIRONMENT:
             raise SettingsError(f"{path}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
-        expected = list if name in _LISTS else str
-        if not isinstance(value, expected):
-            raise SettingsError(f"{path}: {name} must be a {'list of strings' if expected is list else 'string'}")
-    return table
+        is_list = name in _LISTS
+        fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not (fits if is_list else isinstance(value, str)):
+            expected, example = ("list of strings", "['one', 'two']") if is_list else ("string", "'text'")
+            raise SettingsError(f"{path}: {name} must be a {expected}", f"write {name} = {example}")

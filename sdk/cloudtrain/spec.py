@@ -5,92 +5,72 @@ The docstring below a field is its one description: unit, range and default stan
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
 
-from cloudtrain.document import Document, FieldPath, Place, dotted, parse_scalar, read_document
-from cloudtrain.entry import check_task, find_module
-from cloudtrain.errors import Problem, SpecError, UserError, nearest
-from cloudtrain.problems import explain, fail
-from cloudtrain.units import Cadence, parse_cadence, parse_duration, parse_money, parse_size
+from cloudtrain.document import Document, FieldPath, dotted, parse_scalar, read_document
+from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.fields import (
+    Dollars,
+    Duration,
+    Every,
+    GigaBytes,
+    Section,
+    Text,
+    broken_rules,
+    matching,
+    s3_problem,
+    switch,
+)
+from cloudtrain.problems import COLLECTING, Finding, fail, findings_of, place_finding
+from cloudtrain.references import References
+from cloudtrain.run import is_run_id
+from cloudtrain.units import Cadence, format_duration
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
 NAME_CHARACTERS = 42
 """Longest `name`: SageMaker allows 63 characters and the run id adds `-yymmdd-hhmmss-xxxxxx`."""
+LONGEST_RUNTIME_SECONDS = 28 * 86400
+"""Source: AWS's reference of StoppingCondition, "maximum 28 days"; botocore's model does not hold it."""
+JOB_TAG = "cloudtrain:job"
+"""Tag by which cloudtrain finds a job's runs."""
+RESERVED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables by which ranks find each other: the launcher sets them."""
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
-_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")  # botocore's model of CreateTrainingJob, ChannelName
-_TASK = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/.*)?")
-_S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 small letters, digits, dots or hyphens"
+_TASK_FORM = matching(
+    re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),
+    "module:Class, such as gpt:GPT",
+    "for gpt.py and its class GPT write gpt:GPT",
+)
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
+_MLFLOW_FORM = matching(
+    re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.+|https?://[^\s]+"),
+    "the ARN of a SageMaker MLflow resource, or https://host",
+    "see it by: aws sagemaker list-mlflow-tracking-servers",
+)
+_STAND_IN_TYPE = "ml.p4d.24xlarge"
+"""Takes part where a job names no type, or a wrong one: everything that cloudtrain does works on it."""
+_ROUNDS = 20
+"""How often a job with wrong values is read again, to find what the wrong ones hid."""
 
 
-def _unit(parse: Callable[[object], Any]) -> BeforeValidator:
-    def validate(value: object) -> Any:
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise fail(str(error)) from None
-
-    return BeforeValidator(validate)
+def _instance_type(value: object) -> object:
+    if isinstance(value, str) and not _INSTANCE_TYPE.fullmatch(value):
+        bare = re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", value)
+        hint = f'did you mean "ml.{value}"?' if bare else "for example ml.p4d.24xlarge"
+        raise fail(f'expected a SageMaker instance type such as ml.p4d.24xlarge, got "{value}"', hint=hint)
+    return value
 
 
-def _matching(pattern: re.Pattern[str], expected: str) -> BeforeValidator:
-    def validate(value: object) -> object:
-        if isinstance(value, str) and not pattern.fullmatch(value):
-            raise fail(f'expected {expected}, got "{value}"')
-        return value
-
-    return BeforeValidator(validate)
-
-
-Duration = Annotated[int, _unit(parse_duration)]
-"""Seconds, written `10m`, `36h`, `1h30m`."""
-GigaBytes = Annotated[int, _unit(lambda value: -(-parse_size(value) // 10**9))]
-"""Whole gigabytes, written `200GB`."""
-Dollars = Annotated[float, _unit(parse_money)]
-"""US dollars, written `500 USD`."""
-Every = Annotated[Cadence, _unit(parse_cadence)]
-"""A duration or a number of optimizer steps, written `10m` or `500 steps`."""
-S3Uri = Annotated[str, _matching(_S3_URI, "an S3 uri such as s3://bucket/prefix")]
-InstanceType = Annotated[str, _matching(_INSTANCE_TYPE, "a SageMaker instance type such as ml.p4d.24xlarge")]
-
-
-def _text(value: object) -> object:
-    """Accept numbers and booleans where text is meant, as environments and tags need."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-
-
-class Section(BaseModel):
-    """Strict base of every section: unknown fields are errors, instances are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, /, **fields: Any) -> None:
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise SpecError(explain(type(self), error, _constructor_places(type(self)))) from None
-
-        # Says to pydantic that nested sections need not go through this constructor (as its own RootModel does).
-        __init__.__pydantic_base_init__ = True
-
-
-def _constructor_places(model: type[BaseModel]) -> Callable[[FieldPath, bool], Place]:
-    return lambda _path, _key: Place(f"{model.__name__}(...)")
+InstanceType = Annotated[str, BeforeValidator(_instance_type)]
 
 
 class Code(Section):
@@ -98,41 +78,50 @@ class Code(Section):
 
     directory: str = "."
     """Folder that travels, relative to the job file; .gitignore and .cloudtrainignore are honoured."""
-    task: Annotated[str, _matching(_TASK, "module:Class, such as gpt:GPT")] | None = None
+    task: Annotated[str, _TASK_FORM] | None = Field(None, examples=["gpt:GPT"])
     """A Task for the shared entrypoint, as module:Class below the directory (exactly one of task and script)."""
-    script: str | None = None
+    script: str | None = Field(None, examples=["train.py"])
     """A Python script that torchrun can start, unchanged, relative to the directory."""
-    args: dict[str, Any] | tuple[Any, ...] = Field(default_factory=dict)
+    args: dict[str, Any] | tuple[Any, ...] = Field(default_factory=dict, examples=[{"layers": 4}])
     """Keyword arguments of the Task, or argv of the script (a list, or a mapping that becomes --key value)."""
-    requirements: str | None = None
+    requirements: str | None = Field(None, examples=["requirements.txt"])
     """Requirements file below the directory, installed in the container before the start."""
-    env: dict[str, Text] = Field(default_factory=dict)
+    env: dict[str, Text] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
     """Environment variables of every process of the run."""
 
-    @model_validator(mode="after")
-    def _one_entry(self) -> Self:
+    def _rules(self) -> Iterator[Finding]:
         if (self.task is None) == (self.script is None):
-            raise fail("give exactly one of task and script", hint="task: module:Class, or script: train.py")
+            both = (("task",), ("script",))
+            yield Finding("give exactly one of task and script", (), "task: module:Class, or script: train.py", both)
         if self.task is not None and not isinstance(self.args, dict):
-            raise fail("a Task takes keyword arguments: write a mapping", at=("args",))
+            yield Finding("a Task takes keyword arguments: write a mapping", ("args",), "args: {layers: 4}")
         for name in ("script", "requirements"):
             path = getattr(self, name)
             if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
-                raise fail(f'expected a path below the directory, got "{path}"', at=(name,))
-        return self
+                hint = "give it relative to code.directory; only what lies there travels"
+                yield Finding(f'expected a path below the directory, got "{path}"', (name,), hint)
+        for name in self.env:
+            if name in RESERVED_VARIABLES:
+                yield Finding("the launcher sets this variable for each rank", ("env", name), "remove it")
 
 
 class Network(Section):
     """Where the instances sit. Subnets and groups left empty come from the settings."""
 
-    subnets: tuple[str, ...] = ()
+    subnets: tuple[str, ...] = Field((), examples=[["subnet-0123456789abcdef0"]])
     """Subnet ids for the instances; empty takes the settings' subnets."""
-    security_groups: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = Field((), examples=[["sg-0123456789abcdef0"]])
     """Security group ids; for EFA the group must allow all traffic to itself."""
     isolation: bool = False
     """Cut the containers off from every network but each other (no S3 from the job's code)."""
     encrypt_traffic: bool = False
     """Encrypt traffic between instances; slows collectives."""
+
+    def _rules(self) -> Iterator[Finding]:
+        if bool(self.subnets) != bool(self.security_groups):
+            missing = "security_groups" if self.subnets else "subnets"
+            both = (("subnets",), ("security_groups",))
+            yield Finding("subnets and security_groups go together", (), f"give {missing}, too", both)
 
 
 class Spot(Section):
@@ -143,10 +132,14 @@ class Spot(Section):
 
 
 def _spot(value: object) -> object:
+    value = switch(value)
     if isinstance(value, bool):
         return {} if value else None
-    if isinstance(value, str):
-        raise fail(f'expected true, false or a mapping with max_wait, got "{value}"', hint="spot: {max_wait: 36h}")
+    if isinstance(value, str | int | float):
+        shown = getattr(value, "text", value)
+        raise fail(
+            f'expected true, false or a mapping with max_wait, got "{shown}"', hint="write spot: {max_wait: 36h}"
+        )
     return value
 
 
@@ -156,60 +149,72 @@ Distribution = Literal["auto", "torch_distributed", "pytorchddp", "smdistributed
 class Cluster(Section):
     """What the job runs on."""
 
-    instance_type: InstanceType | None = None
+    instance_type: InstanceType | None = Field(None, examples=["ml.p4d.24xlarge"])
     """SageMaker instance type, such as ml.p4d.24xlarge (exactly one of instance_type and prefer)."""
-    prefer: tuple[InstanceType, ...] = Field(default=(), max_length=5)
+    prefer: tuple[InstanceType, ...] = Field((), examples=[["ml.p4d.24xlarge", "ml.p4de.24xlarge"]])
     """Instance types in order of preference, at most 5; the first with capacity is used (not with spot)."""
-    instances: int = Field(default=1, ge=1)
+    instances: int = Field(default=1, ge=1, examples=[2])
     """Number of instances."""
     distribution: Distribution = "auto"
-    """How ranks are started and joined; auto takes torch_distributed."""
+    """How ranks are started and joined; auto takes torch_distributed, the others need AWS's SMDDP."""
     processes_per_instance: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Ranks per instance; auto is one per GPU, or 2 on a machine without GPUs."""
     spot: Annotated[Spot | None, BeforeValidator(_spot)] = None
     """true, false or {max_wait: 36h}: spare capacity at a discount, with interruptions."""
-    framework: Text | None = None
+    framework: Text | None = Field(None, examples=["2.13"])
     """PyTorch version of the AWS container, such as "2.13"; default: the newest that the distribution works with."""
-    image: str | None = None
+    image: str | None = Field(None, examples=["123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"])
     """Container image uri instead of framework."""
-    volume: GigaBytes = Field(default=30, ge=1)
+    volume: Annotated[GigaBytes, Field(ge=1)] = 30
     """Storage volume of each instance (ignored by AWS on types with local NVMe)."""
-    keep_alive: Annotated[Duration, Field(ge=0, le=21600)] | None = None
-    """Keep the cluster warm for the next job for this long after the end, at most 6h."""
-    max_pending: Annotated[Duration, Field(ge=1800, le=2419200)] | None = None
+    keep_alive: Duration | None = None
+    """Keep the cluster warm, and paid for, for the next job for this long after the end, at most 6h."""
+    max_pending: Duration | None = None
     """Give up when there is no capacity for this long: 30m to 28d."""
     network: Network = Network()
     """Subnets, security groups, isolation and traffic encryption."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _rules(self) -> Iterator[Finding]:
+        types = (("instance_type",), ("prefer",))
         if (self.instance_type is None) == (not self.prefer):
-            raise fail("give exactly one of instance_type and prefer", hint="instance_type: ml.p4d.24xlarge")
+            yield Finding("give exactly one of instance_type and prefer", (), "instance_type: ml.p4d.24xlarge", types)
+        if len(set(self.prefer)) < len(self.prefer):
+            yield Finding("a type is given twice", ("prefer",), "name each type once")
         if self.spot is not None and self.prefer:
-            raise fail("SageMaker takes no instance preferences with spot", at=("prefer",), hint="use instance_type")
+            about = (("prefer",), ("spot",))
+            yield Finding("SageMaker takes no instance preferences with spot", ("prefer",), "use instance_type", about)
         if self.spot is not None and self.keep_alive:
-            raise fail("SageMaker keeps no spot cluster warm", at=("keep_alive",), hint="remove keep_alive or spot")
+            about = (("keep_alive",), ("spot",))
+            yield Finding("SageMaker keeps no spot cluster warm", ("keep_alive",), "remove keep_alive or spot", about)
         if self.image is not None and self.framework is not None:
-            raise fail("give framework or image, not both", at=("framework",))
-        if bool(self.network.subnets) != bool(self.network.security_groups):
-            raise fail("subnets and security_groups go together", at=("network",))
-        return self
+            about = (("framework",), ("image",))
+            yield Finding("give framework or image, not both", ("framework",), "remove one of them", about)
 
     @property
     def first_choice(self) -> str:
         """The instance type, or the first of the preferences."""
-        return self.instance_type or self.prefer[0]
+        return self.types[0]
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Every instance type that may be chosen, the preferred first."""
+        return (self.instance_type,) if self.instance_type is not None else self.prefer
 
 
 class Channel(Section):
     """One input channel."""
 
-    uri: str
+    uri: str = Field(examples=["s3://bucket/prefix"])
     """s3://bucket/prefix, or a local path relative to the job file."""
     mode: Literal["File", "FastFile", "Pipe"] = "File"
     """File downloads before the start; FastFile streams on read; Pipe is a FIFO."""
     sharded: bool = False
     """Give each instance its own share of the objects instead of a full copy."""
+
+    def _rules(self) -> Iterator[Finding]:
+        problem = s3_problem(self.uri)
+        if problem:
+            yield Finding(problem, ("uri",), "for example s3://my-bucket/train, or a path on this machine")
 
     @property
     def is_s3(self) -> bool:
@@ -233,18 +238,23 @@ class EarlyStopping(Section):
     mode: Literal["min", "max"] = "min"
     """Whether smaller or larger is better."""
 
+    def _rules(self) -> Iterator[Finding]:
+        split, slash, name = self.metric.partition("/")
+        if split != "validation" or not slash or not name:
+            meant = f"validation/{name or split}"
+            message = f'expected a metric of the validation split, as validation/name, got "{self.metric}"'
+            yield Finding(message, ("metric",), f'did you mean "{meant}"?')
+
 
 class Evaluate(Section):
     """When the validation split is evaluated."""
 
-    every: Every
+    every: Every = Field(examples=["200 steps"])
     """Optimizer steps between evaluations, such as 200 steps; default: after each epoch."""
 
-    @model_validator(mode="after")
-    def _in_steps(self) -> Self:
+    def _rules(self) -> Iterator[Finding]:
         if self.every.steps is None:
-            raise fail("expected a number of steps such as 200 steps", at=("every",))
-        return self
+            yield Finding("expected a number of steps such as 200 steps", ("every",), "every rank must count alike")
 
 
 class Parallel(Section):
@@ -257,52 +267,36 @@ class Parallel(Section):
     pipeline: int = Field(default=1, ge=1)
     """Pipeline stages."""
 
-    @model_validator(mode="after")
-    def _available(self) -> Self:
-        # Refused instead of ignored: a run that silently replicated the model would pay for memory it does not have.
-        if self.data == "fsdp":
-            raise fail("this version trains with ddp only", at=("data",), hint="use ddp")
-        for name in ("tensor", "pipeline"):
-            if getattr(self, name) != 1:
-                raise fail("this version trains with ddp only", at=(name,), hint="use 1")
-        return self
+    @property
+    def is_plain(self) -> bool:
+        """Whether every rank holds the whole model."""
+        return self.data == "ddp" and self.tensor == self.pipeline == 1
 
 
 class Profile(Section):
     """Which steps torch.profiler records."""
 
-    at: int = Field(ge=1)
+    at: int = Field(ge=1, examples=[100])
     """First step to record."""
     steps: int = Field(default=5, ge=1)
     """Number of steps to record."""
-
-    @model_validator(mode="after")
-    def _available(self) -> Self:
-        raise fail("this version does not profile", hint="remove it")
 
 
 class Tracking(Section):
     """Where metrics go besides the event lines."""
 
     tensorboard: bool = False
-    """Write TensorBoard scalars."""
-    mlflow: str | None = None
-    """Tracking server uri or ARN."""
-
-    @model_validator(mode="after")
-    def _available(self) -> Self:
-        for name in ("tensorboard", "mlflow"):
-            if getattr(self, name):
-                raise fail("this version tracks by event lines only", at=(name,), hint="remove it")
-        return self
+    """Copy what is written to /opt/ml/output/tensorboard to S3 while the job runs."""
+    mlflow: Annotated[str, _MLFLOW_FORM] | None = None
+    """ARN of a SageMaker MLflow tracking server or app, or the uri of a tracking server."""
 
 
 class Train(Section):
     """How the shared entrypoint trains a Task."""
 
-    epochs: Annotated[int, Field(ge=1)] | None = None
+    epochs: Annotated[int, Field(ge=1)] | None = Field(None, examples=[3])
     """Passes over the training data (exactly one of epochs and steps)."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[int, Field(ge=1)] | None = Field(None, examples=[1000])
     """Optimizer steps."""
     batch_size: int = Field(default=32, ge=1)
     """Samples per rank and micro-step."""
@@ -327,34 +321,57 @@ class Train(Section):
     profile: Profile | None = None
     """Which steps torch.profiler records."""
 
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
+    def _rules(self) -> Iterator[Finding]:
         if (self.epochs is None) == (self.steps is None):
-            raise fail("give exactly one of epochs and steps", hint="for example epochs: 3")
-        return self
+            both = (("epochs",), ("steps",))
+            yield Finding("give exactly one of epochs and steps", (), "for example epochs: 3", both)
+        if self.profile is not None and self.steps is not None:
+            latest = self.steps - self.profile.steps + 1
+            if self.profile.at > latest:
+                about = (("profile",), ("steps",))
+                message = f"the run ends after step {self.steps}"
+                yield Finding(message, ("profile", "at"), f"use at most {max(latest, 1)}", about)
 
 
 class Checkpoint(Section):
     """Where and how often the run is saved."""
 
-    uri: str | None = None
+    uri: str | None = Field(None, examples=["s3://bucket/prefix"])
     """s3://bucket/prefix, or a local folder for local runs; default: a folder of the run's own."""
     every: Every = Cadence(seconds=600)
     """A duration such as 10m or a count such as 500 steps."""
     keep: int = Field(default=3, ge=1)
     """Complete checkpoints to keep."""
-    resume: str = "auto"
-    """auto (newest under uri), never, a run id, or the uri of another run's checkpoints."""
+    resume: str = Field("auto", examples=["auto"])
+    """auto (newest under uri), never, a run id, or the uri or absolute path of another run's checkpoints."""
+
+    def _rules(self) -> Iterator[Finding]:
+        for name in ("uri", "resume"):
+            problem = s3_problem(getattr(self, name) or "")
+            if problem:
+                yield Finding(problem, (name,), "for example s3://my-bucket/checkpoints")
+        is_place = "/" in self.resume or is_run_id(self.resume.rpartition(":")[2])
+        if self.resume not in ("auto", "never") and not is_place:
+            hint = "use auto, never, a run id, s3://bucket/prefix or an absolute path"
+            yield Finding(f'expected where to resume from, got "{self.resume}"', ("resume",), hint)
+        elif is_place and "://" not in self.resume and "/" in self.resume and not self.resume.startswith("/"):
+            yield Finding(f'expected an absolute path, got "{self.resume}"', ("resume",), f"write /.../{self.resume}")
+
+
+def _runtime(seconds: int) -> int:
+    if not 60 <= seconds <= LONGEST_RUNTIME_SECONDS:  # noqa: PLR2004 (a minute)
+        raise fail(f"expected 1m to 28d, got {format_duration(seconds)}", hint="28d is SageMaker's longest")
+    return seconds
 
 
 class Limits(Section):
     """What the run may cost at most."""
 
-    runtime: Annotated[Duration, Field(ge=60, le=2419200)] = 86400
+    runtime: Annotated[Duration, AfterValidator(_runtime)] = 86400
     """Longest training time, 1m to 28d; the run is stopped after it."""
     cost: Annotated[Dollars, Field(gt=0)] | None = None
-    """Most that the run may cost; shortens the runtime so that it holds."""
-    retries: int = Field(default=0, ge=0, le=30)
+    """Most that the run may cost; shortens the runtime so that it holds, or refuses the runtime that was asked for."""
+    retries: int = Field(default=0, ge=0, examples=[3])
     """How often workers that fail are started again from the last checkpoint, at most 30."""
 
 
@@ -378,11 +395,11 @@ class JobSpec(Section):
         SpecError: a field is unknown, missing or wrong; every problem is listed.
     """
 
-    name: Annotated[str, BeforeValidator(_text), BeforeValidator(_name_fits)]
+    name: Annotated[Text, BeforeValidator(_name_fits)] = Field(examples=["gpt-stdlib"])
     """Start of every run id; at most 42 letters, digits and hyphens."""
-    code: Code
+    code: Code = Field(examples=[{"script": "train.py"}])
     """What travels and what is started."""
-    cluster: Cluster
+    cluster: Cluster = Field(examples=[{"instance_type": "ml.p4d.24xlarge"}])
     """What the job runs on."""
     data: dict[str, Annotated[Channel, BeforeValidator(_channel)]] = Field(default_factory=dict)
     """Input channels by name."""
@@ -400,37 +417,53 @@ class JobSpec(Section):
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _document: Document | None = PrivateAttr(default=None)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _rules(self) -> Iterator[Finding]:
+        train = ("train",)
+        entries = (("code", "task"), ("code", "script"))
         if self.code.task is not None and self.train is None:
-            raise fail("a Task needs this section", at=("train",), hint="train: {epochs: 1}")
-        if self.code.script is not None and self.train is not None:
-            raise fail(
-                "only a Task is trained by these; a script has its own loop", at=("train",), hint="use code.args"
-            )
-        if self.cluster.spot and self.cluster.spot.max_wait and self.cluster.spot.max_wait < self.limits.runtime:
-            raise fail(
-                "shorter than limits.runtime",
-                at=("cluster", "spot", "max_wait"),
-                hint="waiting is counted on top of it",
-            )
-        if (self.checkpoint.uri or "").startswith("s3://") and not _S3_URI.fullmatch(self.checkpoint.uri or ""):
-            raise fail(_S3_EXPECTED, at=("checkpoint", "uri"))
-        for name, channel in self.data.items():
+            yield Finding("a Task needs this section", train, "train: {epochs: 1}", (*entries, train))
+        if self.code.script is not None and self.code.task is None and self.train is not None:
+            message = "only a Task is trained by these; a script has its own loop"
+            yield Finding(message, train, "pass them to the script by code.args", entries)
+        for key in self.tags:
+            if key == JOB_TAG or key.lower().startswith("aws:"):
+                whose = "cloudtrain sets this tag itself" if key == JOB_TAG else "AWS keeps tags with aws: for itself"
+                yield Finding(whose, ("tags", key), "rename it")
+        yield from self._spot_rules()
+        yield from self._channel_rules()
+
+    def _spot_rules(self) -> Iterator[Finding]:
+        wait = self.cluster.spot.max_wait if self.cluster.spot else None
+        if wait is not None and wait < self.limits.runtime:
+            message = f"shorter than limits.runtime, {format_duration(self.limits.runtime)}"
+            hint = f"it counts waiting and training together: use {format_duration(2 * self.limits.runtime)}"
+            about = (("cluster", "spot"), ("limits", "runtime"))
+            yield Finding(message, ("cluster", "spot", "max_wait"), hint, about)
+
+    def _channel_rules(self) -> Iterator[Finding]:
+        for name in self.data:
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
-                raise fail("cloudtrain uses a channel of this name itself", at=("data", name), hint="rename it")
-            if not _CHANNEL.fullmatch(name):
-                raise fail("expected at most 64 letters, digits, . _ or -", at=("data", name))
-            if channel.is_s3 and not _S3_URI.fullmatch(channel.uri):
-                raise fail(_S3_EXPECTED, at=("data", name, "uri"))
-        return self
+                yield Finding("cloudtrain uses a channel of this name itself", ("data", name), "rename it")
+            twins = [other for other in self.data if other != name and other.lower() == name.lower()]
+            if twins and name > twins[0]:
+                message = f"differs from {twins[0]} by case only, and both would be SM_CHANNEL_{name.upper()}"
+                yield Finding(message, ("data", name), "rename one of them")
 
     def problem(self, path: str, message: str, hint: str = "") -> Problem:
         """Return a problem of a field, found after validation, with the place where the field was written."""
+        return self.problem_of(Finding(message, tuple(path.split(".")), hint))
+
+    def problem_of(self, finding: Finding) -> Problem:
+        """Return the problem that a finding is, with the place where its value was written."""
         if self._document is None:
-            return Problem(f"{type(self).__name__}(...)", None, None, path, message, hint)
-        place = self._document.place_of(tuple(path.split(".")))
-        return Problem(place.file, place.line, place.column, path, message, hint)
+            return Problem(f"{type(self).__name__}(...)", None, None, dotted(finding.at), finding.message, finding.hint)
+        document = self._document
+        # `train: s3://...` is short for `train: {uri: s3://...}`: the field that was written is named.
+        is_short = (
+            finding.at[-1:] == ("uri",) and finding.at not in document.values and finding.at[:-1] in document.values
+        )
+        finding = replace(finding, at=finding.at[:-1]) if is_short else finding
+        return place_finding(finding, lambda at, key: document.place_of(at, key=key))
 
     @property
     def base(self) -> Path:
@@ -441,6 +474,21 @@ class JobSpec(Section):
     def code_directory(self) -> Path:
         """Absolute path of the folder that travels."""
         return Path(os.path.normpath(self._base / self.code.directory))
+
+    @property
+    def references(self) -> References:
+        """What the job names on this machine."""
+        return References(
+            directory=self.code_directory,
+            base=self._base,
+            task=self.code.task,
+            script=self.code.script,
+            requirements=self.code.requirements,
+            args=self.code.args,
+            data={name: channel.uri for name, channel in self.data.items()},
+            sharded=frozenset(name for name, channel in self.data.items() if channel.sharded),
+            instances=self.cluster.instances,
+        )
 
     @classmethod
     def from_yaml(cls, path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
@@ -455,20 +503,96 @@ class JobSpec(Section):
             UserError: the file cannot be read.
             SpecError: the job does not validate; every problem has its line and column.
         """
-        document = read_document(Path(path))
-        apply_overrides(document, overrides)
-        if instances is not None:
-            document.override(("cluster", "instances"), instances, f"--instances {instances}")
-        try:
-            spec = cls.model_validate(document.data)
-        except ValidationError as error:
-            raise SpecError(explain(cls, error, lambda at, key: document.place_of(at, key=key))) from None
-        spec._base = Path(path).resolve().parent  # noqa: SLF001 (its own class)
+        reading = read_job(path, overrides, instances=instances)
+        if reading.spec is None or reading.problems:
+            raise SpecError(reading.problems)
+        return reading.spec
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A job file as far as it could be read.
+
+    Attributes:
+        spec: The job, with legal values in the places of wrong ones, or None when there is too little.
+        problems: Everything that is wrong with it.
+        wrong: Paths of the values that were replaced: what is said about these says nothing.
+    """
+
+    spec: JobSpec | None
+    problems: tuple[Problem, ...]
+    wrong: frozenset[FieldPath]
+
+    def is_about_wrong(self, path: str) -> bool:
+        """Return whether a field is one that was replaced, lies in one, or holds one."""
+        return Finding("", tuple(path.split("."))).concerns(self.wrong)
+
+
+def read_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> Reading:
+    """Read a job file and find everything that is wrong with it.
+
+    Raises:
+        UserError: the file cannot be read, or an override is malformed.
+        SpecError: the file is not YAML.
+    """
+    document = read_document(Path(path))
+    apply_overrides(document, overrides)
+    if instances is not None:
+        document.override(("cluster", "instances"), instances, f"--instances {instances}")
+    spec, problems, wrong = _validate(document)
+    problems = [*document.problems, *problems]
+    if spec is not None:
+        spec._base = Path(path).resolve().parent  # noqa: SLF001 (its own module)
         spec._document = document  # noqa: SLF001
-        missing = _missing_files(spec, document)
-        if missing:
-            raise SpecError(missing)
-        return spec
+        findings = [*broken_rules(spec), *spec.references.check()]
+        problems += [spec.problem_of(finding) for finding in findings if not finding.concerns(wrong)]
+        if not spec.cluster.types:
+            cluster = spec.cluster.model_copy(update={"instance_type": _STAND_IN_TYPE})
+            spec = spec.model_copy(update={"cluster": cluster})
+            wrong.add(("cluster", "instance_type"))
+    return Reading(spec, tuple(problems), frozenset(wrong))
+
+
+def _validate(document: Document) -> tuple[JobSpec | None, list[Problem], set[FieldPath]]:
+    """Validate a document; put legal values in the places of wrong ones until all have been read."""
+    problems: dict[tuple[FieldPath, str], Problem] = {}
+    wrong: set[FieldPath] = set()
+    data = copy.deepcopy(document.data)
+    for _ in range(_ROUNDS):
+        try:
+            return JobSpec.model_validate(data, context=COLLECTING), list(problems.values()), wrong
+        except ValidationError as error:
+            for finding, is_key in findings_of(JobSpec, error):
+                if not finding.concerns(wrong):
+                    problem = place_finding(finding, lambda at, key: document.place_of(at, key=key), key=is_key)
+                    problems[finding.at, finding.message] = problem
+                if not is_key:
+                    wrong.add(finding.at)
+                _replace(data, finding.at)
+    return None, list(problems.values()), wrong
+
+
+def _replace(data: Any, path: FieldPath) -> None:
+    """Remove the value at a path, or where the field is required put its example there."""
+    for depth in range(len(path)):
+        if not isinstance(data, dict):
+            return
+        if depth == len(path) - 1 or not isinstance(data.get(path[depth]), dict):
+            data.pop(path[depth], None)
+            example = _REQUIRED.get(path[: depth + 1]) or _REQUIRED.get(path[depth : depth + 1])
+            if example is not None:
+                data[path[depth]] = copy.deepcopy(example)
+            return
+        data = data[path[depth]]
+
+
+_REQUIRED: dict[FieldPath, Any] = {
+    (name,): field.examples[0]
+    for section in (JobSpec, Channel, Evaluate, Profile)
+    for name, field in section.model_fields.items()
+    if field.is_required() and field.examples
+}
+"""Examples of required fields by name; no two sections share a name."""
 
 
 def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
@@ -482,49 +606,4 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
         path: FieldPath = tuple(name.strip().split("."))
         if not equals or not all(path):
             raise UserError(f"--set {text}: expected path=value", "for example --set cluster.spot=true")
-        document.override(path, parse_scalar(value), f"--set {text}")
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name that no file system takes
-        return False
-
-
-def _missing_files(spec: JobSpec, document: Document) -> list[Problem]:
-    """Return problems of what the job names and this machine does not have: folders, files, the Task's class."""
-    wanted: list[tuple[FieldPath, Path, str]] = []
-    problems: list[Problem] = []
-    if _is_there(spec.code_directory) and not spec.code_directory.is_dir():
-        problems.append(spec.problem("code.directory", f"expected a folder, and {spec.code_directory} is a file"))
-    elif not _is_there(spec.code_directory):
-        wanted.append((("code", "directory"), spec.code_directory, "folder"))
-    else:
-        if spec.code.script is not None:
-            wanted.append((("code", "script"), spec.code_directory / spec.code.script, "file"))
-        if spec.code.requirements is not None:
-            wanted.append((("code", "requirements"), spec.code_directory / spec.code.requirements, "file"))
-        if spec.code.task is not None:
-            module, _, class_name = spec.code.task.partition(":")
-            found = find_module(spec.code_directory, module)
-            if found is None:
-                expected = spec.code_directory / (module.replace(".", "/") + ".py")
-                wanted.append((("code", "task"), expected, "file"))
-            elif isinstance(spec.code.args, dict):
-                problems += [
-                    spec.problem(".".join(at), *told) for at, *told in check_task(found, class_name, spec.code.args)
-                ]
-    wanted += [
-        (("data", name, "uri") if ("data", name, "uri") in document.values else ("data", name), path, "file or folder")
-        for name, channel in spec.data.items()
-        if not channel.is_s3 and not _is_there(path := spec.base / channel.uri)
-    ]
-    for at, path, kind in wanted:
-        if _is_there(path):
-            continue
-        place = document.place_of(at)
-        near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if _is_there(path.parent) else None
-        hint = f'did you mean "{near}"?' if near else ""
-        problems.append(Problem(place.file, place.line, place.column, dotted(at), f"no such {kind}: {path}", hint))
-    return problems
+        document.override(path, parse_scalar(value, f"--set {text}"), f"--set {text}")

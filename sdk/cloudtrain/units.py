@@ -18,11 +18,14 @@ _BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
-_STEPS = re.compile(r"(\d+)\s*steps?")
-_MONEY = re.compile(r"(\d+(?:\.\d+)?)\s*USD|USD\s*(\d+(?:\.\d+)?)")
+_DIGITS = 9
+_SHOWN = 40
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"  # no duration, size or amount of money needs more digits
+_DURATION = re.compile(rf"(?:{_NUMBER}\s*[smhd]\s*){{1,4}}")
+_DURATION_PART = re.compile(rf"{_NUMBER}\s*([smhd])")
+_SIZE = re.compile(rf"{_NUMBER}\s*([KMGT]i?B|B)")
+_STEPS = re.compile(r"(\d{1,9})\s*steps?")
+_MONEY = re.compile(rf"{_NUMBER}\s*USD|USD\s*{_NUMBER}")
 
 
 def parse_duration(value: object) -> int:
@@ -35,7 +38,7 @@ def parse_duration(value: object) -> int:
         return round(value.total_seconds())
     text = str(value).strip()
     if isinstance(value, bool) or not _DURATION.fullmatch(text):
-        raise ValueError(f"expected a duration with a unit such as 90s, 10m, 36h or 2d, got {value!r}")
+        raise ValueError(f"expected a duration with a unit such as 90s, 10m, 36h or 2d, got {_shown(value, 'm')}")
     return round(sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
 
 
@@ -47,7 +50,7 @@ def parse_size(value: object) -> int:
     """
     match = _SIZE.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"expected a size with a unit such as 200GB or 1.5TB, got {value!r}")
+        raise ValueError(f"expected a size with a unit such as 200GB or 1.5TB, got {_shown(value, 'GB')}")
     return round(float(match[1]) * _BYTES[match[2]])
 
 
@@ -59,7 +62,7 @@ def parse_money(value: object) -> float:
     """
     match = _MONEY.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"expected an amount such as 500 USD, got {value!r}")
+        raise ValueError(f"expected an amount such as 500 USD, got {_shown(value, ' USD')}")
     return float(match[1] or match[2])
 
 
@@ -89,10 +92,19 @@ def parse_cadence(value: object) -> Cadence:
         try:
             cadence = Cadence(seconds=parse_duration(value))
         except ValueError:
-            raise ValueError(f"expected a duration such as 10m or a count such as 500 steps, got {value!r}") from None
+            shown = _shown(value, " steps")
+            raise ValueError(f"expected a duration such as 10m or a count such as 500 steps, got {shown}") from None
     if not (cadence.steps or cadence.seconds):
-        raise ValueError(f"must be more than zero, got {value!r}")
+        raise ValueError(f"must be more than zero, got {value}; such as 10m or 500 steps")
     return cadence
+
+
+def _shown(value: object, unit: str) -> str:
+    """Return what was written, shortened, and behind a semicolon what was probably meant."""
+    text = str(value).strip()
+    shown = repr(value) if isinstance(value, str) else text
+    meant = f"did you mean {text}{unit}?" if text.isdigit() and len(text) < _DIGITS else f"write it such as 10{unit}"
+    return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
 
 
 def format_duration(seconds: float) -> str:

@@ -96,12 +96,12 @@ def test_options_change_the_plan(cli: Cli) -> None:
         "--region",
         "us-west-2",
         "--bucket",
-        "b",
+        "bucket",
         "--json",
     )
     assert done.json["cluster"]["world_size"] == 32
     assert done.json["batch"]["global"] == 256
-    assert done.json["checkpoint"]["uri"].startswith("s3://b/cloudtrain/digits-")
+    assert done.json["checkpoint"]["uri"].startswith("s3://bucket/cloudtrain/digits-")
 
 
 def test_plan_prints_the_request_alone(cli: Cli) -> None:
@@ -126,7 +126,11 @@ def test_submit_without_an_account_says_what_is_missing_and_names_local(cli: Cli
 
 
 def test_submit_with_settings_but_without_credentials_is_the_clouds_refusal(cli: Cli) -> None:
-    environ = {"CLOUDTRAIN_ROLE": "arn:aws:iam::1:role/r", "CLOUDTRAIN_BUCKET": "b", "CLOUDTRAIN_REGION": "us-west-2"}
+    environ = {
+        "CLOUDTRAIN_ROLE": "arn:aws:iam::123456789012:role/r",
+        "CLOUDTRAIN_BUCKET": "bucket",
+        "CLOUDTRAIN_REGION": "us-west-2",
+    }
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ=environ)
     assert done.code == 3
     assert "no AWS credentials" in done.err
@@ -135,3 +139,30 @@ def test_submit_with_settings_but_without_credentials_is_the_clouds_refusal(cli:
 
 def test_list_says_what_to_do_first(cli: Cli) -> None:
     assert "cloudtrain submit JOB --local" in cli("list").out
+
+
+def test_damaged_files_of_one_run_hide_no_other(cli: Cli, tmp_path: Path) -> None:
+    runs = tmp_path / "runs-home" / "runs"
+    good = "good-261120-101500-1a2b3c"
+    for name, state in (
+        (good, '{"state": "SUCCEEDED", "started": null, "ended": null}'),
+        ("bad-261120-101500-1a2b3c", "{"),
+    ):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "state.json").write_text(state)
+    listed = cli("list", "--json")
+    assert listed.code == 0, listed.err
+    assert {run["run"]: run["state"] for run in listed.json["runs"]} == {
+        good: "SUCCEEDED",
+        "bad-261120-101500-1a2b3c": "FAILED",
+    }
+    assert "is damaged" in cli("status", "bad-261120-101500-1a2b3c").out
+
+
+def test_a_home_that_cannot_be_is_the_users_to_mend(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli(
+        "submit", EXAMPLES / "script-ddp" / "job.yaml", "--local", environ={"CLOUDTRAIN_HOME": str(tmp_path / "file")}
+    )
+    assert done.code == 2, done.err
+    assert "CLOUDTRAIN_HOME" in done.err

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from cloudtrain import limits
 from cloudtrain.errors import SpecError
-from cloudtrain.plan import CodeInfo, Machine, Plan, make_plan
+from cloudtrain.placement import Machine
+from cloudtrain.plan import CodeInfo, Plan, make_plan
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 
@@ -128,7 +130,7 @@ def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> 
 
 
 def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
-    assert "0.1 USD pays for 7 s" in refusal(plan_of, "limits.cost=0.1 USD")
+    assert "0.1 USD pays for 7s" in refusal(plan_of, "limits.cost=0.1 USD")
     unpriced = dataclasses.replace(SETTINGS, region="eu-west-1")
     assert "no ceiling can be kept" in refusal(plan_of, "limits.cost=10 USD", settings=unpriced)
 
@@ -156,7 +158,7 @@ def test_smddp_on_the_wrong_instance_is_refused(plan_of: PlanOf, instance_type: 
 
 def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
     text = refusal(plan_of, "cluster.distribution=pytorchddp", 'cluster.framework="2.13"')
-    assert 'has no SMDDP, which pytorchddp needs; use framework: "2.5"' in text
+    assert 'has no SMDDP and no mpi4py, which pytorchddp needs; use framework: "2.5"' in text
 
 
 def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
@@ -173,9 +175,17 @@ def test_trainium_is_refused(plan_of: PlanOf) -> None:
     assert "no GPU that PyTorch" in refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge")
 
 
-def test_an_instance_type_that_the_catalog_lacks_is_a_warning(plan_of: PlanOf) -> None:
-    plan = plan_of("cluster.instance_type=ml.p4d.24xlrge")
-    assert any('did you mean "ml.p4d.24xlarge"?' in warning for warning in plan.warnings)
+def test_an_instance_type_that_neither_we_nor_the_aws_model_know_is_refused(plan_of: PlanOf) -> None:
+    assert 'did you mean "ml.p4d.24xlarge"?' in refusal(plan_of, "cluster.instance_type=ml.p4d.24xlrge")
+
+
+def test_an_instance_type_that_is_newer_than_the_catalog_is_a_warning(
+    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = limits.instance_types()
+    monkeypatch.setattr(limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
+    plan = plan_of("cluster.instance_type=ml.p9.48xlarge")
+    assert any("newer than cloudtrain's catalog" in warning for warning in plan.warnings)
     assert plan.cluster.processes_per_instance is None
 
 
@@ -193,14 +203,15 @@ def test_missing_settings_leave_placeholders_and_a_warning(plan_of: PlanOf) -> N
 
 
 def test_resume_names(plan_of: PlanOf) -> None:
-    assert plan_of("checkpoint.resume=s3://b/x").config.checkpoint.resume == "s3://b/x"
-    assert plan_of("checkpoint.resume=/tmp/x").config.checkpoint.resume == "file:///tmp/x"
+    assert plan_of("checkpoint.resume=s3://bucket/x").config.checkpoint.resume == "s3://bucket/x"
+    assert plan_of("checkpoint.resume=/tmp/x", **local()).config.checkpoint.resume == "file:///tmp/x"
+    assert "cannot read this machine's disk" in refusal(plan_of, "checkpoint.resume=/tmp/x")
     assert plan_of("checkpoint.resume=never").config.checkpoint.resume == "never"
     assert "expected where to resume from" in refusal(plan_of, "checkpoint.resume=yesterday")
     other = "demo-261119-101500-aaaaaa"
     assert f"there is no run {other}" in refusal(plan_of, f"checkpoint.resume={other}")
-    plan = plan_of(f"checkpoint.resume={other}", resume_uri="s3://b/other")
-    assert plan.config.checkpoint.resume == "s3://b/other"
+    plan = plan_of(f"checkpoint.resume={other}", resume_uri="s3://bucket/other")
+    assert plan.config.checkpoint.resume == "s3://bucket/other"
 
 
 def test_a_script_has_argv_and_a_synchronised_checkpoint_folder(plan_of: PlanOf) -> None:
@@ -225,6 +236,7 @@ def test_a_cluster_does_not_save_to_a_local_folder(plan_of: PlanOf) -> None:
 
 def test_local_data_is_uploaded_for_a_cluster(plan_of: PlanOf, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "one.png").write_bytes(b"1")
     plan = plan_of(f"data.train={tmp_path / 'images'}")
     assert [(upload.path, upload.uri) for upload in plan.uploads] == [
         (str(tmp_path / "images"), f"s3://bucket/cloudtrain/{RUN}/data/train")
@@ -252,3 +264,206 @@ def test_a_local_plan_costs_nothing_and_stays_here(plan_of: PlanOf) -> None:
 def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.distribution=smdistributed", **local())
     assert any("torchrun stands in" in warning for warning in plan.warnings)
+
+
+# ---------------------------------------------------------------- choosing
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["cluster.distribution=smdistributed", "cluster.instance_type=ml.p5e.48xlarge"], "does not support ml.p5e"),
+        (["cluster.distribution=pytorchddp", "cluster.framework=2.8"], "has no SMDDP"),
+        (
+            [
+                "cluster.distribution=smdistributed",
+                "cluster.image=763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker",
+            ],
+            "cluster.image: the PyTorch 2.13 container has no SMDDP",
+        ),
+        (
+            ["train.parallel.data=fsdp", "cluster.framework=2.5"],
+            "train.parallel.data: data: fsdp needs PyTorch 2.6, and the container has 2.5",
+        ),
+        (
+            ["train.parallel.tensor=2", "cluster.distribution=smdistributed"],
+            "train.parallel.tensor: tensor: 2 needs PyTorch 2.6, and the container has 2.5; use distribution",
+        ),
+        (
+            ["train.parallel={tensor: 3, pipeline: 2}"],
+            "tensor 3 x pipeline 2 does not divide the 16 ranks; their",
+        ),
+        (["train.parallel.data=fsdp"], "train.parallel.data: this version trains with ddp only; use ddp"),
+        (["train.profile={at: 100}"], "train.profile: this version does not profile"),
+        (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
+        (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
+        (
+            ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
+            "cluster.prefer: one container cannot serve types",
+        ),
+        (["cluster={prefer: [ml.p4d.24xlarge, ml.trn1.32xlarge]}"], "cluster.prefer[1]: ml.trn1.32xlarge has no GPU"),
+        (
+            ["cluster={prefer: [ml.p4d.24xlarge, ml.p5.48xlarge], distribution: smdistributed}"],
+            "SMDDP library, which does not support ml.p5.48xlarge",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(plan_of: PlanOf, overrides: list[str], expected: str) -> None:
+    text = refusal(plan_of, *overrides)
+    assert expected in text
+    assert all(problem.partition("; ")[2] for problem in text.splitlines()), "each has a hint"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["cluster.instance_type=ml.g5.xlarge"], "ml.g5.xlarge has no EFA: its 2 instances exchange gradients by TCP"),
+        (["cluster.framework=2.6"], "AWS patches the PyTorch 2.6 container no longer (since 2026-01-29)"),
+        (
+            ["cluster.processes_per_instance=4"],
+            "4 ranks use 4 of the 8 GPUs of ml.p4d.24xlarge; all",
+        ),
+        (["code.env.HF_TOKEN=abc"], "code.env.HF_TOKEN looks like a secret"),
+        (["train={steps: 100}", "checkpoint.every=500 steps"], "the run ends after 100 steps, before the first"),
+    ],
+)
+def test_what_is_worth_knowing_is_a_warning(plan_of: PlanOf, overrides: list[str], expected: str) -> None:
+    assert any(expected in warning for warning in plan_of(*overrides).warnings)
+
+
+def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> None:
+    assert plan_of().warnings == ()
+    assert any("of local NVMe" in warning for warning in plan_of("cluster.volume=200GB").warnings)
+    assert plan_of("cluster.instances=1", "cluster.instance_type=ml.g5.xlarge").warnings == ()
+
+
+# ---------------------------------------------------------------- the account's settings
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"role": "training"}, "CLOUDTRAIN_X  role: AWS takes at least 20 characters"),
+        ({"role": "arn:aws:iam::123:role/training"}, "has a form that AWS refuses; it must match arn:aws"),
+        ({"bucket": "s3://bucket"}, "bucket: expected a bucket name"),
+        ({"region": "us-wset-2"}, 'region: there is no AWS region "us-wset-2"; did you mean "us-west-2"?'),
+        ({"kms_key": "my key"}, "kms_key: 'my key' has a form that AWS refuses"),
+        ({"subnets": ("subnet-1",)}, "subnets: subnets and security_groups go together; give security_groups, too"),
+        ({"security_groups": ("sg-1",)}, "security_groups: subnets and security_groups go together"),
+        ({"prefix": "x" * 1100}, "prefix: AWS takes at most 1024 characters"),
+    ],
+)
+def test_malformed_settings_are_refused_and_say_where_they_come_from(
+    plan_of: PlanOf, change: dict[str, Any], expected: str
+) -> None:
+    sources = dict.fromkeys(change, "CLOUDTRAIN_X")
+    text = refusal(plan_of, settings=dataclasses.replace(SETTINGS, **change, sources=sources))
+    assert expected in text
+    assert text.startswith("CLOUDTRAIN_X")
+
+
+def test_a_region_that_is_newer_than_botocore_is_a_warning(plan_of: PlanOf) -> None:
+    plan = plan_of(settings=dataclasses.replace(SETTINGS, region="us-west-9"))
+    assert any("does not know the region us-west-9" in warning for warning in plan.warnings)
+
+
+# ---------------------------------------------------------------- AWS's limits
+
+
+SIX_TYPES = [f"ml.{name}" for name in ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge")]
+SIX_TYPES.append("ml.p3.16xlarge")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("cluster.max_pending=5m", "cluster.max_pending: AWS takes at least 1800, got 300; use 1800 or more"),
+        ("cluster.keep_alive=7h", "cluster.keep_alive: AWS takes at most 21600, got 25200"),
+        ("limits.retries=31", "limits.retries: AWS takes at most 30, got 31"),
+        (f"code.env.A={'x' * 513}", "code.env.A: AWS takes at most 512 characters, got 513"),
+        ("code.env={'MY-VAR': x}", "code.env.MY-VAR: name: 'MY-VAR' has a form that AWS refuses"),
+        (
+            f"code.env={{{', '.join(f'A{n}: x' for n in range(101))}}}",
+            "code.env: AWS takes at most 100 entries",
+        ),
+        (f"tags={{{', '.join(f'a{n}: x' for n in range(50))}}}", "tags: AWS takes at most 50 entries, got 51"),
+        (f"tags.a={'x' * 257}", "tags.a: AWS takes at most 256 characters, got 257"),
+        ("tags.a='x;y'", "tags.a: 'x;y' has a form that AWS refuses"),
+        ("data={'my data': s3://bucket/x}", "data.my data: 'my data' has a form that AWS refuses"),
+        (
+            f"data={{{', '.join(f'c{n}: s3://bucket/x' for n in range(19))}}}",
+            "data: AWS takes at most 20 entries, got 21",
+        ),
+        (f"data.train=s3://bucket/{'x' * 1020}", "data.train: AWS takes at most 1024 characters"),
+        (f"cluster.image={'x' * 256}", "cluster.image: AWS takes at most 255 characters"),
+        (f"cluster={{prefer: [{', '.join(SIX_TYPES)}]}}", "cluster.prefer: AWS takes at most 5 entries, got 6"),
+        (
+            "cluster.network={subnets: [subnet-1], security_groups: [a, b, c, d, e, f]}",
+            "cluster.network.security_groups: AWS takes at most 5 entries, got 6",
+        ),
+    ],
+)
+def test_awss_limits_are_told_at_the_field(plan_of: PlanOf, override: str, expected: str) -> None:
+    text = refusal(plan_of, override)
+    assert expected in text
+    assert f"--set {override}" in text
+    assert expected in refusal(plan_of, override, **local()), "a local run keeps the same limits"
+
+
+# ---------------------------------------------------------------- cost
+
+
+def test_a_cost_limit_never_shortens_a_runtime_that_was_asked_for(plan_of: PlanOf) -> None:
+    text = refusal(plan_of, "limits={runtime: 10h, cost: 100 USD}")
+    assert "100 USD pays for 1h58m of 50.50 USD per hour; limits.runtime asks for 10h" in text
+    assert "raise it to 506 USD, or lower limits.runtime to 118m" in text
+    assert plan_of("limits={runtime: 10h, cost: 506 USD}").max_runtime_seconds == 36000
+
+
+def test_spot_is_bounded_by_the_on_demand_price_of_all_its_waiting(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.spot={max_wait: 20h}", "limits.runtime=10h")
+    assert plan.cost.max_usd == pytest.approx(20 * 50.502572, abs=0.01)
+    plan = plan_of("cluster.spot=true", "limits.cost=100 USD")
+    assert plan.max_wait_seconds == plan.max_runtime_seconds
+    assert plan.cost.max_usd is not None
+    assert plan.cost.max_usd <= 100
+    text = refusal(plan_of, "cluster.spot={max_wait: 30h}", "limits.cost=500 USD")
+    assert "cluster.spot.max_wait asks for 1d6h" in text
+
+
+def test_a_warm_pool_is_paid_for(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.keep_alive=1h", "limits.runtime=1h")
+    assert plan.cost.max_usd == pytest.approx(2 * 50.502572, abs=0.01)
+    assert plan_of("cluster.keep_alive=1h", "limits.cost=100 USD").max_runtime_seconds == 7128 - 3600
+
+
+def test_the_dearest_preference_bounds_the_cost(plan_of: PlanOf) -> None:
+    cheap = plan_of("cluster={prefer: [ml.g5.xlarge]}").cost.usd_per_hour
+    both = plan_of("cluster={prefer: [ml.g5.xlarge, ml.g5.8xlarge]}").cost.usd_per_hour
+    assert cheap is not None
+    assert both is not None
+    assert both > 2 * cheap
+
+
+def test_the_length_is_told_where_it_is_known(plan_of: PlanOf) -> None:
+    length = plan_of("train={steps: 1000, batch_size: 16}", "checkpoint.every=300 steps").length
+    assert (length.steps, length.samples, length.checkpoints) == (1000, 1000 * 16 * 16, 4)
+    length = plan_of("limits.runtime=1h").length
+    assert (length.steps, length.epochs, length.checkpoints) == (None, 3, 7)
+
+
+# ---------------------------------------------------------------- tracking
+
+
+def test_a_script_tracks_with_tensorboard_and_mlflow(plan_of: PlanOf) -> None:
+    text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.p4d.24xlarge}\n"
+    arn = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/team"
+    request = plan_of(f"tracking={{tensorboard: true, mlflow: '{arn}'}}", text=text).request
+    assert request["TensorBoardOutputConfig"] == {"S3OutputPath": "s3://bucket/cloudtrain"}
+    assert request["MlflowConfig"] == {
+        "MlflowResourceArn": arn,
+        "MlflowExperimentName": "demo",
+        "MlflowRunName": RUN,
+    }
+    request = plan_of("tracking.mlflow=https://mlflow.example.com", text=text).request
+    assert request["Environment"]["MLFLOW_TRACKING_URI"] == "https://mlflow.example.com"

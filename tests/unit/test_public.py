@@ -30,6 +30,7 @@ def imported_by(*arguments: str) -> tuple[int, set[str]]:
         ["plan", "examples/digits/job.yaml", "--json"],
         ["plan", "examples/digits/job.yaml", "--local"],
         ["list", "--local"],
+        ["prices"],
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -68,3 +68,29 @@ def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"CLOUDTRAIN_TRANSPORT": "botto3"})
     assert 'did you mean "boto3"?' in caught.value.hint
+
+
+def test_a_profile_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    """Without it the settings of another account would be taken."""
+    (tmp_path / "cloudtrain.toml").write_text("bucket = 'a'\n[profiles.staging]\nbucket = 'b'\n")
+    environ = {"HOME": str(tmp_path), "CLOUDTRAIN_PROFILE": "stagging"}
+    with pytest.raises(SettingsError, match="there is no profile 'stagging'") as caught:
+        load_settings(environ, job_directory=tmp_path)
+    assert caught.value.hint == 'did you mean "staging"?'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("profiles = 3", "profiles must hold tables"),
+        ("[profiles]\nbig = 3", "profiles must hold tables"),
+        ("subnets = [1, 2]", "subnets must be a list of strings"),
+        ("bucket = 3", "bucket must be a string"),
+        ("[profiles.big]\nbuket = 'x'", "unknown setting 'buket'"),
+    ],
+)
+def test_a_malformed_file_is_explained(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "cloudtrain.toml").write_text(text + "\n")
+    with pytest.raises(SettingsError, match=expected) as caught:
+        load_settings({"HOME": str(tmp_path)}, job_directory=tmp_path)
+    assert caught.value.hint

@@ -18,11 +18,13 @@ from typing import IO, Any
 from cloudtrain.bundle import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
-from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError
+from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
 from cloudtrain.plan import LOCAL, Plan
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events
+from cloudtrain_runtime.contract import GRACE_VARIABLE
 
 SUPERVISOR_LOG = "supervisor.log"
+PLAN_FILE = "plan.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
@@ -48,14 +50,21 @@ class LocalBackend:
         for module in ("torch", "psutil"):
             if importlib.util.find_spec(module) is None:
                 raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
+        grace = os.environ.get(GRACE_VARIABLE, "0")
+        if not grace.replace(".", "", 1).isdigit():
+            raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
         folder = self.runs / plan.run
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
+            raise UserError(f"{folder}: cannot be made: {error.strerror}", hint) from None
         ignore = self.runs.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")  # runs are nobody's source code
         _write(folder / "config" / "run.json", plan.config.to_json())
         _write(folder / "request.json", json.dumps(plan.request, indent=1) + "\n")
-        _write(folder / "plan.json", plan.to_file() + "\n")
+        _write(folder / PLAN_FILE, plan.to_file() + "\n")
         write_state(folder, RecordedState(State.QUEUED))
         self._start(folder)
         return Run(plan.run, self)
@@ -90,9 +99,10 @@ class LocalBackend:
         if not record.state.is_final and not is_watched(folder):
             record = self._record_death(folder, run, seen=record)
         status = self._status(run, record, fold_events(_read_events(folder)))
-        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan["checkpoint"]["uri"]}
-        world_size = status.progress.world_size or plan["cluster"]["world_size"]
+        plan = _read_plan(folder)
+        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan.get("checkpoint", {}).get("uri")}
+        artifacts = {name: place for name, place in artifacts.items() if place is not None}
+        world_size = status.progress.world_size or plan.get("cluster", {}).get("world_size")
         return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)
 
     def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
@@ -176,8 +186,12 @@ class LocalBackend:
 
     def checkpoints_of(self, run: str) -> str:
         """Return the uri of a run's checkpoints."""
-        plan = json.loads((self._folder(run) / "plan.json").read_text(encoding="utf-8"))
-        return str(plan["checkpoint"]["uri"])
+        folder = self._folder(run)
+        uri = _read_plan(folder).get("checkpoint", {}).get("uri")
+        if uri is None:
+            hint = "give the folder of its checkpoints instead"
+            raise RunNotFoundError(f"{folder / PLAN_FILE} is missing or damaged", hint)
+        return str(uri)
 
     def has(self, run: str) -> bool:
         """Whether this machine has a run of this id."""
@@ -189,14 +203,27 @@ class LocalBackend:
         return self.runs / run
 
 
+def _read_plan(folder: Path) -> dict[str, Any]:
+    """Return what plan.json holds, or nothing when it is missing or damaged."""
+    try:
+        plan = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
 def _read_events(folder: Path) -> Iterable[dict[str, Any]]:
     path = JobFolder(folder).events
     if not path.is_file():
         return
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            try:
+                event = json.loads(line)
+            except ValueError:  # the last line while it is written, or damage
+                continue
+            if isinstance(event, dict):
+                yield event
 
 
 def _write(path: Path, text: str) -> None:

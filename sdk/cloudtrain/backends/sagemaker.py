@@ -83,8 +83,11 @@ class SageMakerBackend:
 
     name = SAGEMAKER
 
-    def __init__(self, settings: Settings, *, poll_seconds: float = _POLL_SECONDS) -> None:
+    def __init__(
+        self, settings: Settings, *, prices: catalog.Prices | None = None, poll_seconds: float = _POLL_SECONDS
+    ) -> None:
         self.settings = settings
+        self.prices = prices or catalog.bundled_prices()
         self.poll_seconds = poll_seconds
         self._session_: Any = None
         self._clients: dict[str, Any] = {}
@@ -165,7 +168,7 @@ class SageMakerBackend:
         instances = int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
         instance = catalog.find_instance(instance_type)
         billable = int(job.get("BillableTimeInSeconds") or 0)
-        price = catalog.usd_per_hour(instance_type, self.settings.region or "")
+        price = self.prices.usd_per_hour(instance_type, self.settings.region or "")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = _with_metrics(progress, metrics)
         return Status(
@@ -320,6 +323,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
     with _quiet():
         try:
             os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+            from sagemaker.debugger.debugger import TensorBoardOutputConfig
             from sagemaker.inputs import TrainingInput
             from sagemaker.pytorch.estimator import PyTorch
             from sagemaker.session import Session
@@ -336,7 +340,12 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
         events = client.meta.events
         events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
         try:
-            estimator = PyTorch(**estimator_arguments(plan), sagemaker_session=sagemaker_session)
+            board = plan.request.get("TensorBoardOutputConfig")
+            estimator = PyTorch(
+                **estimator_arguments(plan),
+                sagemaker_session=sagemaker_session,
+                tensorboard_output_config=TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
+            )
             inputs = {
                 channel["ChannelName"]: TrainingInput(
                     s3_data=channel["DataSource"]["S3DataSource"]["S3Uri"],
@@ -427,6 +436,8 @@ class DriftGuard:
         if pending is not None:
             params["StoppingCondition"].setdefault("MaxPendingTimeInSeconds", pending)
         preferences = self.planned["ResourceConfig"].get("InstancePreferences")
+        if "MlflowConfig" in self.planned:
+            params.setdefault("MlflowConfig", copy.deepcopy(self.planned["MlflowConfig"]))
         if preferences is not None:
             resources = params["ResourceConfig"]
             resources.pop("InstanceType", None)

@@ -21,6 +21,8 @@ _COMMANDS = {
     "logs": ("runs", "Print a run's log."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),
+    "schema": ("schema", "Print the JSON Schema of job.yaml."),
+    "prices": ("prices", "Show what instances cost, and how old the prices are."),
 }
 
 
@@ -79,7 +81,10 @@ def run(argv: list[str]) -> int:
     except click.exceptions.Abort:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
-        console.say("interrupted; whether something was started tells: cloudtrain list")
+        message = "interrupted; whether something was started tells: cloudtrain list"
+        console.say(message)
+        if as_json:
+            console.print_json_error(message, "cloudtrain list", EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
         error.show()

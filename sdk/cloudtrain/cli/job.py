@@ -13,13 +13,14 @@ from cloudtrain.errors import EXIT_USER, SpecError
 
 @click.command()
 @job_options
+@click.option("--local", is_flag=True, help="Check for a run on this machine instead of SageMaker.")
 @json_option
-def validate(job: str, instances: int | None, overrides: tuple[str, ...], as_json: bool) -> int:
+def validate(job: str, instances: int | None, overrides: tuple[str, ...], local: bool, as_json: bool) -> int:
     """Check a job file and report every problem with line and column. Offline, without credentials."""
-    from cloudtrain.spec import JobSpec
+    from cloudtrain import api
 
     try:
-        spec = JobSpec.from_yaml(job, overrides, instances=instances)
+        spec = api.validate(job, overrides, instances=instances, local=local)
     except SpecError as error:
         console.print_problems(error, as_json=as_json)
         return EXIT_USER
@@ -47,8 +48,8 @@ def plan(
     """Show everything that a submit would send. Offline, without credentials."""
     from cloudtrain import api
 
-    spec = api.validate(job, overrides, instances=instances)
-    settings = api.find_settings(spec, {"role": role, "bucket": bucket, "region": region})
+    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
+    spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
     decided = api.plan(spec, local=local, settings=settings)
     if only_request:
         console.print_json(decided.request)
@@ -90,8 +91,8 @@ def submit(
     """Start a run. It goes on when this command ends, with or without --follow."""
     from cloudtrain import api
 
-    spec = api.validate(job, overrides, instances=instances)
-    settings = api.find_settings(spec, {"role": role, "bucket": bucket, "region": region})
+    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
+    spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
     run = api.submit(spec, local=local, settings=settings)
     console.print_submitted(run)
     if follow:

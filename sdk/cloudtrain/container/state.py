@@ -51,9 +51,16 @@ def read_state(root: Path) -> RecordedState:
     Raises:
         FileNotFoundError: there is none.
     """
-    content = json.loads((root / STATE_FILE).read_text(encoding="utf-8"))
-    moments = {name: datetime.fromisoformat(content[name]) if content[name] else None for name in ("started", "ended")}
-    return RecordedState(**{**content, **moments, "state": State(content["state"])})
+    text = (root / STATE_FILE).read_text(encoding="utf-8", errors="replace")
+    try:
+        content = json.loads(text)
+        moments = {
+            name: datetime.fromisoformat(content[name]) if content[name] else None for name in ("started", "ended")
+        }
+        return RecordedState(**{**content, **moments, "state": State(content["state"])})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # It is only ever replaced as a whole: someone else has written to it.
+        return RecordedState(State.FAILED, f"{root / STATE_FILE} is damaged, so how the run ended is not known")
 
 
 def is_watched(root: Path) -> bool:

@@ -1,0 +1,176 @@
+"""SageMaker's training instance types, and the nearest ones to a name that is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from cloudtrain.catalog.source import Source, load, sources
+
+TORCH_DISTRIBUTED = "torch_distributed"
+SMDDP = ("pytorchddp", "smdistributed")
+"""Both start AWS's data-parallel library: the SDK rewrites the first into the second (sagemaker 2.257.7)."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One SageMaker instance type. None means that the catalog does not know.
+
+    Attributes:
+        name: The type, such as `ml.p4d.24xlarge`.
+        gpus: NVIDIA GPUs per instance.
+        gpu: Name of the GPU, None also where there is none.
+        gpu_memory_gb: Memory of one GPU, in GiB as EC2 reports it (an A10G is sold as 24 GB and reports 22.4).
+        vcpus: Virtual CPUs.
+        memory_gb: Memory of the instance in GiB.
+        nvme_gb: Local NVMe storage in GB, 0 where there is none. Where there is some, SageMaker provisions no EBS
+            volume: the training volume is this storage, whatever VolumeSizeInGB says (botocore's ResourceConfig).
+        network_gbps: Baseline bandwidth of all network cards together, in Gbit/s.
+        efa: Whether EC2 offers the Elastic Fabric Adapter on it.
+        toolkit_efa: Whether AWS's training toolkit knows that: it sets NCCL up for EFA only on the types of its own
+            list, which lacks newer ones.
+        smddp: Whether AWS's data-parallel library supports it.
+        neuron: Whether it carries Trainium, which PyTorch's CUDA containers cannot use.
+        architecture: `x86_64`, which AWS's PyTorch training containers for SageMaker are built for, or `arm64`.
+    """
+
+    name: str
+    gpus: int | None
+    gpu: str | None = None
+    gpu_memory_gb: float | None = None
+    vcpus: int | None = None
+    memory_gb: float | None = None
+    nvme_gb: int | None = None
+    network_gbps: float | None = None
+    efa: bool | None = None
+    toolkit_efa: bool = False
+    smddp: bool = False
+    neuron: bool = False
+    architecture: str | None = None
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Values of `cluster.distribution` that can work on this type in AWS's containers."""
+        if self.neuron or self.architecture == "arm64":
+            return ()
+        return (TORCH_DISTRIBUTED, *SMDDP) if self.smddp else (TORCH_DISTRIBUTED,)
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Where each attribute that is known comes from, by the attribute's name."""
+        data = load("instances")
+        keys = {**data["columns"], **data["instances"][self.name].get("sources", {})}
+        known = (field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None)
+        return {name: sources("instances")[keys[name]] for name in known}
+
+
+@functools.cache
+def instance_names() -> tuple[str, ...]:
+    """Return every instance type in the catalog."""
+    return tuple(load("instances")["instances"])
+
+
+def find_instance(name: str) -> Instance | None:
+    """Return an instance type, or None when the catalog does not have it."""
+    entry = load("instances")["instances"].get(name)
+    if entry is None:
+        return None
+    return Instance(name=name, **{key: value for key, value in entry.items() if key != "sources"})
+
+
+def classify(name: str, model_types: Container[str]) -> Literal["known", "newer", "unknown"]:
+    """Tell whether an instance type exists.
+
+    Args:
+        name: What the user wrote.
+        model_types: The training instance types of the AWS model that is installed.
+
+    Returns:
+        `known`: the catalog has it. `newer`: only AWS's model has it, so it is newer than this catalog. `unknown`:
+        neither has it.
+    """
+    if name in load("instances")["instances"]:
+        return "known"
+    return "newer" if name in model_types else "unknown"
+
+
+# ---------------------------------------------------------------- nearest names
+
+_TYPE = re.compile(r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?")
+_SIZES = {"medium": 0.25, "large": 0.5, "xlarge": 1.0}
+
+_OTHER_LETTERS = 3.0
+_PER_GENERATION = 1.0
+_OTHER_VARIANT = 0.75
+_SAME_FAMILY_VARIANT = 0.5  # p4d and p4de, g6 and g6e: one begins like the other
+_FARTHEST = 3.0
+_NEAR_THE_NEAREST = 0.5
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """`ml.p4de.24xlarge` is letters `p`, generation 4, variant `de`, size 24 (in units of xlarge)."""
+
+    letters: str
+    generation: int
+    variant: str
+    size: float | None
+
+    def distance(self, other: _Parsed) -> float:
+        """Return how far another type is; twice the size counts as much as the next generation."""
+        total = _PER_GENERATION * abs(self.generation - other.generation)
+        if self.letters != other.letters:
+            total += _OTHER_LETTERS
+        if self.variant != other.variant:
+            alike = self.variant.startswith(other.variant) or other.variant.startswith(self.variant)
+            total += _SAME_FAMILY_VARIANT if alike else _OTHER_VARIANT
+        if self.size is not None and other.size is not None:
+            total += abs(math.log2(self.size / other.size))
+        return total
+
+
+def suggest(name: str) -> tuple[str, ...]:
+    """Return up to three legal instance types that a name may have meant, nearest first.
+
+    Family, generation and size count, not letters in common: `ml.p4d.48xlarge` is nearer to `ml.p5.48xlarge` than to
+    `ml.m4.4xlarge`. A name that reads as a legal one but for its spelling gives that one only.
+    """
+    wanted = _parse(name.strip().lower())
+    if wanted is None:
+        return tuple(difflib.get_close_matches(name, instance_names(), n=3, cutoff=0.7))
+    # Sorted by distance only: types at the same distance stay in the catalog's order.
+    distances = sorted(((wanted.distance(parsed), legal) for legal, parsed in _legal()), key=lambda pair: pair[0])
+    nearest = distances[0][0]
+    if nearest > _FARTHEST:
+        return ()
+    limit = 0.0 if nearest == 0 else nearest + _NEAR_THE_NEAREST
+    return tuple(legal for distance, legal in distances[:3] if distance <= limit)
+
+
+def _parse(name: str) -> _Parsed | None:
+    found = _TYPE.fullmatch(name)
+    if found is None:
+        return None
+    letters, generation, variant, size = found.groups()
+    return _Parsed(letters, int(generation), variant, _parse_size(size or ""))
+
+
+def _parse_size(text: str) -> float | None:
+    """Return a size in units of xlarge; `24xlrge` is 24, and a misspelt word is the nearest size's."""
+    digits = re.match(r"\d+", text)
+    if digits is not None:
+        return float(digits[0]) or None
+    word = difflib.get_close_matches(text, _SIZES, n=1, cutoff=0.6)
+    return _SIZES[word[0]] if word else None
+
+
+@functools.cache
+def _legal() -> tuple[tuple[str, _Parsed], ...]:
+    parsed = ((name, _parse(name)) for name in instance_names())
+    return tuple((name, entry) for name, entry in parsed if entry is not None)

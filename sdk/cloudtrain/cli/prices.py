@@ -1,0 +1,28 @@
+"""The command that shows and refreshes prices."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import json_option
+
+
+@click.command()
+@click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION).")
+@click.option("--refresh", is_flag=True, help="Fetch the region's prices from AWS first (pricing:GetProducts).")
+@json_option
+def prices(region: str | None, refresh: bool, as_json: bool) -> int:
+    """Show what instances with GPUs cost in a region, from where and of what day the prices are."""
+    from datetime import UTC, datetime
+
+    from cloudtrain import api, catalog
+
+    region = region or api.find_settings().region or catalog.priced_regions()[0]
+    today = datetime.now(UTC).date()
+    known = api.refresh_prices(region, today=today) if refresh else api.prices()
+    if as_json:
+        console.print_json(console.prices_to_json(known, region, today))
+    else:
+        console.print_prices(known, region, today)
+    return 0

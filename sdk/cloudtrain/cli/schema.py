@@ -1,0 +1,20 @@
+"""The command that describes the job file to editors and people: schema."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain import console
+
+
+@click.command()
+@click.option("--reference", is_flag=True, help="Print the reference page (Markdown) instead.")
+def schema(reference: bool) -> int:
+    """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and checks in an editor."""
+    from cloudtrain.schema import job_schema, reference_page
+
+    if reference:
+        console.print_text(reference_page())
+    else:
+        console.print_json(job_schema())
+    return 0

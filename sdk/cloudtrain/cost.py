@@ -1,0 +1,116 @@
+"""How long a run may go on and what it costs then: ceilings that hold by construction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cloudtrain.catalog import Prices
+from cloudtrain.notes import Notes
+from cloudtrain.spec import JobSpec
+from cloudtrain.units import format_duration
+
+_MIN_RUNTIME_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class CostPlan:
+    """What the run costs at most; None when the price is unknown.
+
+    Attributes:
+        usd_per_hour: Of the whole cluster, on demand, in US dollars. With preferences that of the dearest.
+        max_usd: `usd_per_hour` x the longest time that can be billed. With spot that is the on-demand price for all
+            of max_wait; what is paid is less.
+        price_as_of: Day of the price, as YYYY-MM-DD.
+    """
+
+    usd_per_hour: float | None
+    max_usd: float | None
+    price_as_of: str | None
+
+
+@dataclass(frozen=True)
+class Time:
+    """How long the run may go on, in seconds.
+
+    Attributes:
+        runtime: After which the job is stopped.
+        wait: Waiting and training together, with spot; else None.
+        billed: Longest time that can be billed: all of `wait` with spot, else `runtime`, and the warm pool after it.
+    """
+
+    runtime: int
+    wait: int | None
+    billed: int
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What the whole cluster costs on demand, in USD per hour, and the day of that price, as YYYY-MM-DD."""
+
+    usd_per_hour: float
+    as_of: str
+
+
+def price_cluster(spec: JobSpec, region: str, prices: Prices) -> Rate | None:
+    """Return what the cluster costs, or None when one of its types has no known price.
+
+    With preferences any of the types may be chosen: the dearest bounds the cost.
+    """
+    known = [price for name in spec.cluster.types if (price := prices.find(name, region)) is not None]
+    if len(known) < len(spec.cluster.types):
+        return None
+    dearest = max(known, key=lambda price: price.usd_per_hour)
+    return Rate(dearest.usd_per_hour * spec.cluster.instances, min(price.as_of for price in known))
+
+
+def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> Time:
+    """Decide how long a run may go on, so that `limits.cost` holds whatever happens."""
+    runtime = spec.limits.runtime
+    warm = spec.cluster.keep_alive or 0
+    limit = spec.limits.cost
+    affordable: float = math.inf
+    if limit is not None and rate is None:
+        message = f"no price is known for {', '.join(spec.cluster.types)} in {region}, so no ceiling can be kept"
+        hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
+        notes.refuse(("limits", "cost"), message, hint)
+    elif limit is not None and rate is not None:
+        affordable = max(math.floor(limit / rate.usd_per_hour * 3600) - warm, 0)
+        _check_affordable(spec, int(affordable), rate.usd_per_hour, notes)
+    if affordable < runtime:
+        notes.decide(
+            f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
+            f"so that the run costs at most {limit:g} USD"
+        )
+        runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
+    spot = spec.cluster.spot
+    wait = None if spot is None else spot.max_wait or int(min(2 * runtime, affordable))
+    return Time(runtime, wait, (wait or runtime) + warm)
+
+
+def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Notes) -> None:
+    """Refuse a cost limit that leaves less than a minute, or less than the job asks for by itself."""
+    pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
+    if spec.cluster.keep_alive:
+        pays += f", with {format_duration(spec.cluster.keep_alive)} of keep_alive after it"
+    spot = spec.cluster.spot
+    asked = [("limits.runtime", spec.limits.runtime)] if "runtime" in spec.limits.model_fields_set else []
+    if spot is not None and spot.max_wait is not None:
+        asked.append(("cluster.spot.max_wait", spot.max_wait))
+    name, longest = max(asked, key=lambda item: item[1], default=("", 0))
+    needed = math.ceil((longest + (spec.cluster.keep_alive or 0)) * hourly / 3600)
+    if affordable < _MIN_RUNTIME_SECONDS:
+        notes.refuse(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
+    elif affordable < longest:
+        hint = f"raise it to {needed} USD, or lower {name} to {affordable // 60}m"
+        notes.refuse(("limits", "cost"), f"{pays}; {name} asks for {format_duration(longest)}", hint)
+
+
+def cost_of(spec: JobSpec, rate: Rate | None, region: str, time: Time, notes: Notes) -> CostPlan:
+    """Return what the run costs at most."""
+    if rate is None:
+        notes.warn(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
+        return CostPlan(None, None, None)
+    # Rounded up: a ceiling must not be below what it bounds.
+    at_most = math.ceil(rate.usd_per_hour * time.billed / 36) / 100
+    return CostPlan(round(rate.usd_per_hour, 4), at_most, rate.as_of)

@@ -1,0 +1,79 @@
+"""Where a run's things lie: in S3 for a cluster, below one folder for a local run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloudtrain.notes import Notes
+from cloudtrain.request import Locations
+from cloudtrain.run import is_run_id
+from cloudtrain.settings import Settings
+from cloudtrain.spec import JobSpec
+from cloudtrain_runtime.contract import BUNDLE_FILE
+
+PLACEHOLDER_BUCKET = "cloudtrain-bucket"
+
+
+def resume_from(spec: JobSpec, notes: Notes) -> str:
+    """Return `auto`, `never` or a uri. A run id must have been looked up before."""
+    resume = spec.checkpoint.resume
+    if resume.startswith("/"):
+        return Path(resume).as_uri()
+    if is_run_id(resume.rpartition(":")[2]):
+        notes.refuse(("checkpoint", "resume"), f"there is no run {resume} here", "see: cloudtrain list")
+    return resume
+
+
+def locations_in_s3(
+    spec: JobSpec, settings: Settings, digest: str, run: str, go_on_in: str | None, notes: Notes
+) -> Locations:
+    """Return where everything lies in S3; code is shared between runs by its digest.
+
+    A script goes on in the folder `go_on_in`: unlike a Task it knows only one.
+    """
+    base = f"s3://{settings.bucket or PLACEHOLDER_BUCKET}/{settings.prefix}".rstrip("/")
+    if spec.checkpoint.uri is not None and not spec.checkpoint.uri.startswith("s3://"):
+        notes.refuse(("checkpoint", "uri"), "a cluster saves to S3", "use s3://bucket/prefix, or leave it out")
+    if spec.checkpoint.resume.startswith(("/", "file:")):
+        notes.refuse(("checkpoint", "resume"), "a cluster cannot read this machine's disk", "copy it to S3 first")
+    return Locations(
+        code=f"{base}/code/{digest}/{BUNDLE_FILE}",
+        config=f"{base}/{run}/config",
+        output=base,
+        checkpoints=(go_on_in or spec.checkpoint.uri or f"{base}/{run}/checkpoints").rstrip("/"),
+        channels={
+            name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}" for name, channel in spec.data.items()
+        },
+    )
+
+
+def locations_here(
+    spec: JobSpec, digest: str, run: str, home: Path | None, go_on_in: str | None, notes: Notes
+) -> Locations:
+    """Return where everything lies on this machine."""
+    root = (home or Path(".cloudtrain")).resolve()
+    base = (root / "runs" / run).as_uri()
+    for name, channel in spec.data.items():
+        if channel.mode == "Pipe":
+            notes.refuse(("data", name, "mode"), "this machine has no Pipe mode", "use File or FastFile")
+    return Locations(
+        code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
+        config=f"{base}/config",
+        output=(root / "runs").as_uri(),
+        checkpoints=go_on_in or _local_checkpoints(spec, f"{base}/checkpoints", notes),
+        channels={name: _local_uri(spec, channel.uri) for name, channel in spec.data.items()},
+    )
+
+
+def _local_checkpoints(spec: JobSpec, default: str, notes: Notes) -> str:
+    uri = spec.checkpoint.uri
+    if uri is None:
+        return default
+    if uri.startswith("s3://") and spec.code.script is not None:
+        message = "a script's checkpoints stay on this machine in a local run"
+        notes.refuse(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
+    return uri if "://" in uri else (spec.base / uri).resolve().as_uri()
+
+
+def _local_uri(spec: JobSpec, uri: str) -> str:
+    return uri if uri.startswith("s3://") else (spec.base / uri).resolve().as_uri()

@@ -1,0 +1,122 @@
+"""What a job names on this machine: folders, files, the Task's class, local data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entry import check_task, find_module
+from cloudtrain.errors import nearest
+from cloudtrain.problems import Finding
+
+
+@dataclass(frozen=True)
+class References:
+    """What a job names, as paths.
+
+    Attributes:
+        directory: The code folder.
+        base: Folder that relative data paths start from.
+        data: Uri or path by channel.
+        sharded: Channels of which each instance gets a share.
+    """
+
+    directory: Path
+    base: Path
+    task: str | None
+    script: str | None
+    requirements: str | None
+    args: Mapping[str, Any] | tuple[Any, ...]
+    data: Mapping[str, str]
+    sharded: frozenset[str]
+    instances: int
+
+    def check(self) -> Iterator[Finding]:
+        """Yield what is not there, or not what it should be."""
+        yield from self._code()
+        for name, uri in self.data.items():
+            if not _has_scheme(uri):
+                yield from self._channel(name, self.base / uri)
+
+    def _code(self) -> Iterator[Finding]:
+        at = ("code", "directory")
+        if not is_there(self.directory):
+            yield from _missing(at, self.directory, "folder")
+            return
+        if not self.directory.is_dir():
+            yield Finding(f"expected a folder, and {self.directory} is a file", at, "name the folder that holds it")
+            return
+        if self.script is not None:
+            yield from self._file("script", self.script)
+        if self.requirements is not None:
+            yield from self._file("requirements", self.requirements)
+        if self.task is not None:
+            yield from self._task(self.task)
+
+    def _file(self, field: str, name: str) -> Iterator[Finding]:
+        path = self.directory / name
+        if not is_there(path):
+            yield from _missing(("code", field), path, "file")
+        elif not path.is_file():
+            yield Finding(f"expected a file, and {path} is a folder", ("code", field), "name a file in it")
+        elif field == "script" and path.suffix != ".py":
+            yield Finding(f"expected a Python script, got {path.name}", ("code", field), "name a file that ends in .py")
+
+    def _task(self, task: str) -> Iterator[Finding]:
+        module, _, class_name = task.partition(":")
+        found = find_module(self.directory, module)
+        if found is None:
+            yield from _missing(("code", "task"), self.directory / (module.replace(".", "/") + ".py"), "file")
+        elif isinstance(self.args, Mapping):
+            for at, message, hint in check_task(found, class_name, self.args):
+                yield Finding(message, at, hint)
+
+    def _channel(self, name: str, path: Path) -> Iterator[Finding]:
+        at = ("data", name, "uri")
+        if not is_there(path):
+            yield from _missing(at, path, "file or folder")
+            return
+        if path.is_dir() and not _first_files(path, 1):
+            yield Finding(f"no file lies in {path}", at, "put the data there, or name another folder")
+        elif name in self.sharded and (count := _first_files(path, self.instances)) < self.instances:
+            message = f"{count} files for {self.instances} instances: {self.instances - count} would get none"
+            hint = f"use at least {self.instances} files, or sharded: false"
+            yield Finding(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
+
+
+def _has_scheme(uri: str) -> bool:
+    return ":/" in uri
+
+
+def is_there(path: Path) -> bool:
+    """Return whether something lies at a path; a name that no file system takes does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, a NUL, a loop of links, a folder that may not be read
+        return False
+
+
+def _missing(at: tuple[str, ...], path: Path, kind: str) -> Iterator[Finding]:
+    parent = path.parent
+    near = None
+    if is_there(parent) and parent.is_dir():
+        try:
+            near = nearest(path.name, [other.name for other in parent.iterdir()])
+        except OSError:  # a folder that may not be read
+            near = None
+    hint = f'did you mean "{near}"?' if near else "relative paths start at the folder of the job file"
+    yield Finding(f"no such {kind}: {path}", at, hint)
+
+
+def _first_files(path: Path, enough: int) -> int:
+    """Return how many files lie below a path, counting no further than `enough`."""
+    if path.is_file():
+        return 1
+    count = 0
+    for found in path.rglob("*"):
+        count += found.is_file()
+        if count >= enough:
+            break
+    return count

@@ -1,0 +1,117 @@
+"""`cloudtrain schema` is a JSON Schema, and says the same of a job file as `cloudtrain validate`."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from support import EXAMPLES, REPOSITORY, Cli
+
+from cloudtrain.document import parse_document
+from cloudtrain.errors import SpecError
+from cloudtrain.schema import DIALECT, job_schema, reference_page
+from cloudtrain.spec import JobSpec
+
+SCHEMA = job_schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+GOOD = """\
+name: demo
+code: {task: "mine:Mine"}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2, spot: {max_wait: 36h}, volume: 200GB}
+data: {train: s3://bucket/train, labels: {uri: s3://bucket/labels, mode: FastFile}}
+train: {epochs: 3, evaluate: {every: 200 steps}}
+checkpoint: {every: 500 steps}
+limits: {runtime: 10h, cost: 500 USD}
+"""
+
+
+def errors(text: str) -> list[str]:
+    return [error.json_path for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
+
+
+def test_it_is_a_schema_of_the_promised_draft(cli: Cli) -> None:
+    printed = cli("schema").json
+    assert printed == SCHEMA
+    assert printed["$schema"] == DIALECT
+    jsonschema.Draft202012Validator.check_schema(printed)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/job.yaml")), ids=lambda path: path.parent.name)
+def test_every_example_fits(path: Path) -> None:
+    assert errors(path.read_text()) == []
+
+
+def test_the_guides_job_fits() -> None:
+    guide = (REPOSITORY / "docs" / "guide.md").read_text()
+    for text in re.findall(r"```yaml\n(name:.*?)```", guide, flags=re.DOTALL):
+        assert errors(text) == []
+
+
+def test_every_example_value_and_default_in_it_fits_its_own_field() -> None:
+    def check(section: dict[str, Any]) -> int:
+        count = 0
+        for name, content in section["properties"].items():
+            validator = VALIDATOR.evolve(schema={**content, "$defs": SCHEMA["$defs"]})
+            defaults = [content["default"]] if content.get("default") is not None else []
+            for value in [*content.get("examples", []), *defaults]:
+                if isinstance(value, dict) and not value.keys() & {"task", "script", "instance_type"}:
+                    continue  # a section's defaults: each of its fields is checked by itself
+                assert list(validator.iter_errors(value)) == [], (name, value)
+                count += 1
+        return count
+
+    assert sum(map(check, [SCHEMA, *SCHEMA["$defs"].values()])) > 100
+
+
+def test_every_field_has_a_description() -> None:
+    for section in [SCHEMA, *SCHEMA["$defs"].values()]:
+        assert section["description"]
+        assert all(content["description"] for content in section["properties"].values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("name: demo", "name: my_job", "$.name"),
+        ("instances: 2", "instnces: 2", "$.cluster"),
+        ("instances: 2", "instances: two", "$.cluster.instances"),
+        ("instances: 2", "instances: 0", "$.cluster.instances"),
+        ("ml.p4d.24xlarge", "p4d.24xlarge", "$.cluster.instance_type"),
+        ("max_wait: 36h", "max_wait: 36", "$.cluster.spot"),
+        ("volume: 200GB", "volume: 200", "$.cluster.volume"),
+        ("mine:Mine", "mine.py", "$.code.task"),
+        ('task: "mine:Mine"', 'task: "mine:Mine", script: train.py', "$.code"),
+        ("epochs: 3", "epochs: 3, steps: 5", "$.train"),
+        ("epochs: 3", "epochs: three", "$.train"),
+        ("epochs: 3", "epochs: 3, precision: bf61", "$.train"),
+        ("every: 200 steps", "every: 10m", "$.train"),
+        ("mode: FastFile", "mode: Fast", "$.data.labels"),
+        ("500 USD", "500", "$.limits.cost"),
+        ("every: 500 steps", "every: often", "$.checkpoint.every"),
+        ("runtime: 10h", "runtime: 10h, retries: 31", "$.limits.retries"),
+    ],
+)
+def test_a_broken_file_is_refused_by_the_schema_and_by_validate(
+    job: Callable[..., Path], old: str, new: str, path: str
+) -> None:
+    broken = GOOD.replace(old, new)
+    assert broken != GOOD
+    assert errors(GOOD) == []
+    assert [place for place in errors(broken) if place.startswith(path)] != []
+    if "retries" not in new:  # AWS's own limit, which the plan keeps
+        with pytest.raises(SpecError):
+            JobSpec.from_yaml(job(broken, mine_py="class Mine: ...\n", train_py=""))
+
+
+def test_the_reference_page_is_the_models() -> None:
+    """To write it anew: cloudtrain schema --reference > docs/reference.md."""
+    assert (REPOSITORY / "docs" / "reference.md").read_text() == reference_page()
+
+
+def test_the_readers_yaml_is_the_schemas() -> None:
+    """What an editor's YAML 1.1 reads alike is accepted alike."""
+    assert json.dumps(parse_document(GOOD, "job.yaml").data) == json.dumps(yaml.safe_load(GOOD))
