@@ -40,7 +40,7 @@ Each mistake is planted in a good job and each check is really run. The table is
   always inside of what was planted and always with a hint; a mistake of the code folder is named by its file.
 - **boto3**: `create_training_job` raises before anything is sent.
 - **estimator**: `sagemaker.pytorch.PyTorch(...)` or its `fit` raises before the request leaves.
-- **moto**: the local server refuses the document.
+- **moto**: the local server answers the document with an error of the caller (a crash of the server is no answer).
 
 A dash says that the mistake cannot be written there. None of these calls reaches AWS, which would refuse some of the
 mistakes after the upload, let others fail in the container after minutes of paid start, and let the rest run.
