@@ -28,7 +28,7 @@ def boto_session() -> Any:
 @contextlib.contextmanager
 def sdk_session(session: Any, client: Any) -> Iterator[Any]:
     """Yield a SageMaker SDK session around a boto3 session and client, without telemetry and without its log."""
-    with settings_checked_once(), contextlib.redirect_stdout(io.StringIO()):
+    with settings_checked_once():
         from sagemaker.session import Session
 
         yield Session(
@@ -44,17 +44,18 @@ def settings_checked_once() -> Iterator[None]:
     settings that it has accepted are not checked again.
     """
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):  # the import prints
         import sagemaker.utils
 
-        accepted: set[str] = set()
-        validate = sagemaker.utils.validate_sagemaker_config
+    accepted: set[str] = set()
+    validate = sagemaker.utils.validate_sagemaker_config
 
-        def validate_once(config: dict[str, Any]) -> None:
-            if (text := json.dumps(config)) not in accepted:
-                validate(config)
-                accepted.add(text)
+    def validate_once(config: dict[str, Any]) -> None:
+        if (text := json.dumps(config)) not in accepted:
+            validate(config)
+            accepted.add(text)
 
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sagemaker.utils, "validate_sagemaker_config", validate_once)
         for name in ("sagemaker", "sagemaker.config", "sagemaker.telemetry.telemetry_logging"):
             patch.setattr(logging.getLogger(name), "disabled", True)

@@ -4,6 +4,9 @@ import copy
 import dataclasses
 import itertools
 import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -345,15 +348,24 @@ def test_what_the_estimator_decides_itself_must_equal_the_plan(
     assert account.client.list_training_jobs()["TrainingJobSummaries"] == []
 
 
-def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(
-    plan_of: PlanOf, account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sys
-
-    hook = sys.excepthook
-    send_by_estimator(plan_of(*VARIANTS["torch_distributed"]), account.session, account.client)
-    assert capsys.readouterr().out == ""
-    assert sys.excepthook is hook
+def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(plan_of: PlanOf, aws: dict[str, str]) -> None:
+    """In a fresh process, where the SDK is imported for the first time."""
+    plan = plan_of(*VARIANTS["torch_distributed"])
+    program = (
+        "import boto3, pickle, sys\n"
+        "from cloudtrain.backends.sagemaker import send_by_estimator\n"
+        "hook = sys.excepthook\n"
+        "plan = pickle.load(sys.stdin.buffer)\n"
+        "session = boto3.Session()\n"
+        "send_by_estimator(plan, session, session.client('sagemaker'))\n"
+        "assert 'sagemaker.pytorch' in sys.modules\n"
+        "assert sys.excepthook is hook\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(plan), capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b""
 
 
 def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[str, str], tmp_path: Path) -> None:
