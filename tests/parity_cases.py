@@ -74,7 +74,7 @@ class Level:
     Attributes:
         job: What the job file says, by dotted path.
         settings: What the account's settings say.
-        arguments: The same as arguments of the estimator.
+        arguments: The same as arguments of the estimator; tensorboard_output_config as arguments of its class.
         inputs: The same as channels: arguments of `TrainingInput` by channel name.
     """
 
@@ -84,8 +84,8 @@ class Level:
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-# A field that v2 has an argument for, such as tensorboard_output_config, gets its place here: as a factor of its own,
-# or as one more level. Fields that v2 has none for are tested through the hook that adds them.
+# A field that v2 has an argument for gets its place here: as a factor of its own, or as one more level. Fields that v2
+# has none for (MaxPendingTimeInSeconds, InstancePreferences, MlflowConfig) are tested through the hook that adds them.
 FACTORS: Mapping[str, Mapping[str, Level]] = {
     "distribution": {
         "torch_distributed": Level(
@@ -177,6 +177,12 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
         "two": Level(
             {"code.env": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": 8}},
             arguments={"environment": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "8"}},
+        ),
+    },
+    "tracking": {
+        "none": Level(),
+        "tensorboard": Level(
+            {"tracking.tensorboard": True}, arguments={"tensorboard_output_config": {"s3_output_path": _BASE}}
         ),
     },
 }

@@ -83,10 +83,13 @@ class Hand:
 
     def fit(self, case: Case, run: str) -> dict[str, Any]:
         """Send one job and return the document that left for the server."""
+        from sagemaker.debugger import TensorBoardOutputConfig
         from sagemaker.inputs import TrainingInput
         from sagemaker.pytorch import PyTorch
 
         arguments, channels = by_hand(case, run)
+        if "tensorboard_output_config" in arguments:
+            arguments["tensorboard_output_config"] = TensorBoardOutputConfig(**arguments["tensorboard_output_config"])
         estimator = PyTorch(**arguments, sagemaker_session=self._sdk)
         before = len(self.bodies)
         inputs = {name: TrainingInput(**channel) for name, channel in channels.items()}
@@ -158,6 +161,7 @@ FULL: Case = {
     "key": "of-the-account",
     "tags": "two",
     "environment": "two",
+    "tracking": "tensorboard",
 }
 """A job that has every field but the warm pool's, which spot excludes."""
 FIELDS = (
@@ -176,6 +180,7 @@ FIELDS = (
     "RoleArn",
     "StoppingCondition",
     "Tags",
+    "TensorBoardOutputConfig",
     "TrainingJobName",
     "VpcConfig",
 )
@@ -277,6 +282,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
         TASK.replace("instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"),
         [],
     ),
+    "mlflow": (TASK, ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"]),
     "pending": (TASK, ["cluster.max_pending=6h", "limits.cost=500 USD"]),
 }
 
