@@ -153,6 +153,10 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     "entry": {
         "task": Level({"code.task": "mine:Mine", "train.epochs": 3}),
         "script": Level({"code.script": "train.py"}),
+        "script-with-tensorboard": Level(
+            {"code.script": "train.py", "tracking.tensorboard": True},
+            arguments={"tensorboard_output_config": {"s3_output_path": _BASE}},
+        ),
     },
     "cluster": {
         "one": Level(),
@@ -177,12 +181,6 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
         "two": Level(
             {"code.env": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": 8}},
             arguments={"environment": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "8"}},
-        ),
-    },
-    "tracking": {
-        "none": Level(),
-        "tensorboard": Level(
-            {"tracking.tensorboard": True}, arguments={"tensorboard_output_config": {"s3_output_path": _BASE}}
         ),
     },
 }
@@ -223,7 +221,7 @@ def by_hand(case: Case, run: str) -> tuple[dict[str, Any], dict[str, dict[str, A
     arguments.setdefault("image_uri", _NEWEST if torchrun else _NEWEST_WITH_SMDDP)
     if torchrun and not isolated:  # an isolated estimator brings this channel itself
         inputs["code"] = {"s3_data": arguments["source_dir"]}
-    if case["entry"] == "script" or isolated:  # these cannot write to S3 themselves
+    if case["entry"] != "task" or isolated:  # these cannot write to S3 themselves
         arguments["checkpoint_s3_uri"] = f"{_BASE}/{run}/checkpoints"
     return arguments, inputs
 

@@ -156,12 +156,11 @@ FULL: Case = {
     "capacity": "spot-bounded",
     "network": "of-the-account-and-closed",
     "data": "sharded",
-    "entry": "script",
+    "entry": "script-with-tensorboard",
     "cluster": "four",
     "key": "of-the-account",
     "tags": "two",
     "environment": "two",
-    "tracking": "tensorboard",
 }
 """A job that has every field but the warm pool's, which spot excludes."""
 FIELDS = (
@@ -282,7 +281,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
         TASK.replace("instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"),
         [],
     ),
-    "mlflow": (TASK, ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"]),
+    "mlflow": (SCRIPT, ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"]),
     "pending": (TASK, ["cluster.max_pending=6h", "limits.cost=500 USD"]),
 }
 
