@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +14,11 @@ import pytest
 from support import Cli, Finished, command, serve_moto
 
 GUARD = Path(__file__).parent / "guard"
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+PERMISSIONS = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:*"], "Resource": "*"}]}
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)
@@ -74,17 +81,17 @@ def job(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
-def moto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """Start an empty moto server on loopback, set AWS_ENDPOINT_URL to it, and return its address."""
-    with serve_moto(tmp_path / "moto.log") as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a moto server on loopback; return its address."""
+    with serve_moto(tmp_path_factory.mktemp("moto") / "moto.log") as endpoint:
         yield endpoint
 
 
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, moto: str) -> dict[str, str]:
-    """Give the tests an account: a moto server with a bucket; return the environment that a client needs."""
+def aws(moto: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Make a new account with a bucket and a role; return the environment that a client needs."""
+    urllib.request.urlopen(urllib.request.Request(f"{moto}/moto-api/reset", method="POST")).close()  # noqa: S310
     environment = {
         "AWS_ENDPOINT_URL": moto,
         "AWS_ACCESS_KEY_ID": "testing",
@@ -100,4 +107,7 @@ def aws(monkeypatch: pytest.MonkeyPatch, moto: str) -> dict[str, str]:
     boto3.client("s3").create_bucket(
         Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
     )
+    iam = boto3.client("iam")
+    iam.create_role(RoleName="training", AssumeRolePolicyDocument=json.dumps(TRUST))
+    iam.put_role_policy(RoleName="training", PolicyName="job", PolicyDocument=json.dumps(PERMISSIONS))
     return environment

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.api import find_settings, get_run, list_runs, logs, plan, status, stop, submit, validate
+    from cloudtrain.api import check, find_settings, get_run, list_runs, logs, plan, status, stop, submit, validate
     from cloudtrain.errors import (
         BundleError,
         CloudError,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UserError,
     )
     from cloudtrain.plan import Plan
+    from cloudtrain.preflight import Check
     from cloudtrain.run import LogLine, Progress, Run, State, Status
     from cloudtrain.settings import Settings
     from cloudtrain.spec import JobSpec
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BundleError",
+    "Check",
     "CloudError",
     "CloudtrainError",
     "DriftError",
@@ -55,6 +57,7 @@ __all__ = [
     "State",
     "Status",
     "UserError",
+    "check",
     "find_settings",
     "get_run",
     "list_runs",
@@ -67,12 +70,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("find_settings", "get_run", "list_runs", "logs", "plan", "status", "stop", "submit", "validate"),
+    "api": ("check", "find_settings", "get_run", "list_runs", "logs", "plan", "status", "stop", "submit", "validate"),
     "errors": (
         *("BundleError", "CloudError", "CloudtrainError", "DriftError", "MissingExtraError", "Problem"),
         *("RunNotFoundError", "SettingsError", "SpecError", "UserError"),
     ),
     "plan": ("Plan",),
+    "preflight": ("Check",),
     "run": ("LogLine", "Progress", "Run", "State", "Status"),
     "settings": ("Settings",),
     "spec": ("JobSpec",),

@@ -1,10 +1,10 @@
-"""The verbs: validate, plan, submit, status, logs, stop, list, prices. The only place where the floors below meet."""
+"""The verbs: validate, plan, check, submit, status, logs, stop, list, prices. Only here the floors below meet."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from cloudtrain.bundle import Contents, collect, write_bundle
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
 from cloudtrain.entry import find_module
-from cloudtrain.errors import Problem, RunNotFoundError, SpecError, UserError
+from cloudtrain.errors import CloudError, Problem, RunNotFoundError, SpecError, UserError
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
@@ -24,6 +24,7 @@ from cloudtrain.spec import JobSpec, read_job
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
     from cloudtrain.backends.sagemaker import SageMakerBackend
+    from cloudtrain.preflight import Check
 
 HOME_VARIABLE = "CLOUDTRAIN_HOME"
 HOME_FOLDER = ".cloudtrain"
@@ -156,17 +157,45 @@ def _decide(
     )
 
 
-def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Settings | None = None) -> Run:
+def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tuple[Check, ...]:
+    """Ask the account everything that a submit would need of it, side by side; nothing is changed there.
+
+    Args:
+        spec: The job, or the path of its file.
+        settings: The account; by default from environment and files.
+
+    Raises:
+        SpecError, BundleError, SettingsError, MissingExtraError: the input.
+        CloudError: there are no credentials.
+    """
+    spec = spec if isinstance(spec, JobSpec) else validate(spec, settings=settings)
+    settings = settings or find_settings(spec)
+    backend = _sagemaker(settings)
+    backend.check_ready()
+    decided, _ = _plan(spec, local=False, settings=settings)
+    return backend.start_checks(decided).wait()
+
+
+def submit(
+    spec: JobSpec | str | Path,
+    *,
+    local: bool = False,
+    settings: Settings | None = None,
+    skip_check: bool = False,
+    on_checks: Callable[[tuple[Check, ...]], None] | None = None,
+) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
     Args:
         spec: The job, or the path of its file.
         local: Run on this machine instead of SageMaker.
         settings: The account; by default from environment and files.
+        skip_check: Do not ask the account first whether the job can run.
+        on_checks: Called with the checks when none of them has failed; some may be unknown.
 
     Raises:
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
-        CloudError: AWS refused or cannot be reached; nothing was started.
+        CloudError: a check failed, AWS refused or cannot be reached; nothing was started.
     """
     spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
@@ -174,8 +203,24 @@ def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Setting
     if not local:
         _sagemaker(settings).check_ready()
     decided, contents = _plan(spec, local=local, settings=settings)
+    pending = None if local or skip_check else _sagemaker(settings).start_checks(decided)
     bundle = write_bundle(contents, _make_home() / "bundles")
+    if pending is not None:
+        _refuse_failed(checks := pending.wait())
+        if on_checks is not None:
+            on_checks(checks)
     return backend.submit(decided, bundle)
+
+
+def _refuse_failed(checks: tuple[Check, ...]) -> None:
+    failed = [check for check in checks if check.result == "fail"]
+    if failed:
+        lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
+        count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
+        raise CloudError(
+            f"{count} failed, so nothing was uploaded or started:\n  {lines}",
+            "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
+        )
 
 
 def get_run(reference: str, *, settings: Settings | None = None) -> Run:

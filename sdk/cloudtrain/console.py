@@ -5,10 +5,11 @@ People's text about a running command goes to standard error when `--json` asks 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.catalog import Prices
     from cloudtrain.plan import LengthPlan, Plan
+    from cloudtrain.preflight import Check
     from cloudtrain.run import LogLine, Run, Status
 
 # ---------------------------------------------------------------- JSON and errors
@@ -198,6 +200,54 @@ def _columns(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# ---------------------------------------------------------------- the checks of the account
+
+_WORDS = {"pass": ("pass", "green"), "fail": ("fail", "bold red"), "unknown": ("could not check", "yellow")}
+_WORD_WIDTH = max(len(word) for word, _ in _WORDS.values())
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show on a terminal that something takes a while."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """Print checks, a line each; below one that did not pass its fix, whole, so that it can be copied."""
+    from rich.console import Console
+    from rich.text import Text
+
+    out = Console(highlight=False)
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        word, style = _WORDS[check.result]
+        lines = [Text.assemble((f"{word:<{_WORD_WIDTH}}", style), f"  {check.name:<{width}}  {check.detail}")]
+        if check.fix:
+            lines.append(Text(f"{'':<{_WORD_WIDTH + width + 2}}  fix: {check.fix}"))
+        out.print(*lines, sep="\n", soft_wrap=True)
+    out.print(Text(_count_checks(checks)), soft_wrap=True)
+
+
+def _count_checks(checks: Sequence[Check]) -> str:
+    results = [str(check.result) for check in checks]
+    counts = [(results.count("pass"), "passed"), (results.count("fail"), "failed")]
+    counts.append((results.count("unknown"), "could not be made"))
+    return f"{len(checks)} checks: " + ", ".join(f"{count} {verb}" for count, verb in counts if count)
+
+
+def say_unknown_checks(checks: Sequence[Check]) -> None:
+    """Say in one line what a submit could not check; nothing when it could check all."""
+    names = [check.name for check in checks if check.result == "unknown"]
+    if names:
+        say(f"could not check: {', '.join(names)} (why: {_program()} check JOB)")
 
 
 # ---------------------------------------------------------------- runs

@@ -6,6 +6,7 @@ Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's prof
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _ENVIRONMENT = {
 }
 _LISTS = ("subnets", "security_groups")
 _REQUIRED = ("role", "bucket", "region")
+_ROLE_ACCOUNT = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class Settings:
     kms_key: str | None = None
     transport: str = "estimator"
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def account(self) -> str | None:
+        """Account id, read off the role: SageMaker takes no role of another account. None when it is no role's ARN."""
+        match = _ROLE_ACCOUNT.match(self.role or "")
+        return match[1] if match else None
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from mistakes import ESTIMATOR, JOB, MISTAKES, REQUEST, Mistake
 from mistakes_table import CAUGHT, MISSED, TABLE, Answers, judges, plant, rows, table_rows
+from support import serve_moto
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 
@@ -14,10 +15,12 @@ _GOOD = Mistake("nothing is wrong", (JOB, f"«{JOB}»"), request={}, estimator={
 
 
 @pytest.fixture
-def answers(moto: str, tmp_path: Path) -> list[Answers]:
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Answers]:
     """Ask everybody about the good job and then about each mistake."""
-    with judges() as asked:
-        return asked.ask_all((_GOOD, *MISTAKES), tmp_path)
+    with serve_moto(tmp_path / "moto.log") as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with judges() as asked:
+            return asked.ask_all((_GOOD, *MISTAKES), tmp_path)
 
 
 def test_who_notices(answers: list[Answers]) -> None:

@@ -22,7 +22,7 @@ train:
 def test_help_names_every_command(cli: Cli) -> None:
     done = cli("--help")
     assert done.code == 0
-    for name in ("validate", "plan", "submit", "status", "logs", "list", "stop"):
+    for name in ("validate", "plan", "check", "submit", "status", "logs", "list", "stop"):
         assert f"  {name} " in done.out
         assert cli(name, "--help").code == 0
 

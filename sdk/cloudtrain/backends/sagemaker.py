@@ -19,6 +19,7 @@ from cloudtrain import catalog
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import CloudError, DriftError, MissingExtraError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
+from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import distribution_argument
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
@@ -111,6 +112,10 @@ class SageMakerBackend:
         if self.settings.transport == "estimator" and importlib.util.find_spec("sagemaker") is None:
             raise _no_sdk()
 
+    def start_checks(self, plan: Plan) -> Pending:
+        """Start asking the account everything that a plan needs of it; nothing is changed there."""
+        return start_checks(plan, self.settings, self._session())
+
     # ------------------------------------------------------------ submit
 
     def submit(self, plan: Plan, bundle: Bundle) -> Run:
@@ -140,22 +145,31 @@ class SageMakerBackend:
         from botocore.exceptions import ClientError
 
         try:
-            s3.head_object(Bucket=bucket, Key=key)
+            s3.head_object(Bucket=bucket, Key=key, **self._expected_owner())
         except ClientError as error:
             if error.response["Error"]["Code"] not in ("404", "NoSuchKey", "NotFound"):
                 raise
-            s3.upload_file(str(path), bucket, key)
+            s3.upload_file(str(path), bucket, key, ExtraArgs=self._expected_owner())
 
     def _put_text(self, uri: str, text: str) -> None:
         bucket, key = _split(uri)
-        self._client("s3").put_object(Bucket=bucket, Key=key, Body=text.encode())
+        self._client("s3").put_object(Bucket=bucket, Key=key, Body=text.encode(), **self._expected_owner())
 
     def _upload_tree(self, path: Path, uri: str) -> None:
         bucket, prefix = _split(uri)
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         root = path.parent if path.is_file() else path
         for file in files:
-            self._client("s3").upload_file(str(file), bucket, f"{prefix}/{file.relative_to(root).as_posix()}")
+            key = f"{prefix}/{file.relative_to(root).as_posix()}"
+            self._client("s3").upload_file(str(file), bucket, key, ExtraArgs=self._expected_owner())
+
+    def _expected_owner(self) -> dict[str, str]:
+        """Return the argument by which S3 refuses our bucket when it is no longer ours.
+
+        The account is the role's, because CreateTrainingJob takes no role of another; asking STS would be one more call
+        to an address that a private network may not reach.
+        """
+        return {"ExpectedBucketOwner": self.settings.account} if self.settings.account else {}
 
     # ------------------------------------------------------------ look
 

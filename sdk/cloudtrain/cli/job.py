@@ -75,6 +75,7 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
 @job_options
 @account_options
 @click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
+@click.option("--skip-check", is_flag=True, help="Submit without asking the account first (see check).")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @json_option
 def submit(
@@ -85,6 +86,7 @@ def submit(
     bucket: str | None,
     region: str | None,
     local: bool,
+    skip_check: bool,
     follow: bool,
     as_json: bool,
 ) -> int:
@@ -93,7 +95,7 @@ def submit(
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-    run = api.submit(spec, local=local, settings=settings)
+    run = api.submit(spec, local=local, settings=settings, skip_check=skip_check, on_checks=console.say_unknown_checks)
     console.print_submitted(run)
     if follow:
         return console.follow(run, job=_again(job, instances, overrides), as_json=as_json)

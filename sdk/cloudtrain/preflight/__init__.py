@@ -1,1 +1,87 @@
-"""What the account knows and this machine does not: asked before a submit pays for the answer."""
+"""What SageMaker would report after provisioning, asked before: `run_checks`.
+
+Every check is a question to the account; all are asked at the same time. A check that AWS does not answer is `unknown`,
+never a failure: only what is certain to fail stops a submit.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+from cloudtrain.plan import Plan
+from cloudtrain.preflight import budget, checkpoints, identity, image, network, quota, role, storage
+from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
+from cloudtrain.settings import Settings
+
+__all__ = ["ACTIONS", "DEADLINE_SECONDS", "Check", "Pending", "Result", "run_checks", "start_checks"]
+
+DEADLINE_SECONDS = 15.0
+"""Longest time that all checks together take."""
+
+
+def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
+    """Ask the account everything that a plan needs of it.
+
+    Args:
+        plan: A plan for SageMaker.
+        settings: The account; complete.
+        session: A boto3 session with credentials.
+        seconds: What has not answered by then is `unknown`.
+    """
+    return start_checks(plan, settings, session, seconds=seconds).wait()
+
+
+def start_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> Pending:
+    """Start asking, and return at once."""
+    return Pending(Context(plan, settings, session), questions(plan), seconds)
+
+
+def questions(plan: Plan) -> tuple[Question, ...]:
+    """Return what is asked, in the order in which it is told."""
+    return (
+        Question(("identity",), identity.check_identity),
+        Question(("caller",), role.check_caller),
+        Question(("role", "trust"), role.check_role),
+        Question(("permissions",), role.check_permissions),
+        Question(("bucket",), storage.check_bucket),
+        Question(storage.names_of_data(plan), storage.check_data),
+        Question(("checkpoints",), checkpoints.check_checkpoints),
+        Question(quota.names_of_quotas(plan), quota.check_quotas),
+        Question(("image",), image.check_image),
+        Question(network.names_of_network(plan), network.check_network),
+        Question(("budget",), budget.check_budget),
+    )
+
+
+class Pending:
+    """Questions that are being asked. Threads are daemons: one that hangs does not keep the command from ending."""
+
+    def __init__(self, context: Context, asked: tuple[Question, ...], seconds: float) -> None:
+        self._asked = asked
+        self._seconds = seconds
+        self._ends = time.monotonic() + seconds
+        self._answers: queue.SimpleQueue[tuple[int, tuple[Check, ...]]] = queue.SimpleQueue()
+        for index, question in enumerate(asked):
+            threading.Thread(target=self._ask, args=(index, question, context), daemon=True).start()
+
+    def _ask(self, index: int, question: Question, context: Context) -> None:
+        self._answers.put((index, question.answer(context)))
+
+    def wait(self) -> tuple[Check, ...]:
+        """Return every check; what has not answered when the time is over is `unknown`."""
+        answers: dict[int, tuple[Check, ...]] = {}
+        while len(answers) < len(self._asked):
+            try:
+                index, checks = self._answers.get(timeout=max(0.0, self._ends - time.monotonic()))
+            except queue.Empty:
+                break
+            answers[index] = checks
+        late = f"did not answer in {self._seconds:g} s"
+        return tuple(
+            check
+            for index, question in enumerate(self._asked)
+            for check in answers.get(index, tuple(unknown(name, late, "ask again") for name in question.names))
+        )

@@ -1,0 +1,170 @@
+"""The checkpoints' place: empty, or something that this run can go on from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed, split
+from cloudtrain.preflight.storage import list_objects
+from cloudtrain.run import is_run_id
+
+_MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d{8,})")  # the runtime's names of checkpoints
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What lies in a checkpoints folder.
+
+    Attributes:
+        folders: Files and their sizes in bytes, by checkpoint (`step-00000500`).
+        foreign: Keys that belong to no checkpoint, below the folder.
+    """
+
+    folders: Mapping[str, Mapping[str, int]]
+    foreign: tuple[str, ...]
+
+    @property
+    def finished(self) -> list[str]:
+        """Names of the checkpoints with a manifest, newest first."""
+        found = [name for name, files in self.folders.items() if _MANIFEST in files]
+        return sorted(found, key=lambda name: int(name.partition("-")[2]), reverse=True)
+
+
+def check_checkpoints(context: Context) -> Iterator[Check]:
+    """Check that nothing in the way of this run's checkpoints is lost, mixed up or missed."""
+    from botocore.exceptions import ClientError
+
+    uri = context.plan.locations.checkpoints
+    try:
+        yield _check(context, uri)
+    except ClientError as error:
+        if error_code(error) != "NoSuchBucket":
+            raise
+        if split(uri).bucket == context.settings.bucket:
+            raise UnansweredError("needs the bucket") from None
+        yield failed(
+            "checkpoints",
+            f"there is no bucket {split(uri).bucket}",
+            command("aws", "s3", "mb", f"s3://{split(uri).bucket}", "--region", context.region),
+        )
+
+
+def _check(context: Context, uri: str) -> Check:
+    config = context.plan.config
+    resume = config.checkpoint.resume
+    if resume.startswith("file://") or uri.startswith("file://"):
+        return failed(
+            "checkpoints",
+            f"{resume if resume.startswith('file://') else uri} lies on this machine, where no cluster can read it",
+            "copy it with aws s3 sync and resume from there: --set checkpoint.resume=s3://BUCKET/PREFIX",
+        )
+    own = _hold(context, uri)
+    if config.task is None:
+        return _check_of_script(context, uri, own)
+    newest = _newest(context, uri, own)
+    if newest is None and resume not in ("auto", "never"):
+        return _check_resume(context, resume)
+    if newest is None:
+        return _check_without(uri, own, context.plan.run)
+    if resume == "never":
+        return _refuse_mixture(uri, newest, context.plan.run)
+    return passed("checkpoints", f"will resume from step {newest['step']} of run {newest.get('run')}")
+
+
+def _hold(context: Context, uri: str) -> _Held:
+    prefix = split(uri).key.rstrip("/")
+    prefix = f"{prefix}/" if prefix else ""
+    folders: dict[str, dict[str, int]] = {}
+    foreign: list[str] = []
+    for key, size in list_objects(context, f"s3://{split(uri).bucket}/{prefix}").sizes.items():
+        folder, _, file = key.removeprefix(prefix).partition("/")
+        if file and _STEP.fullmatch(folder):
+            folders.setdefault(folder, {})[file] = size
+        else:
+            foreign.append(key)
+    return _Held(folders, tuple(foreign))
+
+
+def _newest(context: Context, uri: str, held: _Held) -> Mapping[str, Any] | None:
+    """Return the manifest of the newest whole checkpoint, by the rule of the runtime: every file, of its size."""
+    place = split(uri)
+    for name in held.finished:
+        manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{_MANIFEST}")
+        files = manifest.get("files", {})
+        if files and all(held.folders[name].get(file) == size for file, size in files.items()):
+            return manifest
+    return None
+
+
+def _read_manifest(context: Context, bucket: str, key: str) -> Mapping[str, Any]:
+    answer = context.client("s3").get_object(Bucket=bucket, Key=key.lstrip("/"), **context.expected_owner(bucket))
+    try:
+        manifest = json.loads(answer["Body"].read())
+    except ValueError:
+        return {}  # no checkpoint for the runtime either
+    return manifest if isinstance(manifest, dict) and "step" in manifest else {}
+
+
+def _check_of_script(context: Context, uri: str, own: _Held) -> Check:
+    """Judge what SageMaker will copy to a script's /opt/ml/checkpoints; only the script knows what it means."""
+    count = sum(len(files) for files in own.folders.values()) + len(own.foreign)
+    if count:
+        return passed("checkpoints", f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
+    return _check_empty(uri, context.plan.run)
+
+
+def _check_empty(uri: str, run: str) -> Check:
+    """Judge an empty folder: another run's was named by `checkpoint.resume`, and there is nothing to resume."""
+    owner = uri.rstrip("/").split("/")[-2]
+    if is_run_id(owner) and owner != run:
+        return _nothing_to_resume(uri)
+    return passed("checkpoints", f"{uri} is empty: the run starts anew")
+
+
+def _check_resume(context: Context, resume: str) -> Check:
+    """Check that the place which `checkpoint.resume` names holds a whole checkpoint, or is one."""
+    parent, _, name = resume.rstrip("/").rpartition("/")
+    place = parent if _STEP.fullmatch(name) else resume
+    held = _hold(context, place)
+    if place == parent:
+        held = _Held({name: held.folders.get(name, {})}, ())
+    newest = _newest(context, place, held)
+    if newest is None:
+        return _nothing_to_resume(resume)
+    return passed("checkpoints", f"will resume from step {newest['step']} of run {newest.get('run')}, in {resume}")
+
+
+def _nothing_to_resume(uri: str) -> Check:
+    return failed(
+        "checkpoints",
+        f"there is no complete checkpoint at {uri} to resume from",
+        f"see what is there: {command('aws', 's3', 'ls', uri.rstrip('/') + '/')}; "
+        "or start anew: --set checkpoint.resume=auto",
+    )
+
+
+def _check_without(uri: str, own: _Held, run: str) -> Check:
+    if own.foreign:
+        return failed(
+            "checkpoints",
+            f"{len(own.foreign):,} objects below {uri} are no checkpoints, such as {own.foreign[0]}",
+            f"give the run a folder of its own: --set checkpoint.uri={uri}/{run}",
+        )
+    if own.folders:
+        return passed("checkpoints", f"no checkpoint below {uri} is complete: the run starts anew")
+    return _check_empty(uri, run)
+
+
+def _refuse_mixture(uri: str, newest: Mapping[str, Any], run: str) -> Check:
+    # After a restart the runtime goes on from the newest checkpoint of the folder, which would be the other run's.
+    return failed(
+        "checkpoints",
+        f"checkpoint.resume is never, and {uri} holds step {newest['step']} of run {newest.get('run')}: "
+        "after an interruption this run would go on from that",
+        f"give the run a folder of its own: --set checkpoint.uri={uri}/{run}",
+    )

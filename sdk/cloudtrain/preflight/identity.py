@@ -1,0 +1,31 @@
+"""Who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cloudtrain.preflight.base import SIGN_IN, Check, Context, error_code, failed, is_not_accepted, passed
+
+
+def check_identity(context: Context) -> Iterator[Check]:
+    """Check that the credentials are accepted and belong to the role's account."""
+    from botocore.exceptions import ClientError
+
+    try:
+        caller = context.caller
+    except ClientError as error:
+        if not is_not_accepted(error):
+            raise
+        yield failed("identity", f"AWS does not accept the credentials: {error_code(error)}", SIGN_IN)
+        return
+    arn, account = caller["Arn"], caller["Account"]
+    wanted = context.settings.account
+    if wanted is not None and wanted != account:
+        yield failed(
+            "identity",
+            f"signed in to account {account} as {arn}; the role is of account {wanted}, "
+            "and a role cannot be passed to SageMaker from another account",
+            f"sign in to account {wanted}, or set CLOUDTRAIN_ROLE to a role of account {account}",
+        )
+        return
+    yield passed("identity", f"{arn}, account {account}")

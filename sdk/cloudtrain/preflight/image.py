@@ -1,0 +1,105 @@
+"""The container image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cloudtrain import catalog
+from cloudtrain.preflight.base import Check, Context, command, error_code, failed, is_denied, passed
+
+_ECR = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<repository>[a-z0-9._/-]+?)(?:@(?P<digest>sha256:[0-9a-f]{64})|:(?P<tag>[\w.-]+))?"
+)
+_MANIFESTS = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+
+
+@dataclass(frozen=True)
+class ImageUri:
+    """An image in ECR. `identifier` is what ECR's calls take: a tag or a digest."""
+
+    account: str
+    region: str
+    repository: str
+    identifier: dict[str, str]
+
+
+def parse_image(uri: str) -> ImageUri | None:
+    """Return the parts of an image's uri, or None when it is not in ECR."""
+    match = _ECR.fullmatch(uri)
+    if match is None:
+        return None
+    identifier = {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
+    return ImageUri(match["account"], match["region"], match["repository"], identifier)
+
+
+def check_image(context: Context) -> Iterator[Check]:
+    """Check that the image is in ECR, in the job's region, and exists."""
+    uri = context.plan.image
+    image = parse_image(uri)
+    if image is None:
+        yield failed("image", f"{uri} is not in ECR, the only registry that the job can pull from", _push(context, uri))
+    elif image.region != context.region:
+        yield failed(
+            "image", f"{uri} is in {image.region}; SageMaker pulls from the job's region only", _push(context, uri)
+        )
+    else:
+        yield _check_registry(context, uri, image)
+
+
+def _push(context: Context, uri: str) -> str:
+    account = context.settings.account or "ACCOUNT"
+    name = uri.rpartition("/")[2].partition("@")[0]
+    target = f"{account}.dkr.ecr.{context.region}.amazonaws.com/{name}"
+    return f"{command('docker', 'tag', uri, target)} && {command('docker', 'push', target)}, and name that image"
+
+
+def _check_registry(context: Context, uri: str, image: ImageUri) -> Check:
+    """Ask ECR for the manifest, as a pull does: also AWS's registries allow that, not DescribeImages."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = context.client("ecr").batch_get_image(
+            registryId=image.account,
+            repositoryName=image.repository,
+            imageIds=[image.identifier],
+            acceptedMediaTypes=list(_MANIFESTS),
+        )
+    except ClientError as error:
+        is_missing = error_code(error) == "RepositoryNotFoundException"
+        listed = _find_listed(uri)
+        if listed is not None and (is_missing or is_denied(error)):
+            day = listed.sources["gpu"].date
+            return passed("image", f"{uri} is in AWS's list of {day}; its registry was not readable")
+        if not is_missing:
+            raise
+        return failed("image", f"there is no repository {image.repository} in account {image.account}", _make(image))
+    if answer["images"]:
+        return passed("image", f"{uri} exists")
+    return failed("image", f"there is no image {uri}", _list(image))
+
+
+def _find_listed(uri: str) -> catalog.Image | None:
+    """Return the catalog's entry of an image, in whichever region."""
+    name = uri.partition("/")[2]
+    return next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)
+
+
+def _make(image: ImageUri) -> str:
+    make = ("aws", "ecr", "create-repository", "--repository-name", image.repository, "--region", image.region)
+    return f"correct cluster.image, or {command(*make)} and push the image"
+
+
+def _list(image: ImageUri) -> str:
+    look = command(
+        *("aws", "ecr", "list-images", "--registry-id", image.account, "--repository-name", image.repository),
+        *("--region", image.region),
+    )
+    return f"see what is there: {look}"

@@ -1,0 +1,242 @@
+"""Subnets, security groups, and the way from them to S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cloudtrain import catalog
+from cloudtrain.plan import Plan
+from cloudtrain.preflight.base import (
+    Check,
+    Context,
+    UnansweredError,
+    command,
+    error_code,
+    failed,
+    passed,
+    side_by_side,
+    unknown,
+)
+
+_ADDRESSES = 2
+_ADDRESSES_WITH_EFA = 5
+# Private addresses per instance. Source: SageMaker developer guide, training jobs in a VPC, 2026-11.
+
+Document = Mapping[str, Any]
+
+
+def names_of_network(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the checks of a plan's network."""
+    return ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
+
+
+def check_network(context: Context) -> Iterator[Check]:
+    """Check the network that the plan names, if it names one."""
+    config = context.plan.request.get("VpcConfig")
+    if config is None:
+        yield passed("network", "SageMaker's own: the job names no subnets")
+        return
+    subnets, missing = _find(context, "subnets", config["Subnets"])
+    yield _check_subnets(context, subnets, missing)
+    groups, lost = _find(context, "security_groups", config["SecurityGroupIds"])
+    vpcs = {subnet["VpcId"] for subnet in subnets}
+    yield _check_groups(context, groups, lost, vpcs)
+    if not subnets:
+        raise UnansweredError("needs the subnets")
+    yield _check_way_to_s3(context, subnets)
+
+
+def _find(context: Context, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
+    """Return what exists of these names, and the names that do not. One call each: EC2 refuses all for one."""
+    from botocore.exceptions import ClientError
+
+    ec2 = context.client("ec2")
+
+    def ask(name: str) -> Document | None:
+        try:
+            if kind == "subnets":
+                return dict(ec2.describe_subnets(SubnetIds=[name])["Subnets"][0])
+            return dict(ec2.describe_security_groups(GroupIds=[name])["SecurityGroups"][0])
+        except ClientError as error:
+            if not error_code(error).endswith((".NotFound", ".Malformed", "NotFound")):
+                raise
+            return None
+
+    found = side_by_side([lambda name=name: ask(name) for name in names])  # type: ignore[misc]
+    return (
+        [each for each in found if each is not None],
+        [name for name, each in zip(names, found, strict=True) if each is None],
+    )
+
+
+# ---------------------------------------------------------------- subnets
+
+
+def _check_subnets(context: Context, subnets: Sequence[Document], missing: Sequence[str]) -> Check:
+    if missing:
+        look = command(
+            *("aws", "ec2", "describe-subnets", "--region", context.region),
+            *("--query", "Subnets[].[SubnetId,VpcId,AvailableIpAddressCount]", "--output", "table"),
+        )
+        detail = f"{_count(missing, 'subnet')} not in {context.region}: {', '.join(missing)}"
+        return failed("subnets", detail, f"correct CLOUDTRAIN_SUBNETS or cluster.network.subnets; yours: {look}")
+    vpcs = sorted({str(subnet["VpcId"]) for subnet in subnets})
+    if len(vpcs) > 1:
+        detail = f"the subnets are in {len(vpcs)} networks: {', '.join(vpcs)}"
+        return failed("subnets", detail, "name subnets of one VPC in CLOUDTRAIN_SUBNETS or cluster.network.subnets")
+    free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
+    needed = context.plan.cluster.instances * (_ADDRESSES_WITH_EFA if _has_efa(context) else _ADDRESSES)
+    detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpcs[0]}, the job takes {needed}"
+    if free < needed:
+        return failed("subnets", detail, _larger(context, vpcs[0]))
+    return passed("subnets", detail)
+
+
+def _count(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'s' if len(things) != 1 else ''}"
+
+
+def _has_efa(context: Context) -> bool:
+    found = [catalog.find_instance(name) for name in context.instance_types]
+    return any(instance is not None and instance.efa for instance in found)
+
+
+def _larger(context: Context, vpc: str) -> str:
+    make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
+    return f"name more subnets, or make a larger one: {command(*make)}"
+
+
+# ---------------------------------------------------------------- security groups
+
+
+def _check_groups(context: Context, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check:
+    name = "security groups"
+    if missing:
+        look = command(
+            *("aws", "ec2", "describe-security-groups", "--region", context.region),
+            *("--query", "SecurityGroups[].[GroupId,VpcId,GroupName]", "--output", "table"),
+        )
+        detail = f"{_count(missing, 'group')} not in {context.region}: {', '.join(missing)}"
+        return failed(name, detail, f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; yours: {look}")
+    strangers = [group["GroupId"] for group in groups if vpcs and group["VpcId"] not in vpcs]
+    if strangers:
+        detail = f"{', '.join(strangers)}: not in the subnets' network {', '.join(sorted(vpcs))}"
+        return failed(name, detail, "name groups of the subnets' VPC in CLOUDTRAIN_SECURITY_GROUPS or cluster.network")
+    return _check_self_reference(context, groups)
+
+
+def _check_self_reference(context: Context, groups: Sequence[Document]) -> Check:
+    """Check that the instances can talk to each other: with EFA a group must allow all traffic from and to itself.
+
+    Source: EC2 user guide, EFA security groups; SageMaker developer guide, training jobs in a VPC, 2026-11.
+    """
+    name = "security groups"
+    ids = ", ".join(str(group["GroupId"]) for group in groups)
+    if context.plan.cluster.instances == 1:
+        return passed(name, f"{ids}: in the subnets' network; one instance needs no rule")
+    # EFA bypasses addresses, so that a rule for an address range does not count for it.
+    efa = _has_efa(context)
+    lacking = {
+        str(group["GroupId"]): [
+            direction
+            for direction, rules in (("ingress", "IpPermissions"), ("egress", "IpPermissionsEgress"))
+            if not _allows_itself(group, rules, by_address=not efa)
+        ]
+        for group in groups
+    }
+    if any(not directions for directions in lacking.values()):
+        return passed(name, f"{ids}: all traffic among the instances is allowed")
+    first, directions = next(iter(lacking.items()))
+    fabric = "EFA needs" if efa else "ranks on several instances need"
+    detail = f"{first} does not allow all traffic with itself ({' and '.join(directions)}), which {fabric}"
+    return failed(name, detail, " && ".join(_allow(context, first, direction) for direction in directions))
+
+
+def _allows_itself(group: Document, rules: str, *, by_address: bool) -> bool:
+    for rule in group.get(rules, []):
+        if rule.get("IpProtocol") != "-1":
+            continue
+        if any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", [])):
+            return True
+        if by_address and any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", [])):
+            return True
+    return False
+
+
+def _allow(context: Context, group: str, direction: str) -> str:
+    return command(
+        *("aws", "ec2", f"authorize-security-group-{direction}", "--group-id", group),
+        *("--ip-permissions", f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]", "--region", context.region),
+    )
+
+
+# ---------------------------------------------------------------- the way to S3
+
+
+def _check_way_to_s3(context: Context, subnets: Sequence[Document]) -> Check:
+    """Check that data, code and checkpoints can be reached from every subnet."""
+    vpc = str(subnets[0]["VpcId"])
+    endpoints, tables = side_by_side([lambda: _endpoints(context, vpc), lambda: _route_tables(context, vpc)])
+    if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
+        return passed("way to s3", f"an interface endpoint of S3 in {vpc}")
+    routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
+    ways = {str(subnet["SubnetId"]): _way_out(str(subnet["SubnetId"]), tables, routed) for subnet in subnets}
+    shut = [subnet for subnet, way in ways.items() if way == ""]
+    table_ids = sorted({_table_of(subnet, tables).get("RouteTableId", "") for subnet in ways} - {""})
+    fix = _make_endpoint(context, vpc, table_ids)
+    if shut:
+        return failed("way to s3", f"no way from {', '.join(shut)} to S3: neither endpoint nor NAT gateway", fix)
+    public = [subnet for subnet, way in ways.items() if way == "internet gateway"]
+    if public:
+        # SageMaker's network interfaces have no public address, so an internet gateway does not carry their traffic.
+        detail = f"{', '.join(public)}: an internet gateway only, and the job's interfaces have no public address"
+        return unknown("way to s3", detail, fix)
+    return passed("way to s3", ", ".join(f"{subnet} by {way}" for subnet, way in ways.items()))
+
+
+def _endpoints(context: Context, vpc: str) -> list[Document]:
+    filters = [
+        {"Name": "vpc-id", "Values": [vpc]},
+        {"Name": "service-name", "Values": [f"com.amazonaws.{context.region}.s3"]},
+    ]
+    return list(context.client("ec2").describe_vpc_endpoints(Filters=filters)["VpcEndpoints"])
+
+
+def _route_tables(context: Context, vpc: str) -> list[Document]:
+    filters = [{"Name": "vpc-id", "Values": [vpc]}]
+    return list(context.client("ec2").describe_route_tables(Filters=filters)["RouteTables"])
+
+
+def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
+    """Return a subnet's own route table, or its network's main one."""
+    main: Document = {}
+    for table in tables:
+        for association in table.get("Associations", []):
+            if association.get("SubnetId") == subnet:
+                return table
+            if association.get("Main"):
+                main = table
+    return main
+
+
+def _way_out(subnet: str, tables: Sequence[Document], with_endpoint: set[str]) -> str:
+    """Return how a subnet reaches S3, or an empty text."""
+    table = _table_of(subnet, tables)
+    if table.get("RouteTableId") in with_endpoint:
+        return "gateway endpoint"
+    for route in table.get("Routes", []):
+        if route.get("DestinationCidrBlock") != "0.0.0.0/0" or route.get("State") == "blackhole":
+            continue
+        if str(route.get("GatewayId", "")).startswith("igw-"):
+            return "internet gateway"
+        return "NAT gateway" if route.get("NatGatewayId") else "default route"
+    return ""
+
+
+def _make_endpoint(context: Context, vpc: str, tables: Sequence[str]) -> str:
+    return command(
+        *("aws", "ec2", "create-vpc-endpoint", "--vpc-id", vpc),
+        *("--service-name", f"com.amazonaws.{context.region}.s3", "--route-table-ids", *tables),
+        *("--region", context.region),
+    )

@@ -1,0 +1,182 @@
+"""Quotas of the instance types, by kind, and what is in use now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.plan import Plan
+from cloudtrain.preflight.base import Check, Context, command, failed, passed, side_by_side, unknown
+
+_ON_DEMAND = "training job usage"
+_SPOT = "spot training job usage"
+_WARM_POOL = "training warm pool usage"
+# Quotas are called `<type> for <kind>`; CreateTrainingJob names them so when it refuses (ResourceLimitExceeded).
+
+_MAX_JOBS = 50
+"""Jobs that are described to count the instances in use; beyond them the count is a lower bound."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """One quota of the account. `code` is what Service Quotas calls it."""
+
+    name: str
+    code: str
+    value: int
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Instances in use now, by (type, is spot). `jobs` names the jobs that hold them."""
+
+    instances: Counter[tuple[str, bool]]
+    jobs: Mapping[tuple[str, bool], tuple[str, ...]]
+
+
+def names_of_quotas(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the checks of a plan's quotas."""
+    warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
+    return ("quota", "warm pool") if warm else ("quota",)
+
+
+def check_quotas(context: Context) -> Iterator[Check]:
+    """Check the quota of each type, and of the warm pool when the cluster is kept warm."""
+    plan = context.plan
+    is_spot = bool(plan.request.get("EnableManagedSpotTraining"))
+    kind = _SPOT if is_spot else _ON_DEMAND
+    kinds = (kind, _WARM_POOL) if "warm pool" in names_of_quotas(plan) else (kind,)
+    wanted = {_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
+    quotas, use = _look_up(context, wanted)
+    checks = [_check_type(context, name, kind, quotas, use, is_spot=is_spot) for name in context.instance_types]
+    # With preferences the first type with capacity is taken: one that fits is enough.
+    yield min(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
+    if _WARM_POOL in kinds:
+        yield _check_warm_pool(context, quotas)
+
+
+def _name(instance_type: str, kind: str) -> str:
+    return f"{instance_type} for {kind}"
+
+
+def _look_up(context: Context, wanted: set[str]) -> tuple[Mapping[str, Quota], _Use | None]:
+    """Return the quotas by name, and the use; no use where it may not be asked."""
+    answers: dict[str, Any] = {}
+
+    def ask(name: str, call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            answers[name] = call()
+
+        return run
+
+    side_by_side(
+        [
+            ask("quotas", lambda: _find(context, "list_service_quotas", wanted)),
+            # Of a quota that was never changed, some accounts have only the default.
+            ask("defaults", lambda: _optional(lambda: _find(context, "list_aws_default_service_quotas", wanted))),
+            ask("use", lambda: _optional(lambda: _count_use(context))),
+        ]
+    )
+    return {**(answers["defaults"] or {}), **answers["quotas"]}, answers["use"]
+
+
+def _find(context: Context, operation: str, wanted: set[str]) -> dict[str, Quota]:
+    """Return the quotas of these names. SageMaker has thousands, so pages are read only until all are found."""
+    found: dict[str, Quota] = {}
+    pages = context.client("service-quotas").get_paginator(operation)
+    for page in pages.paginate(ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}):
+        for quota in page["Quotas"]:
+            if quota["QuotaName"] in wanted:
+                found[quota["QuotaName"]] = Quota(quota["QuotaName"], quota["QuotaCode"], int(quota["Value"]))
+        if len(found) == len(wanted):
+            break
+    return found
+
+
+def _optional(call: Callable[[], Any]) -> Any:
+    """Return what a call returns, or None when AWS does not answer it: it only adds to the answer."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return call()
+    except (ClientError, BotoCoreError):
+        return None
+
+
+def _count_use(context: Context) -> _Use:
+    """Count the instances of jobs that run or stop, and of warm pools, which count towards the same quota."""
+    sagemaker = context.client("sagemaker")
+    filters = ({"StatusEquals": "InProgress"}, {"StatusEquals": "Stopping"}, {"WarmPoolStatusEquals": "Available"})
+    listed = side_by_side(
+        [lambda each=each: sagemaker.list_training_jobs(MaxResults=_MAX_JOBS, **each) for each in filters]  # type: ignore[misc]
+    )
+    names = sorted({job["TrainingJobName"] for answer in listed for job in answer["TrainingJobSummaries"]})[:_MAX_JOBS]
+    described = side_by_side(
+        [lambda name=name: sagemaker.describe_training_job(TrainingJobName=name) for name in names]  # type: ignore[misc]
+    )
+    instances: Counter[tuple[str, bool]] = Counter()
+    jobs: dict[tuple[str, bool], tuple[str, ...]] = {}
+    for job in described:
+        for instance_type, count in _instances_of(job["ResourceConfig"]):
+            key = (instance_type, bool(job.get("EnableManagedSpotTraining")))
+            instances[key] += count
+            jobs[key] = (*jobs.get(key, ()), job["TrainingJobName"])
+    return _Use(instances, jobs)
+
+
+def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for group in resources.get("InstanceGroups") or [resources]:
+        name = group.get("SelectedInstanceType") or group.get("InstanceType")
+        if name:  # a job with preferences holds nothing before one of them is selected
+            yield str(name), int(group.get("SelectedInstanceCount") or group.get("InstanceCount") or 0)
+
+
+def _check_type(
+    context: Context, instance_type: str, kind: str, quotas: Mapping[str, Quota], use: _Use | None, *, is_spot: bool
+) -> Check:
+    name = _name(instance_type, kind)
+    quota = quotas.get(name)
+    wanted = context.plan.cluster.instances
+    if quota is None:
+        console = f"Service Quotas console, {context.region}, Amazon SageMaker AI: search for {name!r}"
+        return unknown("quota", f"Service Quotas has no quota {name!r} in {context.region}", console)
+    if quota.value < wanted:
+        detail = f"{name}: {quota.value} in {context.region}, the job takes {wanted}"
+        return failed("quota", detail, _increase(context, quota, wanted))
+    if use is None:
+        return passed("quota", f"{name}: {quota.value}, the job takes {wanted}; what is in use could not be counted")
+    used = use.instances[instance_type, is_spot]
+    detail = f"{name}: {used} of {quota.value} in use, the job takes {wanted}"
+    if used + wanted > quota.value:
+        # SageMaker does not queue: it refuses with ResourceLimitExceeded, `current utilization of N Instances`.
+        return failed("quota", detail, _make_room(context, quota, used + wanted, use.jobs[instance_type, is_spot]))
+    return passed("quota", detail)
+
+
+def _increase(context: Context, quota: Quota, value: int) -> str:
+    return command(
+        *("aws", "service-quotas", "request-service-quota-increase", "--service-code", "sagemaker"),
+        *("--quota-code", quota.code, "--desired-value", value, "--region", context.region),
+    )
+
+
+def _make_room(context: Context, quota: Quota, value: int, jobs: Sequence[str]) -> str:
+    stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", jobs[0], "--region", context.region)
+    others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
+    return f"wait for {jobs[0]}{others} or end it: {stop}; or ask for more: {_increase(context, quota, value)}"
+
+
+def _check_warm_pool(context: Context, quotas: Mapping[str, Quota]) -> Check:
+    """Check that the cluster can stay warm. Without the quota the job runs, and its pool is not kept."""
+    wanted = context.plan.cluster.instances
+    found = [quotas[name] for each in context.instance_types if (name := _name(each, _WARM_POOL)) in quotas]
+    if not found:
+        return unknown("warm pool", f"Service Quotas has no warm pool quota of {', '.join(context.instance_types)}")
+    best = max(found, key=lambda quota: quota.value)
+    detail = f"{best.name}: {best.value}, the job takes {wanted}"
+    if best.value >= wanted:
+        return passed("warm pool", detail)
+    fix = f"{_increase(context, best, wanted)}; or --set cluster.keep_alive=null"
+    return failed("warm pool", f"{detail}: the cluster would not be kept warm", fix)

@@ -1,0 +1,397 @@
+"""The execution role: it exists, trusts SageMaker, and may do what the plan needs; the caller may pass it on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import unquote
+
+from cloudtrain.plan import Plan
+from cloudtrain.preflight.base import (
+    Check,
+    Context,
+    Role,
+    UnansweredError,
+    command,
+    error_code,
+    failed,
+    passed,
+    side_by_side,
+    split,
+    unknown,
+)
+from cloudtrain.preflight.image import parse_image
+
+_SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
+_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_POLICY_NAME_DIGITS = 8
+_ANY_OBJECT = "cloudtrain-check"
+"""Stands for any object below a prefix in a simulation, which takes no wildcards in a resource that is asked for."""
+
+Document = Mapping[str, Any]
+
+# ---------------------------------------------------------------- the role and whom it trusts
+
+
+def check_role(context: Context) -> Iterator[Check]:
+    """Check that the role exists and that SageMaker may assume it."""
+    from botocore.exceptions import ClientError
+
+    try:
+        role = context.role
+    except UnansweredError:
+        yield failed(
+            "role",
+            f"{context.role_arn} is no ARN of a role",
+            "set CLOUDTRAIN_ROLE to one such as arn:aws:iam::123456789012:role/training; "
+            "yours are listed by: aws iam list-roles --query 'Roles[].Arn'",
+        )
+        raise
+    if context.caller["Account"] != role.account:
+        raise UnansweredError(f"needs credentials of account {role.account}")
+    try:
+        found = context.client("iam").get_role(RoleName=role.name)["Role"]
+    except ClientError as error:
+        if error_code(error) != "NoSuchEntity":
+            raise
+        yield failed("role", f"there is no role {role.name} in account {role.account}", _create_command(role))
+        raise UnansweredError("needs the role") from None
+    yield passed("role", f"{found['Arn']} exists")
+    yield check_trust(context, found["AssumeRolePolicyDocument"])
+
+
+def _create_command(role: Role) -> str:
+    path = ("--path", f"/{role.path}") if role.path else ()
+    document = json.dumps({"Version": "2012-10-17", "Statement": [_trust_statement(role.account)]})
+    return command(
+        *("aws", "iam", "create-role", "--role-name", role.name, *path),
+        *("--assume-role-policy-document", document),
+    )
+
+
+def _trust_statement(account: str) -> dict[str, Any]:
+    return {
+        "Effect": "Allow",
+        "Principal": {"Service": _SERVICES[0]},
+        "Action": "sts:AssumeRole",
+        # So that no other account's job can make SageMaker use this role.
+        "Condition": {"StringEquals": {"aws:SourceAccount": account}},
+    }
+
+
+def check_trust(context: Context, document: Document | str) -> Check:
+    """Check that a trust policy lets SageMaker assume the role for this job."""
+    # IAM sends the document URL-encoded; boto3 decodes it, other clients may not.
+    policy: Document = json.loads(unquote(document)) if isinstance(document, str) else document
+    role = context.role
+    facts = {
+        "aws:sourceaccount": role.account,
+        "aws:sourcearn": (
+            f"arn:{role.partition}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
+        ),
+    }
+    about = [statement for statement in _list(policy.get("Statement")) if _is_about_sagemaker(statement)]
+    allowed = [_conditions_hold(statement, facts) for statement in about if statement.get("Effect") == "Allow"]
+    denied = [_conditions_hold(statement, facts) for statement in about if statement.get("Effect") == "Deny"]
+    if True in denied or not (True in allowed or None in allowed):
+        return failed("trust", _why_untrusted(about), _trust_command(role, policy, about))
+    if True not in allowed or None in denied:
+        return unknown("trust", "trusts SageMaker under conditions that only AWS can judge")
+    return passed("trust", f"trusts {_SERVICES[0]}")
+
+
+def _is_about_sagemaker(statement: Document) -> bool:
+    principal = statement.get("Principal")
+    services = _list(principal.get("Service")) if isinstance(principal, Mapping) else _list(principal)
+    actions = [str(action).lower() for action in _list(statement.get("Action"))]
+    return any(service in (*_SERVICES, "*") for service in services) and any(
+        fnmatchcase("sts:assumerole", action) for action in actions
+    )
+
+
+def _conditions_hold(statement: Document, facts: Mapping[str, str]) -> bool | None:
+    """Whether a statement's conditions hold: None when one is of a kind that only AWS can judge."""
+    verdict: bool | None = True
+    for operator, entries in statement.get("Condition", {}).items():
+        kind = operator.lower().removesuffix("ifexists")
+        for key, values in entries.items():
+            fact = facts.get(key.lower())
+            if fact is None or kind not in ("stringequals", "stringlike", "arnlike", "arnequals"):
+                verdict = None
+            elif not any(fnmatchcase(fact, str(value)) for value in _list(values)):
+                return False
+    return verdict
+
+
+def _why_untrusted(about: Sequence[Document]) -> str:
+    if not about:
+        return f"the role does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
+    conditions = json.dumps([statement.get("Condition", {}) for statement in about])
+    return f"the role trusts SageMaker only under conditions that this job does not meet: {conditions}"
+
+
+def _trust_command(role: Role, policy: Document, about: Sequence[Document]) -> str:
+    kept = [statement for statement in _list(policy.get("Statement")) if statement not in about]
+    document = {"Version": "2012-10-17", "Statement": [*kept, _trust_statement(role.account)]}
+    return command(
+        *("aws", "iam", "update-assume-role-policy", "--role-name", role.name),
+        *("--policy-document", json.dumps(document)),
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+# ---------------------------------------------------------------- what the role may do
+
+
+@dataclass(frozen=True)
+class Need:
+    """Actions that must be allowed on resources. `elsewhere` tells whether a policy of the resource may allow them."""
+
+    actions: tuple[str, ...]
+    resources: tuple[str, ...]
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True)
+class Denial:
+    """One action that a simulation does not allow. `certain` is false when something outside of it may."""
+
+    action: str
+    resource: str
+    explicit: bool
+    certain: bool
+
+
+def check_permissions(context: Context) -> Iterator[Check]:
+    """Check by simulation that the role may do what the container and SageMaker do in its name."""
+    role = context.role
+    needs = role_needs(context.plan, role, context.region)
+    denials = _simulate(context, context.role_arn, needs)
+    count = sum(len(need.actions) * len(need.resources) for need in needs)
+    yield _judge("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
+
+
+def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
+    """Return what the role must be allowed.
+
+    Source: SageMaker developer guide, execution roles, permissions for CreateTrainingJob, 2026-11.
+    """
+    request = plan.request
+    inputs = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
+    inputs += [uri for uri in (plan.config.checkpoint.resume,) if uri.startswith("s3://")]
+    outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
+    if plan.locations.code not in inputs:
+        inputs.append(plan.locations.code)  # AWS's toolkit reads it itself
+    buckets = sorted({split(uri).bucket for uri in (*inputs, *outputs)})
+    return (
+        Need(("s3:ListBucket",), tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets), elsewhere=True),
+        Need(("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), elsewhere=True),
+        Need(("s3:PutObject",), _objects(role, outputs), elsewhere=True),
+        Need(("logs:CreateLogStream", "logs:PutLogEvents"), (_log_stream(plan, role, region),)),
+        *_image_needs(plan, role),
+        *_network_needs(request, role, region),
+        *_key_needs(request, role, region),
+    )
+
+
+def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
+    places = sorted({f"{place.bucket}/{place.key}" for place in map(split, uris)})
+    return tuple(
+        f"arn:{role.partition}:s3:::{place}" + ("" if place.endswith(".gz") else f"/{_ANY_OBJECT}") for place in places
+    )
+
+
+def _log_stream(plan: Plan, role: Role, region: str) -> str:
+    return f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{plan.run}/algo-1"
+
+
+def _image_needs(plan: Plan, role: Role) -> tuple[Need, ...]:
+    image = parse_image(plan.image)
+    if image is None:
+        return ()
+    repository = f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
+    return (
+        Need(("ecr:GetAuthorizationToken",), ("*",)),
+        Need(
+            ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"),
+            (repository,),
+            # Within one account the repository's own policy suffices.
+            elsewhere=image.account == role.account,
+        ),
+    )
+
+
+def _network_needs(request: Document, role: Role, region: str) -> tuple[Need, ...]:
+    if "VpcConfig" not in request:
+        return ()
+    base = f"arn:{role.partition}:ec2:{region}:{role.account}"
+    subnets = tuple(f"{base}:subnet/{name}" for name in request["VpcConfig"]["Subnets"])
+    looks = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
+    return (
+        Need(tuple(f"ec2:Describe{what}" for what in looks), ("*",)),
+        Need(("ec2:CreateNetworkInterface",), subnets),
+        Need(
+            (
+                *("ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
+                "ec2:DeleteNetworkInterfacePermission",
+            ),
+            (f"{base}:network-interface/eni-00000000000000000",),
+        ),
+    )
+
+
+def _key_needs(request: Document, role: Role, region: str) -> tuple[Need, ...]:
+    """Return what a key must allow: a grant for the volumes, and the encryption of the outputs."""
+    key = str(request["OutputDataConfig"].get("KmsKeyId") or request["ResourceConfig"].get("VolumeKmsKeyId") or "")
+    if not key or "alias/" in key:
+        return ()  # an alias is no resource of a policy
+    arn = key if key.startswith("arn:") else f"arn:{role.partition}:kms:{region}:{role.account}:key/{key}"
+    return (Need(("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), elsewhere=True),)
+
+
+def _simulate(
+    context: Context, principal: str, needs: Sequence[Need], facts: Sequence[Document] = ()
+) -> tuple[Denial, ...]:
+    """Return what IAM's policy simulator does not allow a principal."""
+
+    def ask(need: Need) -> list[Denial]:
+        pages = (
+            context.client("iam")
+            .get_paginator("simulate_principal_policy")
+            .paginate(
+                PolicySourceArn=principal,
+                ActionNames=list(need.actions),
+                ResourceArns=list(need.resources),
+                ContextEntries=list(facts),
+            )
+        )
+        return [denial for page in pages for result in page["EvaluationResults"] for denial in _denials(result, need)]
+
+    answers = side_by_side([lambda need=need: ask(need) for need in needs])  # type: ignore[misc]
+    return _unless_bucket_allows(context, [denial for answer in answers for denial in answer])
+
+
+def _denials(result: Document, need: Need) -> Iterator[Denial]:
+    """Yield what one result denies, resource by resource where it tells them apart."""
+    for entry in result.get("ResourceSpecificResults") or [result]:
+        decision = entry.get("EvalResourceDecision") or entry.get("EvalDecision")
+        if decision == "allowed":
+            continue
+        explicit = decision == "explicitDeny"
+        is_open = bool(entry.get("MissingContextValues") or result.get("MissingContextValues"))
+        yield Denial(
+            str(result["EvalActionName"]),
+            str(entry.get("EvalResourceName") or "*"),
+            explicit,
+            certain=not is_open and (explicit or not need.elsewhere),
+        )
+
+
+def _unless_bucket_allows(context: Context, denials: Sequence[Denial]) -> tuple[Denial, ...]:
+    """Make a denial in S3 certain where the bucket has no policy of its own that could allow it."""
+    arns = {denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")}
+    without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
+    return tuple(
+        Denial(denial.action, denial.resource, denial.explicit, certain=True)
+        if denial.resource.partition("/")[0] in without
+        else denial
+        for denial in denials
+    )
+
+
+def _has_policy(context: Context, bucket: str) -> bool:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        context.client("s3").get_bucket_policy(Bucket=bucket, **context.expected_owner(bucket))
+    except ClientError as error:
+        return error_code(error) != "NoSuchBucketPolicy"
+    except BotoCoreError:
+        return True  # unknown, so nothing is certain
+    return True
+
+
+def _judge(name: str, fine: str, denials: Sequence[Denial], role_name: str | None) -> Check:
+    if not denials:
+        return passed(name, fine)
+    certain = [denial for denial in denials if denial.certain]
+    told = certain or denials
+    detail = "not allowed: " + "; ".join(f"{denial.action} on {denial.resource}" for denial in told)
+    explicit = [denial.action for denial in told if denial.explicit]
+    fix = f"remove what denies {', '.join(explicit)}" if explicit else _grant_command(told, role_name)
+    if certain:
+        return failed(name, detail, fix)
+    return unknown(name, f"{detail}; a policy of the resource, or a condition, may still allow it", fix)
+
+
+def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
+    by_resource: dict[str, list[str]] = {}
+    for denial in denials:
+        resource = denial.resource.replace(_ANY_OBJECT, "*").replace("eni-00000000000000000", "*")
+        by_resource.setdefault(resource, []).append(denial.action)
+    document = json.dumps(
+        {
+            "Version": "2012-10-17",
+            "Statement": [
+                {"Effect": "Allow", "Action": sorted(set(actions)), "Resource": resource}
+                for resource, actions in sorted(by_resource.items())
+            ],
+        }
+    )
+    if role_name is None:
+        return f"ask for these permissions of the credentials: {document}"
+    digest = hashlib.sha256(document.encode()).hexdigest()[:_POLICY_NAME_DIGITS]
+    return command(
+        *("aws", "iam", "put-role-policy", "--role-name", role_name),
+        *("--policy-name", f"cloudtrain-{digest}", "--policy-document", document),
+    )
+
+
+# ---------------------------------------------------------------- what the caller may do
+
+
+def check_caller(context: Context) -> Iterator[Check]:
+    """Check by simulation that the caller may create the job, pass the role and upload the code."""
+    role = context.role
+    arn = context.caller["Arn"]
+    if arn.endswith(":root"):
+        yield passed("caller", "the root user may do everything")
+        return
+    base = f"arn:{role.partition}"
+    job = f"{base}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
+    needs = (
+        Need(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,)),
+        Need(("iam:PassRole",), (context.role_arn,)),
+        Need(("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True),
+    )
+    passed_to = {
+        "ContextKeyName": "iam:PassedToService",
+        "ContextKeyValues": [_SERVICES[0]],
+        "ContextKeyType": "string",
+    }
+    denials = _simulate(context, _policy_source(context, arn), needs, (passed_to,))
+    yield _judge("caller", "may create the job, pass the role and upload the code", denials, None)
+
+
+def _policy_source(context: Context, arn: str) -> str:
+    """Return the user or role whose policies bind a caller; a session's own ARN is none that IAM simulates.
+
+    Raises:
+        UnansweredError: a federated user, whose policies IAM cannot look up.
+    """
+    kind, _, rest = arn.rpartition(":")[2].partition("/")
+    if kind == "assumed-role":
+        # The session's ARN leaves out the role's path.
+        return str(context.client("iam").get_role(RoleName=rest.partition("/")[0])["Role"]["Arn"])
+    if kind != "user":
+        raise UnansweredError(f"IAM cannot simulate the policies of {arn}")
+    return arn.replace(":sts:", ":iam:", 1)

@@ -1,0 +1,283 @@
+"""The bucket, the data, and whether the data fits the instances' volumes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain import catalog
+from cloudtrain.plan import Plan
+from cloudtrain.preflight.base import (
+    Check,
+    Context,
+    bucket_region,
+    command,
+    error_code,
+    explain,
+    failed,
+    is_denied,
+    passed,
+    side_by_side,
+    split,
+    unknown,
+)
+from cloudtrain.units import format_size
+from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+
+PAGES = 20
+"""Pages of 1,000 objects that are counted in each prefix; beyond them the count is a lower bound."""
+
+_SLACK = 1.1
+"""Room beside the data: the file system's own needs, the model, the outputs."""
+_GIB = 2**30  # AWS counts volumes in GiB and calls them GB
+_MISSING = ("NoSuchBucket", "404", "NotFound")
+
+_NVME = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
+"""Families with local NVMe, where SageMaker mounts that and ignores VolumeSizeInGB.
+
+Source: API reference of ResourceConfig, and EC2's pages of instance types, 2026-11. The catalog's sizes come first.
+"""
+
+
+# ---------------------------------------------------------------- the bucket
+
+
+def check_bucket(context: Context) -> Iterator[Check]:
+    """Check that our bucket exists, is in the job's region and belongs to the role's account."""
+    from botocore.exceptions import ClientError
+
+    bucket = str(context.settings.bucket)
+    try:
+        region = bucket_region(context, bucket)
+    except ClientError as error:
+        yield _judge_refusal(context, bucket, error)
+        return
+    if region != context.region:
+        yield failed("bucket", f"{bucket} is in {region}, the job in {context.region}", _elsewhere(context, region))
+        return
+    yield passed("bucket", f"s3://{bucket} is in {region}" + _owned_by(context))
+
+
+def _owned_by(context: Context) -> str:
+    return f" and belongs to account {context.settings.account}" if context.settings.account else ""
+
+
+def _elsewhere(context: Context, region: str) -> str:
+    bucket = context.settings.bucket
+    make = command("aws", "s3", "mb", f"s3://{bucket}-{context.region}", "--region", context.region)
+    return f"{make} && export CLOUDTRAIN_BUCKET={bucket}-{context.region}, or export CLOUDTRAIN_REGION={region}"
+
+
+def _judge_refusal(context: Context, bucket: str, error: Any) -> Check:
+    if error_code(error) in _MISSING:
+        make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
+        return failed("bucket", f"there is no bucket {bucket}", make)
+    if not is_denied(error):
+        raise error
+    if _is_anothers(context, bucket):
+        return failed(
+            "bucket",
+            f"{bucket} belongs to another account than {context.settings.account}",
+            f"export CLOUDTRAIN_BUCKET=... with a bucket of account {context.settings.account}",
+        )
+    return unknown(
+        "bucket",
+        f"{bucket} may not be looked at: it is another account's, or s3:ListBucket is not allowed",
+        "allow s3:ListBucket on it to the credentials that run this; submit needs it to find code that is there",
+    )
+
+
+def _is_anothers(context: Context, bucket: str) -> bool:
+    """Whether a bucket that S3 refuses with our account as its owner answers without that condition."""
+    from botocore.exceptions import ClientError
+
+    try:
+        context.client("s3").head_bucket(Bucket=bucket)
+    except ClientError:
+        return False
+    return context.settings.account is not None
+
+
+# ---------------------------------------------------------------- the data
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What lies below a prefix. `is_whole` is false when there was more than was counted."""
+
+    sizes: Mapping[str, int]
+    is_whole: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all objects that were counted."""
+        return sum(self.sizes.values())
+
+    def __str__(self) -> str:
+        at_least = "" if self.is_whole else "at least "
+        count = f"{len(self.sizes):,} object{'s' if len(self.sizes) != 1 else ''}"
+        return f"{at_least}{count}, {format_size(self.total_bytes)}"
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A channel's check, and the bytes that it puts on each instance's volume (None: not known)."""
+
+    check: Check
+    bytes: float | None
+    is_whole: bool = True
+
+
+def list_objects(context: Context, uri: str, *, pages: int = PAGES) -> Listing:
+    """Return the objects whose keys begin with a uri's key, as SageMaker's S3Prefix does; empty folders left out."""
+    place = split(uri)
+    sizes: dict[str, int] = {}
+    arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key, **context.expected_owner(place.bucket)}
+    for _ in range(pages):
+        page = context.client("s3").list_objects_v2(**arguments)
+        sizes |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", []) if not entry["Key"].endswith("/")}
+        if not page.get("IsTruncated"):
+            return Listing(sizes, is_whole=True)
+        arguments["ContinuationToken"] = page["NextContinuationToken"]
+    return Listing(sizes, is_whole=False)
+
+
+def names_of_data(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the checks of a plan's data."""
+    return (*(f"data.{channel['ChannelName']}" for channel in _channels(plan)), "volume")
+
+
+def _channels(plan: Plan) -> list[dict[str, Any]]:
+    """Return the channels whose objects must be there already; the rest is uploaded by the submit."""
+    uploaded = {upload.uri for upload in plan.uploads}
+    return [
+        channel
+        for channel in plan.request["InputDataConfig"]
+        if channel["ChannelName"] not in (CODE_CHANNEL, CONFIG_CHANNEL) and _uri(channel) not in uploaded
+    ]
+
+
+def _uri(channel: Mapping[str, Any]) -> str:
+    return str(channel["DataSource"]["S3DataSource"]["S3Uri"])
+
+
+def check_data(context: Context) -> Iterator[Check]:
+    """Check each channel, then whether what is downloaded fits the volume."""
+    channels = _channels(context.plan)
+    measured = side_by_side([lambda channel=channel: _measure(context, channel) for channel in channels])  # type: ignore[misc]
+    yield from (found.check for found in measured)
+    yield _check_volume(context, measured)
+
+
+def _measure(context: Context, channel: Mapping[str, Any]) -> _Measured:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    name = f"data.{channel['ChannelName']}"
+    try:
+        return _measure_objects(context, channel, name)
+    except (ClientError, BotoCoreError) as error:
+        if isinstance(error, ClientError) and error_code(error) in _MISSING:
+            bucket = split(_uri(channel)).bucket
+            fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', _uri(channel))}"
+            return _Measured(failed(name, f"there is no bucket {bucket}", fix), None)
+        return _Measured(unknown(name, *explain(error)), None)
+
+
+def _measure_objects(context: Context, channel: Mapping[str, Any], name: str) -> _Measured:
+    uri = _uri(channel)
+    region = bucket_region(context, split(uri).bucket)
+    if region != context.region:
+        near = f"s3://BUCKET-IN-{context.region}/{split(uri).key}"
+        return _Measured(
+            failed(
+                name,
+                f"{uri} is in {region}; SageMaker reads only buckets of the job's region, {context.region}",
+                command("aws", "s3", "sync", uri, near, "--source-region", region, "--region", context.region),
+            ),
+            None,
+        )
+    listing = list_objects(context, uri)
+    is_file = channel.get("InputMode", "File") == "File"
+    sharded = channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
+    instances = context.plan.cluster.instances
+    on_volume = listing.total_bytes / (instances if sharded else 1) if is_file else 0
+    return _Measured(_judge_listing(context, name, uri, listing, sharded=sharded), on_volume, listing.is_whole)
+
+
+def _judge_listing(context: Context, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
+    instances = context.plan.cluster.instances
+    if not listing.sizes:
+        return failed(name, f"nothing lies below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
+    if sharded and len(listing.sizes) < instances:
+        return failed(
+            name,
+            f"{listing} below {uri}, shared out among {instances} instances: some would have none",
+            f"--set {name}.sharded=false, or store the data as at least {instances} objects",
+        )
+    return passed(name, f"{listing} below {uri}{_neighbours(uri, listing)}")
+
+
+def _neighbours(uri: str, listing: Listing) -> str:
+    """Say when a prefix takes in more than the folder of its name: s3://b/train matches train-old/, too."""
+    key = split(uri).key
+    if not key or key.endswith("/") or key in listing.sizes:
+        return ""
+    beside = [name for name in listing.sizes if not name.startswith(f"{key}/")]
+    if not beside:
+        return ""
+    return f", among them {len(beside):,} beside the folder, such as {beside[0]}: to leave them out write {uri}/"
+
+
+# ---------------------------------------------------------------- the volume
+
+
+def _check_volume(context: Context, measured: list[_Measured]) -> Check:
+    known = [found.bytes for found in measured if found.bytes is not None]
+    needed = sum(known) + _uploaded_bytes(context.plan) + context.plan.bundle.bytes
+    is_whole = len(known) == len(measured) and all(found.is_whole for found in measured)
+    shown = ("" if is_whole else "at least ") + f"{format_size(needed)} are downloaded to each instance"
+    volume, room = _room(context)
+    if room is None:
+        return passed("volume", f"{shown}; {volume}")
+    if needed * _SLACK > room:
+        return failed("volume", f"{shown}, and {volume} is too small", _more_room(context, needed))
+    if not is_whole:
+        return unknown("volume", f"{shown}, and not all of the data could be counted; {volume}")
+    return passed("volume", f"{shown}; {volume}")
+
+
+def _uploaded_bytes(plan: Plan) -> int:
+    """Return the size of the local data that the submit will upload."""
+    total = 0
+    for upload in plan.uploads:
+        path = Path(upload.path)
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        total += sum(file.stat().st_size for file in files)
+    return total
+
+
+def _room(context: Context) -> tuple[str, int | None]:
+    """Return the name of the storage and its bytes on the smallest type; None when that is not known."""
+    sizes = []
+    for name in context.instance_types:
+        local_gb = getattr(catalog.find_instance(name), "nvme_gb", None)
+        if local_gb:
+            sizes.append((f"the {local_gb} GB of local NVMe of {name}", int(local_gb) * 10**9))
+        elif _NVME.match(name):
+            return f"{name} has local NVMe, whose size is not known here", None
+        else:
+            volume = int(context.plan.request["ResourceConfig"]["VolumeSizeInGB"])
+            sizes.append((f"the volume of {volume} GB", volume * _GIB))
+    return min(sizes, key=lambda size: size[1])
+
+
+def _more_room(context: Context, needed: float) -> str:
+    enough = 10 * math.ceil(needed * _SLACK / _GIB / 10 + 1)
+    stream = "or stream it: mode: FastFile in the channel"
+    if any(getattr(catalog.find_instance(name), "nvme_gb", None) for name in context.instance_types):
+        return f"take a type with more local storage, {stream}, or share it out: sharded: true"
+    return f"--set cluster.volume={enough}GB (in the job file: cluster.volume: {enough}GB), {stream}"

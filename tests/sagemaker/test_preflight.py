@@ -1,0 +1,787 @@
+"""The checks of an account, over HTTP: each thing is broken on purpose, and exactly its check fails with its fix.
+
+moto answers what it has; a server in front of it answers policy simulation, quotas, and what moto lets pass.
+"""
+
+import json
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_front import Answer, Front, Request, quotas, simulation
+from conftest import TRUST
+from support import EXAMPLES, REPOSITORY, Cli
+
+import cloudtrain
+from cloudtrain.preflight import ACTIONS, Check, Result, run_checks
+
+pytestmark = pytest.mark.aws
+
+ACCOUNT = "123456789012"
+ENOUGH = {
+    f"{kind} for {use}": 8
+    for kind in ("ml.p4d.24xlarge", "ml.m5.xlarge", "ml.g5.xlarge")
+    for use in ("training job usage", "spot training job usage", "training warm pool usage")
+}
+JOB = """\
+name: demo
+code: {task: "mine:Mine"}
+cluster: {instance_type: ml.m5.xlarge, instances: 2}
+data: {train: "s3://cloudtrain-test/numbers/"}
+train: {epochs: 1}
+checkpoint: {uri: "s3://cloudtrain-test/saved"}
+"""
+SCRIPT = """\
+name: demo
+code: {script: train.py}
+cluster: {instance_type: ml.m5.xlarge}
+checkpoint: {uri: "s3://cloudtrain-test/saved"}
+"""
+
+
+def client(service: str, **options: Any) -> Any:
+    import boto3
+
+    return boto3.client(service, **options)
+
+
+@pytest.fixture
+def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """An account in which everything is as the job needs it."""
+    with Front(aws["AWS_ENDPOINT_URL"]).serve() as front:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
+        front.rules["SimulatePrincipalPolicy"] = simulation()
+        front.say("ListServiceQuotas", quotas(ENOUGH))
+        front.say("ListAWSDefaultServiceQuotas", quotas({}))
+        for name in ("one", "two", "three"):
+            put(f"numbers/{name}", b"12345")
+        yield front
+
+
+def put(key: str, body: bytes = b"", bucket: str = "cloudtrain-test") -> None:
+    client("s3").put_object(Bucket=bucket, Key=key, Body=body)
+
+
+@pytest.fixture
+def checks(job: Callable[..., Path]) -> Callable[..., dict[str, Check]]:
+    """Check a job with these settings of it; return the checks by name."""
+
+    def check(*overrides: str, text: str = JOB) -> dict[str, Check]:
+        path = job(text, mine_py="class Mine:\n    def __init__(self): ...\n", train_py="")
+        found = cloudtrain.check(cloudtrain.validate(path, overrides))
+        assert len({each.name for each in found}) == len(found)
+        return {each.name: each for each in found}
+
+    return check
+
+
+Checks = Callable[..., dict[str, Check]]
+
+
+def only_failure(found: dict[str, Check], name: str) -> Check:
+    """Return the one check that failed."""
+    assert [each.name for each in found.values() if each.result is Result.FAIL] == [name]
+    assert found[name].fix, "a failure without a fix"
+    return found[name]
+
+
+def test_a_well_set_account_passes_every_check(account: Front, checks: Checks) -> None:
+    found = checks()
+    assert {name: str(each.result) for name, each in found.items()} == dict.fromkeys(
+        (
+            *("identity", "caller", "role", "trust", "permissions", "bucket", "data.train", "volume", "checkpoints"),
+            *("quota", "image", "network", "budget"),
+        ),
+        "pass",
+    )
+    assert "3 objects, 15 B" in found["data.train"].detail
+    assert "0 of 8 in use, the job takes 2" in found["quota"].detail
+    assert all(not each.fix for each in found.values())
+
+
+def test_nothing_is_changed(account: Front, checks: Checks) -> None:
+    account.seen.clear()
+    checks()
+    assert {name for name in account.seen if not name.startswith(("Get", "List", "Describe", "Simulate", "Batch"))} == {
+        *("HEAD /cloudtrain-test", "GET /cloudtrain-test"),
+    }
+
+
+# ---------------------------------------------------------------- identity and role
+
+
+def test_a_role_of_another_account(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_ROLE", "arn:aws:iam::999999999999:role/training")
+    failure = only_failure(checks(), "identity")
+    assert "account 999999999999" in failure.detail
+    assert f"CLOUDTRAIN_ROLE to a role of account {ACCOUNT}" in failure.fix
+
+
+def test_credentials_that_have_expired(account: Front, checks: Checks) -> None:
+    body = b"<ErrorResponse><Error><Code>ExpiredToken</Code><Message>expired</Message></Error></ErrorResponse>"
+    account.say("GetCallerIdentity", Answer(body, 403, {"Content-Type": "text/xml"}))
+    failure = only_failure(checks(), "identity")
+    assert "ExpiredToken" in failure.detail
+    assert "sign in again" in failure.fix
+
+
+def test_a_role_that_is_missing(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_ROLE", f"arn:aws:iam::{ACCOUNT}:role/teams/vision")
+    found = checks()
+    failure = only_failure(found, "role")
+    assert found["trust"].result is Result.UNKNOWN
+    words = shlex.split(failure.fix)
+    assert words[:5] == ["aws", "iam", "create-role", "--role-name", "vision"]
+    assert words[5:7] == ["--path", "/teams/"]
+    # What the fix makes is what the check accepts.
+    client("iam").create_role(RoleName=words[4], Path=words[6], AssumeRolePolicyDocument=words[8])
+    again = checks()
+    assert (again["role"].result, again["trust"].result) == (Result.PASS, Result.PASS)
+
+
+def test_what_is_no_role(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_ROLE", "training")
+    assert "arn:aws:iam::" in only_failure(checks(), "role").fix
+
+
+def trust(**changes: Any) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": [{**TRUST["Statement"][0], **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "result"),
+    [
+        (trust(Principal={"Service": "ec2.amazonaws.com"}), "fail"),
+        (trust(Principal={"Service": ["ec2.amazonaws.com", "sagemaker.amazonaws.com"]}), "pass"),
+        (trust(Action="sts:TagSession"), "fail"),
+        (trust(Action=["sts:AssumeRole", "sts:TagSession"]), "pass"),
+        (trust(Effect="Deny"), "fail"),
+        (trust(Condition={"StringEquals": {"aws:SourceAccount": ACCOUNT}}), "pass"),
+        (trust(Condition={"StringEquals": {"aws:SourceAccount": "999999999999"}}), "fail"),
+        (trust(Condition={"ArnLike": {"aws:SourceArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:*"}}), "pass"),
+        (trust(Condition={"ArnLike": {"aws:SourceArn": f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:*"}}), "fail"),
+        (trust(Condition={"StringEquals": {"aws:PrincipalOrgID": "o-1"}}), "unknown"),
+    ],
+    ids=lambda value: json.dumps(value["Statement"][0]) if isinstance(value, dict) else value,
+)
+def test_trust(account: Front, checks: Checks, document: dict[str, Any], result: str) -> None:
+    iam = client("iam")
+    iam.update_assume_role_policy(RoleName="training", PolicyDocument=json.dumps(document))
+    found = checks()
+    assert found["trust"].result == result
+    if result == "fail":
+        words = shlex.split(only_failure(found, "trust").fix)
+        assert words[:3] == ["aws", "iam", "update-assume-role-policy"]
+        iam.update_assume_role_policy(RoleName=words[4], PolicyDocument=words[6])
+        assert checks()["trust"].result == ("fail" if document["Statement"][0]["Effect"] == "never" else "pass")
+
+
+def test_a_permission_that_is_missing(account: Front, checks: Checks) -> None:
+    account.rules["SimulatePrincipalPolicy"] = simulation({"logs:PutLogEvents": "implicitDeny"})
+    failure = only_failure(checks(), "permissions")
+    assert "logs:PutLogEvents on arn:aws:logs:us-west-2:123456789012:log-group:/aws/sagemaker" in failure.detail
+    words = shlex.split(failure.fix)
+    assert words[:5] == ["aws", "iam", "put-role-policy", "--role-name", "training"]
+    (statement,) = json.loads(words[-1])["Statement"]
+    assert statement["Action"] == ["logs:PutLogEvents"]
+
+
+def test_s3_that_only_the_buckets_policy_could_allow(account: Front, checks: Checks) -> None:
+    account.rules["SimulatePrincipalPolicy"] = simulation({"s3:ListBucket": "implicitDeny"})
+    assert "s3:ListBucket" in only_failure(checks(), "permissions").detail
+    policy = {"Version": "2012-10-17", "Statement": []}
+    client("s3").put_bucket_policy(Bucket="cloudtrain-test", Policy=json.dumps(policy))
+    assert checks()["permissions"].result is Result.UNKNOWN
+
+
+def test_a_denial_that_hangs_on_a_condition_is_no_failure(account: Front, checks: Checks) -> None:
+    denied = {"sagemaker:CreateTrainingJob": "explicitDeny", "logs:PutLogEvents": "explicitDeny"}
+    account.rules["SimulatePrincipalPolicy"] = simulation(denied, missing=("sagemaker:InstanceTypes",))
+    found = checks()
+    assert {name for name, each in found.items() if each.result is not Result.PASS} == {"permissions", "caller"}
+    assert {each.result for each in found.values()} == {Result.PASS, Result.UNKNOWN}
+
+
+def test_a_caller_that_may_not_pass_the_role(account: Front, checks: Checks) -> None:
+    account.rules["SimulatePrincipalPolicy"] = simulation({"iam:PassRole": "implicitDeny"})
+    failure = only_failure(checks(), "caller")
+    assert f"iam:PassRole on arn:aws:iam::{ACCOUNT}:role/training" in failure.detail
+    assert "iam:PassRole" in failure.fix
+    asked = [request for request in account.requests if b"iam%3APassRole" in request.body]
+    assert b"iam%3APassedToService" in asked[0].body
+
+
+def test_a_session_is_judged_by_its_role(account: Front, checks: Checks) -> None:
+    client("iam").create_role(RoleName="people", Path="/sso/", AssumeRolePolicyDocument=json.dumps(TRUST))
+    body = (
+        '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
+        f"<Arn>arn:aws:sts::{ACCOUNT}:assumed-role/people/ada</Arn><UserId>x</UserId><Account>{ACCOUNT}</Account>"
+        "</GetCallerIdentityResult></GetCallerIdentityResponse>"
+    )
+    account.say("GetCallerIdentity", Answer(body.encode(), 200, {"Content-Type": "text/xml"}))
+    assert checks()["caller"].result is Result.PASS
+    sources = {re.search(rb"PolicySourceArn=([^&]+)", r.body) for r in account.requests if b"Simulate" in r.body}
+    assert any(match is not None and match[1].endswith(b"role%2Fsso%2Fpeople") for match in sources)
+
+
+def test_what_only_moto_answers_is_unknown_and_blocks_nothing(
+    aws: dict[str, str], checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("numbers/one", b"1")
+    found = checks()
+    unknown = {name for name, each in found.items() if each.result is Result.UNKNOWN}
+    assert unknown == {"caller", "permissions", "quota"}
+    assert not [each for each in found.values() if each.result is Result.FAIL]
+
+
+# ---------------------------------------------------------------- bucket and data
+
+
+def test_a_bucket_that_is_missing(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_BUCKET", "not-there")
+    failure = only_failure(checks(), "bucket")
+    assert failure.fix == "aws s3 mb s3://not-there --region us-west-2"
+
+
+def test_a_bucket_in_another_region(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+    client("s3", region_name="eu-west-1").create_bucket(
+        Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+    )
+    monkeypatch.setenv("CLOUDTRAIN_BUCKET", "far-away")
+    failure = only_failure(checks(), "bucket")
+    assert failure.detail == "far-away is in eu-west-1, the job in us-west-2"
+    assert "aws s3 mb s3://far-away-us-west-2 --region us-west-2" in failure.fix
+    found = checks("data.train=s3://far-away/numbers", text=JOB)
+    assert "SageMaker reads only buckets of the job's region" in found["data.train"].detail
+
+
+def refuse_owner(request: Request) -> Answer | None:
+    """S3 refuses a bucket whose owner is not the expected one; moto does not look."""
+    return Answer(b"", 403) if "x-amz-expected-bucket-owner" in request.headers else None
+
+
+def test_a_bucket_of_another_account(account: Front, checks: Checks) -> None:
+    account.rules["HEAD /cloudtrain-test"] = refuse_owner
+    failure = only_failure(checks(text=SCRIPT), "bucket")
+    assert "belongs to another account" in failure.detail
+    assert f"a bucket of account {ACCOUNT}" in failure.fix
+
+
+def test_a_bucket_that_may_not_be_looked_at(account: Front, checks: Checks) -> None:
+    account.say("HEAD /cloudtrain-test", Answer(b"", 403))
+    found = checks(text=SCRIPT)
+    assert found["bucket"].result is Result.UNKNOWN
+    assert "allow s3:ListBucket" in found["bucket"].fix
+
+
+def test_our_bucket_is_asked_for_with_its_owner_and_the_users_is_not(account: Front, checks: Checks) -> None:
+    client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    put("numbers/one", b"1", bucket="shared")
+    account.requests.clear()
+    assert checks("data.train=s3://shared/numbers")["data.train"].result is Result.PASS
+    owners = {
+        (request.operation.rpartition("/")[2], request.headers.get("x-amz-expected-bucket-owner"))
+        for request in account.requests
+        if request.operation.endswith(("/cloudtrain-test", "/shared"))
+    }
+    assert owners == {("cloudtrain-test", ACCOUNT), ("shared", None)}
+
+
+def test_an_empty_prefix(account: Front, checks: Checks) -> None:
+    put("nothing/")  # the console's empty folder
+    failure = only_failure(checks("data.train=s3://cloudtrain-test/nothing"), "data.train")
+    assert failure.detail == "nothing lies below s3://cloudtrain-test/nothing"
+    assert failure.fix == "aws s3 sync FOLDER s3://cloudtrain-test/nothing"
+
+
+def test_a_data_bucket_that_is_missing(account: Front, checks: Checks) -> None:
+    assert "no bucket not-there" in only_failure(checks("data.train=s3://not-there/x"), "data.train").detail
+
+
+def test_a_prefix_that_takes_in_its_neighbours(account: Front, checks: Checks) -> None:
+    put("numbers-old/four", b"1")
+    found = checks("data.train=s3://cloudtrain-test/numbers")
+    assert found["data.train"].result is Result.PASS
+    assert "1 beside the folder, such as numbers-old/four" in found["data.train"].detail
+
+
+def test_shards_that_do_not_go_round(account: Front, checks: Checks) -> None:
+    sharded = "data.train={uri: 's3://cloudtrain-test/numbers/', sharded: true}"
+    assert checks(sharded, "cluster.instances=3")["data.train"].result is Result.PASS
+    failure = only_failure(checks(sharded, "cluster.instances=4"), "data.train")
+    assert "--set data.train.sharded=false" in failure.fix
+
+
+def listing(count: int, size: int, *, truncated: bool = False) -> Answer:
+    objects = "".join(f"<Contents><Key>numbers/{i}</Key><Size>{size}</Size></Contents>" for i in range(count))
+    more = f"<IsTruncated>{str(truncated).lower()}</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    text = f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{more}{objects}</ListBucketResult>'
+    return Answer(text.encode(), 200, {"Content-Type": "application/xml"})
+
+
+def data_is(front: Front, answer: Answer) -> None:
+    client("s3").create_bucket(Bucket="large", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    front.rules["GET /large"] = lambda request: answer
+
+
+LARGE = "data.train={uri: 's3://large/numbers/'}"
+
+
+def test_a_volume_that_is_too_small(account: Front, checks: Checks) -> None:
+    data_is(account, listing(4, 70 * 10**9))
+    failure = only_failure(checks(LARGE), "volume")
+    assert "280.0 GB are downloaded to each instance" in failure.detail
+    assert "cluster.volume: 300GB" in failure.fix
+    assert checks(LARGE, "cluster.volume=300GB")["volume"].result is Result.PASS
+    assert checks(LARGE.replace("}", ", mode: FastFile}"))["volume"].result is Result.PASS
+    shared_out = LARGE.replace("}", ", sharded: true}")
+    assert only_failure(checks(shared_out), "volume").detail.startswith("140.0 GB")
+    assert checks(shared_out, "cluster.volume=150GB")["volume"].result is Result.PASS
+
+
+def test_local_nvme_takes_the_volumes_place(account: Front, checks: Checks) -> None:
+    data_is(account, listing(4, 70 * 10**9))
+    assert checks(LARGE, "cluster.instance_type=ml.p4d.24xlarge")["volume"].result is Result.PASS
+
+
+def test_a_listing_without_end_is_a_lower_bound(account: Front, checks: Checks) -> None:
+    data_is(account, listing(2, 10**6, truncated=True))
+    found = checks(LARGE)
+    assert "at least 2 objects" in found["data.train"].detail
+    assert found["volume"].result is Result.UNKNOWN
+    assert account.seen.count("GET /large") == 20
+
+
+def test_local_data_need_not_be_there_and_counts_for_the_volume(account: Front, checks: Checks, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    with (tmp_path / "here" / "sparse").open("wb") as file:
+        file.truncate(40 * 10**9)
+    found = checks("data.train=../here")
+    assert "data.train" not in found
+    assert "40.0 GB are downloaded" in only_failure(found, "volume").detail
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def save(step: int, *, run: str = "other", size: int = 3, place: str = "saved") -> None:
+    put(f"{place}/step-{step:08d}/model.pt", b"123")
+    manifest = {"version": 1, "run": run, "step": step, "files": {"model.pt": size}, "state": {}}
+    put(f"{place}/step-{step:08d}/manifest.json", json.dumps(manifest).encode())
+
+
+def test_what_is_resumed_is_said(account: Front, checks: Checks) -> None:
+    save(10)
+    save(20, run="newer")
+    save(30, size=4)  # not whole: a file has another size than its manifest says
+    put("saved/step-00000040/model.pt", b"123")  # never finished
+    assert checks()["checkpoints"].detail == "will resume from step 20 of run newer"
+
+
+def test_foreign_objects(account: Front, checks: Checks) -> None:
+    put("saved/photo.jpg", b"1")
+    failure = only_failure(checks(), "checkpoints")
+    assert "such as saved/photo.jpg" in failure.detail
+    assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
+    assert checks(text=SCRIPT)["checkpoints"].result is Result.PASS  # a script's may have any name
+
+
+def test_never_beside_another_runs_checkpoints(account: Front, checks: Checks) -> None:
+    save(10)
+    failure = only_failure(checks("checkpoint.resume=never"), "checkpoints")
+    assert "holds step 10 of run other" in failure.detail
+
+
+def test_resume_from_a_place(account: Front, checks: Checks) -> None:
+    resume = "checkpoint.resume=s3://cloudtrain-test/elsewhere"
+    assert "no complete checkpoint" in only_failure(checks(resume), "checkpoints").detail
+    save(7, place="elsewhere")
+    assert "from step 7 of run other, in s3://cloudtrain-test/elsewhere" in checks(resume)["checkpoints"].detail
+    assert checks(f"{resume}/step-00000007")["checkpoints"].result is Result.PASS
+    assert checks(f"{resume}/step-00000008")["checkpoints"].result is Result.FAIL
+
+
+def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks: Checks) -> None:
+    resume = "checkpoint.resume=demo-261120-101500-1a2b3c"
+    assert "no complete checkpoint" in only_failure(checks(resume, text=SCRIPT), "checkpoints").detail
+    isolated = checks(resume, "cluster.network.isolation=true")  # where SageMaker copies checkpoints of a Task, too
+    assert "no complete checkpoint" in only_failure(isolated, "checkpoints").detail
+    put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
+    assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
+
+
+def test_checkpoints_of_this_machine(account: Front, checks: Checks) -> None:
+    assert "lies on this machine" in only_failure(checks("checkpoint.resume=/tmp/here"), "checkpoints").detail
+
+
+# ---------------------------------------------------------------- quota
+
+
+def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
+    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 0}))
+    failure = only_failure(checks(), "quota")
+    assert failure.detail == "ml.m5.xlarge for training job usage: 0 in us-west-2, the job takes 2"
+    assert re.fullmatch(
+        r"aws service-quotas request-service-quota-increase --service-code sagemaker "
+        r"--quota-code L-\w{8} --desired-value 2 --region us-west-2",
+        failure.fix,
+    )
+    assert checks("cluster.spot=true")["quota"].result is Result.PASS
+
+
+def test_the_default_counts_where_nothing_else_is_known(account: Front, checks: Checks) -> None:
+    account.say("ListServiceQuotas", quotas({}))
+    assert checks()["quota"].result is Result.UNKNOWN
+    account.say("ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1}))
+    assert "1 in us-west-2, the job takes 2" in only_failure(checks(), "quota").detail
+
+
+def test_preferences_fail_only_when_none_fits(account: Front, checks: Checks) -> None:
+    text = JOB.replace("instance_type: ml.m5.xlarge", "prefer: [ml.m5.xlarge, ml.g5.xlarge]")
+    values = {**ENOUGH, "ml.m5.xlarge for training job usage": 0}
+    account.say("ListServiceQuotas", quotas(values))
+    assert "ml.g5.xlarge" in checks(text=text)["quota"].detail
+    account.say("ListServiceQuotas", quotas({**values, "ml.g5.xlarge for training job usage": 1}))
+    assert "ml.m5.xlarge" in only_failure(checks(text=text), "quota").detail
+
+
+def start_job(name: str, instances: int, **more: Any) -> None:
+    client("sagemaker").create_training_job(
+        TrainingJobName=name,
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
+        RoleArn=f"arn:aws:iam::{ACCOUNT}:role/training",
+        OutputDataConfig={"S3OutputPath": "s3://cloudtrain-test/x"},
+        ResourceConfig={"InstanceType": "ml.m5.xlarge", "InstanceCount": instances, "VolumeSizeInGB": 1},
+        StoppingCondition={"MaxRuntimeInSeconds": 60},
+        **more,
+    )
+
+
+def still_runs(request: Request) -> Answer | None:
+    """List jobs as running that have ended in moto, where they end at once."""
+    asked = json.loads(request.body)
+    if asked.get("StatusEquals") != "InProgress":
+        return Answer.json({"TrainingJobSummaries": []})
+    summary = {"TrainingJobArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:training-job/x", "CreationTime": 1.0}
+    names = ("busy", "spot")
+    jobs = [{**summary, "TrainingJobName": name, "TrainingJobStatus": "InProgress"} for name in names]
+    return Answer.json({"TrainingJobSummaries": jobs})
+
+
+def test_what_is_in_use_counts_by_kind(account: Front, checks: Checks) -> None:
+    start_job("busy", 6)
+    start_job("spot", 5, EnableManagedSpotTraining=True)
+    account.rules["ListTrainingJobs"] = still_runs
+    assert "6 of 8 in use, the job takes 2" in checks()["quota"].detail
+    failure = only_failure(checks("cluster.instances=3"), "quota")
+    assert "aws sagemaker stop-training-job --training-job-name busy" in failure.fix
+    assert "--desired-value 9" in failure.fix
+    assert "5 of 8 in use" in checks("cluster.spot=true")["quota"].detail
+
+
+def test_use_that_may_not_be_counted_hides_no_quota(account: Front, checks: Checks) -> None:
+    account.say("ListTrainingJobs", Answer.denied())
+    found = checks()
+    assert found["quota"].result is Result.PASS
+    assert "could not be counted" in found["quota"].detail
+
+
+def test_a_warm_pool_without_quota(account: Front, checks: Checks) -> None:
+    assert "warm pool" not in checks()
+    assert checks("cluster.keep_alive=30m")["warm pool"].result is Result.PASS
+    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training warm pool usage": 0}))
+    assert "would not be kept warm" in only_failure(checks("cluster.keep_alive=30m"), "warm pool").detail
+
+
+def test_a_quota_that_may_not_be_asked_for(account: Front, checks: Checks) -> None:
+    account.say("ListServiceQuotas", Answer.denied())
+    found = checks()
+    assert found["quota"].result is Result.UNKNOWN
+    assert found["quota"].fix == "allow servicequotas:ListServiceQuotas to the credentials that run this"
+
+
+# ---------------------------------------------------------------- image
+
+
+def test_images(account: Front, checks: Checks) -> None:
+    uri = f"{ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com/mine:1"
+    own = f"cluster.image={uri}"
+    assert "create-repository --repository-name mine" in only_failure(checks(own), "image").fix
+    ecr = client("ecr")
+    ecr.create_repository(repositoryName="mine")
+    failure = only_failure(checks(own), "image")
+    assert failure.detail == f"there is no image {uri}"
+    assert "aws ecr list-images --registry-id 123456789012 --repository-name mine" in failure.fix
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    ecr.put_image(repositoryName="mine", imageManifest=json.dumps(manifest), imageTag="1")
+    assert checks(own)["image"].detail == f"{uri} exists"
+
+
+@pytest.mark.parametrize(
+    ("image", "detail"),
+    [
+        (f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/mine:1", "is in eu-west-1"),
+        ("pytorch/pytorch:2.6", "is not in ECR"),
+        ("public.ecr.aws/deep-learning/pytorch:2", "is not in ECR"),
+    ],
+)
+def test_an_image_that_sagemaker_does_not_pull(account: Front, checks: Checks, image: str, detail: str) -> None:
+    failure = only_failure(checks(f"cluster.image={image}"), "image")
+    assert detail in failure.detail
+    assert f"docker push {ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com/" in failure.fix
+
+
+def test_aws_own_image_is_looked_up_and_else_taken_from_the_list(account: Front, checks: Checks) -> None:
+    account.say("BatchGetImage", Answer.denied())
+    assert "in AWS's list of 20" in checks()["image"].detail
+    failures = [{"imageId": {"imageTag": "x"}, "failureCode": "ImageNotFound", "failureReason": "x"}]
+    account.say("BatchGetImage", Answer.json({"images": [], "failures": failures}))
+    assert "there is no image 763104351884.dkr" in only_failure(checks(), "image").detail
+
+
+# ---------------------------------------------------------------- network
+
+
+class Vpc:
+    """A network in moto: two subnets, a security group, a way to S3."""
+
+    def __init__(self) -> None:
+        self.ec2 = client("ec2")
+        self.id = self.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        self.subnet = self.add_subnet("10.0.0.0/24")
+        self.group = self.ec2.create_security_group(GroupName="training", Description="x", VpcId=self.id)["GroupId"]
+        tables = self.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [self.id]}])["RouteTables"]
+        self.table = tables[0]["RouteTableId"]
+
+    def add_subnet(self, block: str) -> str:
+        return str(self.ec2.create_subnet(VpcId=self.id, CidrBlock=block)["Subnet"]["SubnetId"])
+
+    def add_endpoint(self) -> None:
+        self.ec2.create_vpc_endpoint(
+            VpcId=self.id, ServiceName="com.amazonaws.us-west-2.s3", RouteTableIds=[self.table]
+        )
+
+    def allow_itself(self, *directions: str) -> None:
+        rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": self.group}]}]
+        for direction in directions:
+            getattr(self.ec2, f"authorize_security_group_{direction}")(GroupId=self.group, IpPermissions=rule)
+
+    def override(self, *, subnet: str = "", group: str = "") -> str:
+        return f"cluster.network={{subnets: [{subnet or self.subnet}], security_groups: [{group or self.group}]}}"
+
+
+@pytest.fixture
+def vpc(account: Front) -> Vpc:
+    return Vpc()
+
+
+def test_a_network_that_is_well_set(vpc: Vpc, checks: Checks) -> None:
+    vpc.add_endpoint()
+    vpc.allow_itself("ingress", "egress")
+    found = checks(vpc.override(), "cluster.instance_type=ml.p4d.24xlarge")
+    assert [str(found[name].result) for name in ("subnets", "security groups", "way to s3")] == ["pass"] * 3
+    assert "251 free addresses in 1 subnet of vpc-" in found["subnets"].detail
+    assert "the job takes 10" in found["subnets"].detail
+    assert "gateway endpoint" in found["way to s3"].detail
+
+
+def test_a_subnet_and_a_group_that_are_missing(vpc: Vpc, checks: Checks) -> None:
+    vpc.add_endpoint()
+    vpc.allow_itself("ingress", "egress")
+    failure = only_failure(checks(vpc.override(subnet="subnet-00000009")), "subnets")
+    assert "subnet-00000009" in failure.detail
+    assert "aws ec2 describe-subnets" in failure.fix
+    failure = only_failure(checks(vpc.override(group="sg-00000009")), "security groups")
+    assert "aws ec2 describe-security-groups" in failure.fix
+
+
+def test_a_group_without_reference_to_itself(vpc: Vpc, checks: Checks) -> None:
+    vpc.add_endpoint()
+    efa = (vpc.override(), "cluster.instance_type=ml.p4d.24xlarge")
+    fix = only_failure(checks(*efa), "security groups").fix
+    assert fix.count(" && ") == 1
+    assert f"authorize-security-group-ingress --group-id {vpc.group}" in fix
+    assert f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={vpc.group}}}]" in fix
+    vpc.allow_itself("ingress")
+    # With EFA a rule for all addresses does not count; without, the default rule for outbound traffic does.
+    assert "egress" in only_failure(checks(*efa), "security groups").fix
+    assert checks(vpc.override())["security groups"].result is Result.PASS
+    assert checks(*efa, "cluster.instances=1")["security groups"].result is Result.PASS
+    vpc.allow_itself("egress")
+    assert checks(*efa)["security groups"].result is Result.PASS
+
+
+def test_a_group_of_another_network(vpc: Vpc, checks: Checks) -> None:
+    vpc.add_endpoint()
+    assert (
+        "not in the subnets' network" in only_failure(checks(vpc.override(group=Vpc().group)), "security groups").detail
+    )
+
+
+def test_too_few_addresses(vpc: Vpc, checks: Checks) -> None:
+    vpc.add_endpoint()
+    vpc.allow_itself("ingress", "egress")
+    small = vpc.add_subnet("10.0.9.0/28")  # 11 free: AWS keeps five
+    found = checks(vpc.override(subnet=small), "cluster.instances=6")
+    assert "11 free addresses in 1 subnet" in only_failure(found, "subnets").detail
+
+
+def test_no_way_to_s3(vpc: Vpc, checks: Checks) -> None:
+    vpc.allow_itself("ingress", "egress")
+    fix = only_failure(checks(vpc.override()), "way to s3").fix
+    words = shlex.split(fix)
+    assert words[:3] == ["aws", "ec2", "create-vpc-endpoint"]
+    assert words[words.index("--route-table-ids") + 1] == vpc.table
+    gateway = vpc.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    vpc.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc.id)
+    vpc.ec2.create_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    assert checks(vpc.override())["way to s3"].result is Result.UNKNOWN
+    vpc.ec2.delete_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0")
+    nat = vpc.ec2.create_nat_gateway(SubnetId=vpc.subnet)["NatGateway"]["NatGatewayId"]
+    vpc.ec2.create_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", NatGatewayId=nat)
+    assert "by NAT gateway" in checks(vpc.override())["way to s3"].detail
+
+
+# ---------------------------------------------------------------- budget
+
+
+def budget(limit: float, spent: float, **more: Any) -> dict[str, Any]:
+    return {
+        "BudgetName": "training",
+        "BudgetLimit": {"Amount": str(limit), "Unit": "USD"},
+        "TimeUnit": "MONTHLY",
+        "BudgetType": "COST",
+        "CalculatedSpend": {"ActualSpend": {"Amount": str(spent), "Unit": "USD"}},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "told"),
+    [
+        (budget(1000, 10), "pass", "990.00 of 1,000.00 USD monthly left"),
+        (budget(100, 95), "fail", 'limits.cost=5 USD"'),
+        (budget(100, 120), "fail", "wait, or raise it"),
+        (budget(100, 95, CostFilters={"Service": ["Amazon SageMaker"]}), "fail", "limits.cost=5 USD"),
+        (budget(100, 95, CostFilters={"Service": ["Amazon Elastic Compute Cloud - Compute"]}), "pass", "no budget"),
+        (budget(100, 95, CostFilters={"TagKeyValue": ["user:team$vision"]}), "pass", "no budget"),
+    ],
+)
+def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, told: str) -> None:
+    account.say("DescribeBudgets", Answer.json({"Budgets": [found]}))
+    # 2 x 0.23 USD per hour for 24 hours are 11.04 USD.
+    check = checks()["budget"]
+    assert check.result == result
+    assert told in check.detail + check.fix
+
+
+# ---------------------------------------------------------------- all together
+
+
+def test_all_checks_ask_at_the_same_time(account: Front, checks: Checks) -> None:
+    """Each of the first requests is answered only when eight are there: one after the other, none would ever be."""
+    account.meeting = threading.Barrier(8, action=lambda: setattr(account, "meeting", None), timeout=60)
+    found = checks()
+    assert {each.result for each in found.values()} == {Result.PASS}
+
+
+def test_what_does_not_answer_in_time_is_unknown(
+    account: Front, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    open_again = threading.Event()
+    account.rules["DescribeBudgets"] = lambda request: open_again.wait(60) and None
+    settings = cloudtrain.find_settings()
+    plan = cloudtrain.plan(job(SCRIPT, train_py=""), settings=settings)
+    found = {each.name: each for each in run_checks(plan, settings, boto3.Session(), seconds=8)}
+    open_again.set()
+    assert found["budget"] == Check("budget", Result.UNKNOWN, "did not answer in 8 s", "ask again")
+    assert {each.result for name, each in found.items() if name != "budget"} == {Result.PASS}
+
+
+def test_an_answer_that_nobody_expects_hides_no_other(account: Front, checks: Checks) -> None:
+    account.say("DescribeBudgets", Answer.json({"Budgets": [budget(1, 1, BudgetLimit={"Unit": "USD"})]}))
+    found = checks()
+    assert found["budget"].result is Result.UNKNOWN
+    assert "a bug in cloudtrain: KeyError" in found["budget"].detail
+    assert {each.result for name, each in found.items() if name != "budget"} == {Result.PASS}
+
+
+def test_an_account_that_cannot_be_reached(
+    aws: dict[str, str], checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    found = checks()
+    assert {each.result for name, each in found.items() if name != "network"} == {Result.UNKNOWN}
+    assert "AWS_ENDPOINT_URL" in found["role"].fix
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_prints_each_check_and_its_fix(account: Front, cli: Cli) -> None:
+    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
+    done = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2")
+    assert done.code == 3
+    lines = done.out.splitlines()
+    assert lines[0].startswith("pass             identity     arn:aws:")
+    failure = next(index for index, line in enumerate(lines) if line.startswith("fail"))
+    assert lines[failure].split()[1:3] == ["quota", "ml.p4d.24xlarge"]
+    assert lines[failure + 1].strip().startswith("fix: aws service-quotas request-service-quota-increase")
+    assert lines[-1] == "12 checks: 11 passed, 1 failed"
+    as_json = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2", "--json")
+    assert as_json.code == 3
+    assert [set(each) for each in as_json.json["checks"]] == [{"name", "result", "detail", "fix"}] * 12
+    assert {each["result"] for each in as_json.json["checks"]} == {"pass", "fail"}
+
+
+def test_what_could_not_be_checked_is_no_failure(aws: dict[str, str], cli: Cli) -> None:
+    done = cli("check", EXAMPLES / "digits" / "job.yaml")
+    assert done.code == 0
+    assert "could not check  quota" in done.out
+
+
+def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) -> None:
+    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
+    job = EXAMPLES / "digits" / "job.yaml"
+    account.seen.clear()
+    done = cli("submit", job)
+    assert done.code == 3
+    assert "quota: ml.p4d.24xlarge for training job usage: 0 in us-west-2" in done.err
+    assert "fix: aws service-quotas" in done.err
+    assert "--skip-check" in done.err
+    assert not [name for name in account.seen if name.startswith("PUT ") or name == "CreateTrainingJob"]
+    done = cli("submit", job, "--skip-check", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    assert done.code == 0, done.err
+    assert "CreateTrainingJob" in account.seen
+
+
+def test_submit_says_what_it_could_not_check(aws: dict[str, str], cli: Cli) -> None:
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    assert done.code == 0, done.err
+    assert "could not check: caller, permissions, quota (why: " in done.err
+
+
+def test_every_write_of_a_submit_names_the_buckets_owner(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(SCRIPT + "data: {train: numbers}\n", train_py="")
+    (path.parent / "numbers").mkdir()
+    (path.parent / "numbers" / "one").write_text("1")
+    account.requests.clear()
+    done = cli("submit", path, environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    assert done.code == 0, done.err
+    owners = [
+        r.headers.get("x-amz-expected-bucket-owner") for r in account.requests if "/cloudtrain-test" in r.operation
+    ]
+    assert len([r for r in account.requests if r.operation.startswith("PUT /cloudtrain-test/")]) == 3
+    assert set(owners) == {ACCOUNT}
+
+
+def test_the_guide_names_every_action() -> None:
+    guide = (REPOSITORY / "docs" / "guide.md").read_text()
+    for action in ACTIONS.values():
+        assert f"`{action}`" in guide, action
