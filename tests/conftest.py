@@ -6,13 +6,12 @@ import json
 import os
 import runpy
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from support import Cli, Finished, command
+from support import Cli, Finished, command, serve_moto
 
 GUARD = Path(__file__).parent / "guard"
 TRUST = {
@@ -85,20 +84,8 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start a moto server on loopback; return its address."""
-    with (tmp_path_factory.mktemp("moto") / "moto.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "moto_server.py")],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    assert server.stdout is not None
-    try:
-        yield server.stdout.readline().strip()
-    finally:
-        server.terminate()
-        server.wait(10)
-        server.stdout.close()
+    with serve_moto(tmp_path_factory.mktemp("moto") / "moto.log") as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,21 @@ Cli = Callable[..., Finished]
 def command() -> Path:
     """Return the installed command."""
     return Path(sys.executable).with_name("cloudtrain")
+
+
+@contextlib.contextmanager
+def serve_moto(log: Path) -> Iterator[str]:
+    """Serve an empty moto on loopback; yield its address."""
+    program = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
+    with log.open("w") as errors:
+        server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert server.stdout is not None
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.wait(10)
+        server.stdout.close()
 
 
 def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:

@@ -6,14 +6,15 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import Contents, collect, write_bundle
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
-from cloudtrain.errors import CloudError, RunNotFoundError, SpecError, UserError
+from cloudtrain.entry import find_module
+from cloudtrain.errors import CloudError, Problem, RunNotFoundError, SpecError, UserError
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
@@ -108,7 +109,27 @@ def _plan(
     suffix: str | None = None,
 ) -> tuple[Plan, Contents]:
     contents = collect(spec.code_directory, home=find_home())
+    left_behind = list(_left_behind(spec, contents))
+    if left_behind:
+        raise SpecError(left_behind)
     return _decide(spec, contents.info, local=local, settings=settings, now=now, suffix=suffix), contents
+
+
+def _left_behind(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
+    """Yield a problem for each file that the job names and that does not travel, such as an ignored script."""
+    code = spec.code
+    module = find_module(spec.code_directory, code.task.partition(":")[0]) if code.task is not None else None
+    wanted = {
+        "task": module.relative_to(spec.code_directory).as_posix() if module is not None else None,
+        "script": code.script,
+        "requirements": code.requirements,
+    }
+    travels = {entry.name for entry in contents.entries}
+    for field, written in wanted.items():
+        name = PurePosixPath(written or "").as_posix()
+        if written is not None and name not in travels:
+            message = f"{name} is ignored, so it would not be in the container"
+            yield spec.problem(f"code.{field}", message, f"write !{name} to .cloudtrainignore")
 
 
 def _decide(

@@ -1,15 +1,23 @@
-"""The rendered request equals what a real estimator sends, for each distribution and every field we set."""
+"""The rendered request equals what a real estimator sends: by hand for a matrix of jobs, and through our own hook."""
 
+import copy
 import dataclasses
+import itertools
 import json
-from collections.abc import Callable
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from estimator_support import CREATE, boto_session, sdk_session, settings_checked_once
+from parity_cases import CASES, DIGEST, FACTORS, Case, by_hand, combinations, job_text, settings
+from support import serve_moto
 
-from cloudtrain.backends.sagemaker import SageMakerBackend, send_by_estimator
+from cloudtrain.backends.sagemaker import DriftGuard, SageMakerBackend, compare, send_by_estimator
 from cloudtrain.errors import DriftError
 from cloudtrain.plan import CodeInfo, Plan, make_plan
 from cloudtrain.settings import Settings
@@ -32,80 +40,21 @@ name: demo
 code: {script: train.py, args: {lr: 0.1}}
 cluster: {instance_type: ml.g5.xlarge}
 """
+FILES = {"mine_py": "class Mine:\n    def __init__(self, layers=2): ...\n", "train_py": ""}
+NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
+RUN = "demo-261120-101500-1a2b3c"
 ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
-KEYED = dataclasses.replace(
-    ACCOUNT, kms_key="arn:aws:kms:us-west-2:123456789012:key/k", subnets=("subnet-9",), security_groups=("sg-9",)
-)
-VARIANTS: dict[str, tuple[str, list[str], Settings]] = {
-    "torch_distributed": (TASK, [], ACCOUNT),
-    "pytorchddp": (TASK, ["cluster.distribution=pytorchddp"], ACCOUNT),
-    "smdistributed": (TASK, ["cluster.distribution=smdistributed"], ACCOUNT),
-    "script": (SCRIPT, [], ACCOUNT),
-    "script-pytorchddp": (
-        SCRIPT,
-        ["cluster.distribution=pytorchddp", "cluster.instance_type=ml.p4d.24xlarge"],
-        ACCOUNT,
-    ),
-    "spot": (TASK, ["cluster.spot={max_wait: 36h}", "limits.retries=3"], ACCOUNT),
-    "spot-smdistributed": (TASK, ["cluster.spot=true", "cluster.distribution=smdistributed"], ACCOUNT),
-    "warm-pool": (TASK, ["cluster.keep_alive=30m", "cluster.volume=500GB"], ACCOUNT),
-    "network": (
-        TASK,
-        ["cluster.network={subnets: [subnet-1], security_groups: [sg-1], isolation: true, encrypt_traffic: true}"],
-        ACCOUNT,
-    ),
-    "isolated-smdistributed": (
-        TASK,
-        ["cluster.network.isolation=true", "cluster.distribution=smdistributed"],
-        ACCOUNT,
-    ),
-    "settings-network-and-key": (TASK, [], KEYED),
-    "data": (
-        TASK,
-        [
-            "data.train={uri: s3://bucket/train, mode: FastFile, sharded: true}",
-            "data.validation=s3://bucket/validation",
-            "data.pipe={uri: s3://bucket/pipe, mode: Pipe}",
-        ],
-        ACCOUNT,
-    ),
-    "image": (TASK, ["cluster.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"], ACCOUNT),
-    "older-framework": (TASK, ["cluster.framework=2.8"], ACCOUNT),
-    "cpu": (TASK, ["cluster.instance_type=ml.m5.xlarge"], ACCOUNT),
-    "preferences": (
-        TASK.replace("instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"),
-        [],
-        ACCOUNT,
-    ),
-    "pending": (TASK, ["cluster.max_pending=6h", "limits.cost=500 USD"], ACCOUNT),
-    "tags": (TASK, ["tags={team: vision, cost-center: 42}"], ACCOUNT),
-}
+
+PlanOf = Callable[..., Plan]
 
 
 @pytest.fixture
-def plan_of(job: Callable[..., Path]) -> Callable[..., Plan]:
-    def plan(text: str, overrides: list[str], settings: Settings) -> Plan:
-        spec = JobSpec.from_yaml(
-            job(text, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n", train_py=""), overrides
-        )
-        now = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
-        return make_plan(spec, settings, CodeInfo("d" * 64, 1000, 3), run="demo-261120-101500-1a2b3c", now=now)
+def plan_of(job: Callable[..., Path]) -> PlanOf:
+    def plan(text: str, overrides: list[str] | None = None, account: Settings = ACCOUNT, run: str = RUN) -> Plan:
+        spec = JobSpec.from_yaml(job(text, **FILES), overrides or [])
+        return make_plan(spec, account, CodeInfo(DIGEST, 1000, 3), run=run, now=NOW)
 
     return plan
-
-
-@pytest.fixture
-def sent(aws: dict[str, str]) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """Return a session, a SageMaker client, and the list of requests that leave it."""
-    import boto3
-
-    session = boto3.Session(region_name="us-west-2")
-    client = session.client("sagemaker")
-    requests: list[dict[str, Any]] = []
-    client.meta.events.register(
-        "before-parameter-build.sagemaker.CreateTrainingJob", lambda params, **_: requests.append(params)
-    )
-    return session, client, requests
 
 
 def canonical(document: Any) -> Any:
@@ -117,24 +66,258 @@ def canonical(document: Any) -> Any:
     return document
 
 
-def test_the_estimator_sends_the_plan(
-    plan_of: Callable[..., Plan], sent: tuple[Any, Any, list[dict[str, Any]]]
-) -> None:
-    session, client, requests = sent
-    for name, variant in VARIANTS.items():
-        plan = plan_of(*variant)
-        plan = dataclasses.replace(
-            plan,
-            run=f"{name}-1",
-            request={
-                **plan.request,
-                "TrainingJobName": f"{name}-1",
-                "HyperParameters": {**plan.request["HyperParameters"], "sagemaker_job_name": f'"{name}-1"'},
-            },
-        )
-        send_by_estimator(plan, session, client)
-        assert canonical(requests[-1]) == canonical(plan.request), name
-    assert len(requests) == len(VARIANTS)
+# ---------------------------------------------------------------- an estimator built by hand
+
+
+class Hand:
+    """Builds real estimators from arguments that a user writes, and sees what they put on the wire."""
+
+    def __init__(self, sdk: Any, client: Any) -> None:
+        self._sdk = sdk
+        self.client = client
+        self.bodies: list[dict[str, Any]] = []
+        client.meta.events.register(f"before-call.{CREATE}", self._note)
+
+    def _note(self, params: Mapping[str, Any], **_event: Any) -> None:
+        self.bodies.append(json.loads(params["body"]))
+
+    def fit(self, case: Case, run: str) -> dict[str, Any]:
+        """Send one job and return the document that left for the server."""
+        from sagemaker.debugger import TensorBoardOutputConfig
+        from sagemaker.inputs import TrainingInput
+        from sagemaker.pytorch import PyTorch
+
+        arguments, channels = by_hand(case, run)
+        if "tensorboard_output_config" in arguments:
+            arguments["tensorboard_output_config"] = TensorBoardOutputConfig(**arguments["tensorboard_output_config"])
+        estimator = PyTorch(**arguments, sagemaker_session=self._sdk)
+        before = len(self.bodies)
+        inputs = {name: TrainingInput(**channel) for name, channel in channels.items()}
+        estimator.fit(inputs, wait=False, job_name=run)
+        assert len(self.bodies) == before + 1
+        return self.bodies[-1]
+
+
+@pytest.fixture(scope="module")
+def hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hand]:
+    """One server and one session for all: they cost more than the jobs."""
+    folder = tmp_path_factory.mktemp("parity")
+    with serve_moto(folder / "moto.log") as endpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", endpoint)
+        patch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
+        session = boto_session()
+        client = session.client("sagemaker")
+        with sdk_session(session, client) as sdk:
+            yield Hand(sdk, client)
+
+
+def name_of(case: Case) -> str:
+    return ",".join(case.values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_job_equals_what_an_estimator_built_by_hand_sends(hand: Hand, plan_of: PlanOf, case: Case) -> None:
+    run = f"demo-261120-101500-{CASES.index(dict(case)):06x}"
+    sent = hand.fit(case, run)
+    planned = plan_of(job_text(case), account=Settings(**settings(case)), run=run).request
+    assert list(compare(planned, sent)) == []
+    assert canonical(planned) == canonical(sent)
+
+
+def test_every_value_and_every_three_values_together_occur() -> None:
+    assert len(CASES) >= 60
+    assert len({name_of(case) for case in CASES}) == len(CASES)
+    for strength in (1, 2, 3):
+        seen = {combination for case in CASES for combination in combinations(case, strength)}
+        wanted = {
+            tuple(zip(names, values, strict=True))
+            for names in itertools.combinations(FACTORS, strength)
+            for values in itertools.product(*(FACTORS[name] for name in names))
+        }
+        assert seen == wanted
+
+
+def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
+    """A level that leaves no trace would prove nothing."""
+    base = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    plain = plan_of(job_text(base), account=Settings(**settings(base))).request
+    for factor, values in FACTORS.items():
+        for value in list(values)[1:]:
+            case = {**base, factor: value}
+            assert plan_of(job_text(case), account=Settings(**settings(case))).request != plain, (factor, value)
+
+
+# ---------------------------------------------------------------- a planted difference
+
+FULL: Case = {
+    "distribution": "torch_distributed",
+    "image": "own",
+    "capacity": "spot-bounded",
+    "network": "of-the-account-and-closed",
+    "data": "sharded",
+    "entry": "script-with-tensorboard",
+    "cluster": "four",
+    "key": "of-the-account",
+    "tags": "two",
+    "environment": "two",
+}
+"""A job that has every field but the warm pool's, which spot excludes."""
+FIELDS = (
+    "AlgorithmSpecification",
+    "CheckpointConfig",
+    "EnableInterContainerTrafficEncryption",
+    "EnableManagedSpotTraining",
+    "EnableNetworkIsolation",
+    "Environment",
+    "HyperParameters",
+    "InputDataConfig",
+    "OutputDataConfig",
+    "ProfilerConfig",
+    "ResourceConfig",
+    "RetryStrategy",
+    "RoleArn",
+    "StoppingCondition",
+    "Tags",
+    "TensorBoardOutputConfig",
+    "TrainingJobName",
+    "VpcConfig",
+)
+
+_NAMES = ("ChannelName", "Key", "Name")
+"""What list items are compared by: one without its name is another item."""
+
+Leaf = tuple[str | int, ...]
+
+
+def leaves(document: Any, path: Leaf = ()) -> Iterator[Leaf]:
+    """Yield the path of every value that is no container."""
+    if isinstance(document, dict | list):
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def planted(document: dict[str, Any], path: Leaf) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield copies of a document with one difference at a path, and what it is: changed, gone, or one more beside."""
+    for kind in ("changed", "gone", "one more"):
+        copied = copy.deepcopy(document)
+        target: Any = copied
+        for key in path[:-1]:
+            target = target[key]
+        value = target[path[-1]]
+        if kind == "gone":
+            del target[path[-1]]
+        elif kind == "one more" and isinstance(target, list):
+            target.append("surprise")
+        elif kind == "one more":
+            target["Surprise"] = "surprise"
+        else:
+            target[path[-1]] = (not value) if isinstance(value, bool) else value + type(value)(1)
+        yield kind, copied
+
+
+def full_plan(plan_of: PlanOf, case: Case = FULL, run: str = RUN) -> dict[str, Any]:
+    return plan_of(job_text(case), account=Settings(**settings(case)), run=run).request
+
+
+def test_the_full_job_has_every_field(plan_of: PlanOf) -> None:
+    assert sorted(full_plan(plan_of)) == sorted(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: str) -> None:
+    """Whatever value of the plan is changed, taken away or added to, the guard stops the call and names it."""
+    documents = [full_plan(plan_of), full_plan(plan_of, {**FULL, "capacity": "warm"})]
+    for sent in [document for document in documents if field in document]:
+        for path in leaves(sent[field], (field,)):
+            for kind, plan in planted(sent, path):
+                found = list(compare(plan, sent))
+                assert found, (path, kind)
+                # What is added beside a top-level value is another top-level field.
+                assert all(
+                    line.startswith("Surprise" if kind == "one more" and path == (field,) else field) for line in found
+                )
+                if kind == "gone" and path[-1] not in _NAMES and isinstance(path[-1], str):
+                    assert path[-1] in found[0]
+                with pytest.raises(DriftError) as caught:
+                    DriftGuard(plan)(copy.deepcopy(sent))
+                assert all(line in caught.value.message for line in found)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_difference_stops_a_real_estimator_before_anything_is_sent(hand: Hand, plan_of: PlanOf, field: str) -> None:
+    """The guard stands where the backend puts it, and the estimator is built by hand: nothing is read off the plan."""
+    run = f"planted-261120-101500-{FIELDS.index(field):06x}"
+    request = full_plan(plan_of, run=run)
+    _, plan = next(planted(request, next(leaves(request[field], (field,)))))
+    guard = DriftGuard(plan)
+    event = f"provide-client-params.{CREATE}"
+    hand.client.meta.events.register(event, guard)
+    before = len(hand.bodies)
+    try:
+        with pytest.raises(DriftError) as caught:
+            hand.fit(FULL, run)
+    finally:
+        hand.client.meta.events.unregister(event, guard)
+    _, *differences = caught.value.message.splitlines()
+    assert differences
+    assert all(line.strip().startswith(field) for line in differences)
+    assert len(hand.bodies) == before
+
+
+# ---------------------------------------------------------------- through the hook
+
+VARIANTS: dict[str, tuple[str, list[str]]] = {
+    "torch_distributed": (TASK, []),
+    "script": (SCRIPT, []),
+    "script-pytorchddp": (SCRIPT, ["cluster.distribution=pytorchddp", "cluster.instance_type=ml.p4d.24xlarge"]),
+    "isolated-smdistributed": (TASK, ["cluster.network.isolation=true", "cluster.distribution=smdistributed"]),
+    "older-framework": (TASK, ["cluster.framework=2.8"]),
+    "cpu": (TASK, ["cluster.instance_type=ml.m5.xlarge"]),
+    # What v2 has no argument for; the hook adds it.
+    "preferences": (
+        TASK.replace("instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"),
+        [],
+    ),
+    "mlflow": (SCRIPT, ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"]),
+    "pending": (TASK, ["cluster.max_pending=6h", "limits.cost=500 USD"]),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """A moto account through our own backend's calls, and the requests that leave it."""
+
+    session: Any
+    client: Any
+    requests: list[dict[str, Any]]
+
+
+@pytest.fixture
+def account(aws: dict[str, str]) -> Iterator[Account]:
+    session = boto_session()
+    client = session.client("sagemaker")
+    requests: list[dict[str, Any]] = []
+    client.meta.events.register(f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params))
+    with settings_checked_once():
+        yield Account(session, client, requests)
+
+
+def test_our_own_estimator_sends_the_plan(plan_of: PlanOf, account: Account) -> None:
+    for index, (name, variant) in enumerate(VARIANTS.items()):
+        plan = plan_of(*variant, run=f"demo-261120-101500-{index:06x}")
+        send_by_estimator(plan, account.session, account.client)
+        assert canonical(account.requests[-1]) == canonical(plan.request), name
+    assert len(account.requests) == len(VARIANTS)
+
+
+@pytest.mark.parametrize("case", CASES[::8], ids=name_of)
+def test_our_own_estimator_sends_what_the_one_by_hand_does(plan_of: PlanOf, account: Account, case: Case) -> None:
+    plan = plan_of(job_text(case), account=Settings(**settings(case)))
+    send_by_estimator(plan, account.session, account.client)
+    assert canonical(account.requests[-1]) == canonical(plan.request)
 
 
 @pytest.mark.parametrize(
@@ -143,58 +326,64 @@ def test_the_estimator_sends_the_plan(
         (("ResourceConfig", "VolumeSizeInGB"), 31, None),
         (("Environment", "EXTRA"), "x", None),
         (("HyperParameters", "sagemaker_region"), '"eu-west-1"', "HyperParameters.sagemaker_region: planned"),
+        (("HyperParameters", "sagemaker_job_name"), '"another"', "HyperParameters.sagemaker_job_name: planned"),
+        (("HyperParameters", "sagemaker_container_log_level"), "10", "HyperParameters.sagemaker_container_log_level"),
+        (("HyperParameters", "mine"), "1", "HyperParameters.mine: planned '1', not sent"),
+        (("AlgorithmSpecification", "TrainingInputMode"), "Pipe", "AlgorithmSpecification.TrainingInputMode: planned"),
+        (("ProfilerConfig", "DisableProfiler"), False, "ProfilerConfig.DisableProfiler: planned False, sent True"),
         (("EnableNetworkIsolation",), False, "EnableNetworkIsolation: planned False, not sent"),
         (("Surprise",), 1, "Surprise: planned 1, not sent"),
     ],
 )
-def test_a_difference_stops_the_submit_and_is_shown(
-    plan_of: Callable[..., Plan],
-    sent: tuple[Any, Any, list[dict[str, Any]]],
-    path: tuple[str, ...],
-    value: Any,
-    expected: str | None,
+def test_what_the_estimator_decides_itself_must_equal_the_plan(
+    plan_of: PlanOf, account: Account, path: tuple[str, ...], value: Any, expected: str | None
 ) -> None:
-    """What the estimator takes from the plan follows it; what it decides itself must equal it."""
-    session, client, _ = sent
+    """What the estimator takes from the plan follows it."""
     plan = plan_of(*VARIANTS["torch_distributed"])
     target = plan.request
     for part in path[:-1]:
         target = target[part]
     target[path[-1]] = value
     if expected is None:
-        send_by_estimator(plan, session, client)
+        send_by_estimator(plan, account.session, account.client)
         return
     with pytest.raises(DriftError) as caught:
-        send_by_estimator(plan, session, client)
+        send_by_estimator(plan, account.session, account.client)
     assert expected in caught.value.message
-    assert client.list_training_jobs()["TrainingJobSummaries"] == []
+    assert account.client.list_training_jobs()["TrainingJobSummaries"] == []
 
 
-def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(
-    plan_of: Callable[..., Plan], sent: tuple[Any, Any, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sys
+def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(plan_of: PlanOf, aws: dict[str, str]) -> None:
+    """In a fresh process, where the SDK is imported for the first time."""
+    plan = plan_of(*VARIANTS["torch_distributed"])
+    program = (
+        "import boto3, pickle, sys\n"
+        "from cloudtrain.backends.sagemaker import send_by_estimator\n"
+        "hook = sys.excepthook\n"
+        "plan = pickle.load(sys.stdin.buffer)\n"
+        "session = boto3.Session()\n"
+        "send_by_estimator(plan, session, session.client('sagemaker'))\n"
+        "assert 'sagemaker.pytorch' in sys.modules\n"
+        "assert sys.excepthook is hook\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(plan), capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b""
 
-    hook = sys.excepthook
-    session, client, _ = sent
-    send_by_estimator(plan_of(*VARIANTS["torch_distributed"]), session, client)
-    assert capsys.readouterr().out == ""
-    assert sys.excepthook is hook
 
-
-def test_without_the_sdk_the_same_document_is_sent(
-    plan_of: Callable[..., Plan], aws: dict[str, str], tmp_path: Path
-) -> None:
+def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[str, str], tmp_path: Path) -> None:
     from cloudtrain.bundle import Bundle
 
-    settings = dataclasses.replace(ACCOUNT, transport="boto3")
-    plan = plan_of(*VARIANTS["preferences"][:2], settings)
+    account = dataclasses.replace(ACCOUNT, transport="boto3")
+    plan = plan_of(*VARIANTS["preferences"], account)
     archive = tmp_path / "sourcedir.tar.gz"
     archive.write_bytes(b"code")
-    backend = SageMakerBackend(settings)
+    backend = SageMakerBackend(account)
     requests: list[dict[str, Any]] = []
     backend._client("sagemaker").meta.events.register(  # noqa: SLF001 (the one seam where a request can be seen)
-        "before-parameter-build.sagemaker.CreateTrainingJob", lambda params, **_: requests.append(params)
+        f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params)
     )
     # moto's answer to a request without InstanceType is beside the point: what was sent counts.
     try:

@@ -166,3 +166,31 @@ def test_a_home_that_cannot_be_is_the_users_to_mend(cli: Cli, tmp_path: Path) ->
     )
     assert done.code == 2, done.err
     assert "CLOUDTRAIN_HOME" in done.err
+
+
+@pytest.mark.parametrize(
+    ("code", "column", "name"),
+    [
+        ("task: 'mine:Mine'", 14, "mine.py"),
+        ("script: ./train.py", 16, "train.py"),
+        ("script: train.py, requirements: extra.txt", 40, "extra.txt"),
+    ],
+)
+def test_a_file_that_is_ignored_is_refused(
+    cli: Cli, job: Callable[..., Path], code: str, column: int, name: str
+) -> None:
+    train = "train: {epochs: 1}\n" if "task" in code else ""
+    path = job(
+        f"name: demo\ncode: {{{code}}}\ncluster: {{instance_type: ml.g5.xlarge}}\n{train}",
+        mine_py="class Mine: ...\n",
+        train_py="",
+        **{"extra.txt": ""},
+    )
+    assert cli("plan", path, "--json").code == 0
+    ignored = path.parent / ".gitignore"
+    ignored.write_text(f"{name}\n")
+    (problem,) = cli("plan", path, "--json").json["problems"]
+    assert (problem["line"], problem["column"]) == (2, column)
+    assert problem["message"] == f"{name} is ignored, so it would not be in the container"
+    (path.parent / ".cloudtrainignore").write_text(problem["hint"].split()[1] + "\n")
+    assert cli("plan", path, "--json").code == 0

@@ -1,0 +1,390 @@
+"""Mistakes that people make with training jobs, each as a job file, a raw CreateTrainingJob call and an estimator.
+
+Data only: `mistakes_table.py` plants each of them for real and writes docs/mistakes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+JOB = """\
+name: pretrain
+code:
+  task: gpt:GPT
+  directory: .
+  args: {layers: 4}
+  requirements: requirements.txt
+  env: {NCCL_DEBUG: INFO}
+cluster:
+  instance_type: ml.p4d.24xlarge
+  instances: 2
+  distribution: torch_distributed
+data:
+  train: s3://my-bucket/tokens
+train:
+  epochs: 3
+  batch_size: 16
+  learning_rate: 3.0e-4
+checkpoint: {uri: s3://my-bucket/pretrain}
+limits: {runtime: 24h}
+tags: {team: vision}
+"""
+"""A job without a mistake. Edits of it must find their text exactly once."""
+
+FILES: Mapping[str, str | Path] = {
+    "gpt.py": "class GPT:\n    def __init__(self, layers=2): ...\n",
+    "train.py": "print('training')\n",
+    "requirements.txt": "einops\n",
+}
+"""The code folder beside the job file."""
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+REGISTRY = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
+IMAGE = f"{REGISTRY}/pytorch:2.13-cu133-amzn2023-sagemaker"
+HYPERPARAMETERS = {"model": "gpt:GPT", "layers": "4", "epochs": "3", "batch_size": "16", "learning_rate": "3.0e-4"}
+
+
+def channels(**uris: str) -> list[dict[str, Any]]:
+    """Return InputDataConfig of channels in S3."""
+    return [channel(name, uri) for name, uri in uris.items()]
+
+
+def channel(name: str, uri: str) -> dict[str, Any]:
+    """Return one entry of InputDataConfig."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+REQUEST: Mapping[str, Any] = {
+    "TrainingJobName": "pretrain",
+    "RoleArn": ROLE,
+    "AlgorithmSpecification": {"TrainingImage": IMAGE, "TrainingInputMode": "File"},
+    "HyperParameters": {
+        **HYPERPARAMETERS,
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": "s3://cloudtrain-test/code/sourcedir.tar.gz",
+        "sagemaker_torch_distributed_enabled": "true",
+    },
+    "InputDataConfig": channels(train="s3://my-bucket/tokens"),
+    "OutputDataConfig": {"S3OutputPath": "s3://cloudtrain-test/output"},
+    "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+    "Environment": {"NCCL_DEBUG": "INFO"},
+    "CheckpointConfig": {"S3Uri": "s3://my-bucket/pretrain"},
+    "Tags": [{"Key": "team", "Value": "vision"}],
+}
+"""The same job as a CreateTrainingJob document."""
+
+ESTIMATOR: Mapping[str, Any] = {
+    "entry_point": "train.py",
+    "role": ROLE,
+    "image_uri": IMAGE,
+    "instance_type": "ml.p4d.24xlarge",
+    "instance_count": 2,
+    "distribution": {"torch_distributed": {"enabled": True}},
+    "hyperparameters": HYPERPARAMETERS,
+    "environment": {"NCCL_DEBUG": "INFO"},
+    "max_run": 86400,
+    "output_path": "s3://cloudtrain-test/output",
+    "checkpoint_s3_uri": "s3://my-bucket/pretrain",
+    "tags": [{"Key": "team", "Value": "vision"}],
+    "debugger_hook_config": False,
+    "disable_profiler": True,
+}
+"""The same job as arguments of `sagemaker.pytorch.PyTorch`; source_dir is the code folder."""
+
+FIT: Mapping[str, Any] = {"inputs": {"train": "s3://my-bucket/tokens"}, "job_name": "pretrain"}
+"""The same job as arguments of the estimator's `fit`."""
+
+GONE = object()
+"""Stands in a change for: leave this out."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        title: What somebody did.
+        job: Text of `JOB` and what stands there instead. The planted part stands between guillemets: a problem must
+            be reported at a place inside of it.
+        files: Files of the code folder that change; a path makes a link to a file there, `GONE` removes.
+        names: For a mistake of the code folder alone: the file that the message must name.
+        request: Changes of `REQUEST` by dotted path; None when the document cannot say it.
+        estimator: Changes of `ESTIMATOR`; None when the estimator cannot say it.
+        fit: Changes of `FIT`.
+    """
+
+    title: str
+    job: tuple[str, str] | None = None
+    files: Mapping[str, Any] = field(default_factory=dict)
+    names: str = ""
+    request: Mapping[str, Any] | None = None
+    estimator: Mapping[str, Any] | None = None
+    fit: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _hyperparameter(**changes: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the same hyperparameters as changes of the request and of the estimator."""
+    request = {f"HyperParameters.{name}": value for name, value in changes.items()}
+    return request, {"hyperparameters": {**HYPERPARAMETERS, **changes}}
+
+
+_WRONG_CLASS = _hyperparameter(model="gpt:GTP")
+_WRONG_ARGUMENT = _hyperparameter(layrs="4")
+_TWO_LENGTHS = _hyperparameter(steps="1000")
+_WRONG_SPLIT = _hyperparameter(early_stopping="valid/loss")
+_TAGS = [{"Key": f"team-{index}", "Value": "vision"} for index in range(51)]
+_LONG = "x" * 520
+_SMDDP = {"smdistributed": {"dataparallel": {"enabled": True}}}
+_SMDDP_REQUEST = {
+    "HyperParameters.sagemaker_torch_distributed_enabled": GONE,
+    "HyperParameters.sagemaker_distributed_dataparallel_enabled": "true",
+}
+_SMDDP_IMAGE = f"{REGISTRY}/pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
+
+MISTAKES: tuple[Mistake, ...] = (
+    # ------------------------------------------------------------ the file's form
+    Mistake(
+        "A field is misspelled",
+        ("instances: 2", "instances: 2\n  «keep_alve»: 30m"),
+        request={"ResourceConfig.KeepAlivePeriodInSecnds": 1800},
+        estimator={"keep_alive_period_in_secnds": 1800},
+    ),
+    Mistake(
+        "A number is written as a word",
+        ("instances: 2", "instances: «two»"),
+        request={"ResourceConfig.InstanceCount": "two"},
+        estimator={"instance_count": "two"},
+    ),
+    Mistake("A field is given twice", ("distribution: torch_distributed", "distribution: auto\n  «instances: 4»")),
+    Mistake("A line is indented with a tab", ("  instances: 2", "«\tinstances: 2»")),
+    Mistake(
+        "Spot is given a duration instead of true",
+        ("instances: 2", "instances: 2\n  spot: «36h»"),
+        request={"EnableManagedSpotTraining": "36h"},
+        estimator={"use_spot_instances": "36h"},
+    ),
+    Mistake(
+        "A duration has no unit: hours were meant",
+        ("{runtime: 24h}", "{runtime: «24»}"),
+        request={"StoppingCondition.MaxRuntimeInSeconds": 24},
+        estimator={"max_run": 24},
+    ),
+    # ------------------------------------------------------------ the cluster
+    Mistake(
+        "An instance type lacks `ml.`",
+        ("ml.p4d.24xlarge", "«p4d.24xlarge»"),
+        request={"ResourceConfig.InstanceType": "p4d.24xlarge"},
+        estimator={"instance_type": "p4d.24xlarge"},
+    ),
+    Mistake(
+        "An instance type has a typing error",
+        ("ml.p4d.24xlarge", "«ml.p4d.24xlrge»"),
+        request={"ResourceConfig.InstanceType": "ml.p4d.24xlrge"},
+        estimator={"instance_type": "ml.p4d.24xlrge"},
+    ),
+    Mistake(
+        "No instance is asked for",
+        ("instances: 2", "instances: «0»"),
+        request={"ResourceConfig.InstanceCount": 0},
+        estimator={"instance_count": 0},
+    ),
+    Mistake(
+        "The way to distribute has a name that does not exist",
+        ("distribution: torch_distributed", "distribution: «ddp»"),
+        request={"HyperParameters.sagemaker_ddp_enabled": "true"},
+        estimator={"distribution": {"ddp": {"enabled": True}}},
+    ),
+    Mistake(
+        "SMDDP on a type that it does not support",
+        (
+            "instance_type: ml.p4d.24xlarge\n  instances: 2\n  distribution: torch_distributed",
+            "«instance_type: ml.g6.48xlarge\n  instances: 2\n  distribution: smdistributed»",
+        ),
+        request={
+            **_SMDDP_REQUEST,
+            "ResourceConfig.InstanceType": "ml.g6.48xlarge",
+            "AlgorithmSpecification.TrainingImage": _SMDDP_IMAGE,
+        },
+        estimator={"instance_type": "ml.g6.48xlarge", "distribution": _SMDDP, "image_uri": _SMDDP_IMAGE},
+    ),
+    Mistake(
+        "SMDDP in a container that does not have it",
+        ("distribution: torch_distributed", '«distribution: smdistributed\n  framework: "2.13"»'),
+        request=_SMDDP_REQUEST,
+        estimator={"distribution": _SMDDP},
+    ),
+    Mistake(
+        "A PyTorch that AWS has no container of",
+        ("instances: 2", 'instances: 2\n  framework: «"2.14"»'),
+        request={"AlgorithmSpecification.TrainingImage": f"{REGISTRY}/pytorch:2.14-cu133-amzn2023-sagemaker"},
+        estimator={"image_uri": GONE, "framework_version": "2.14.0", "py_version": "py313"},
+    ),
+    Mistake(
+        "A CUDA container on Trainium",
+        ("ml.p4d.24xlarge", "«ml.trn1.32xlarge»"),
+        request={"ResourceConfig.InstanceType": "ml.trn1.32xlarge"},
+        estimator={"instance_type": "ml.trn1.32xlarge"},
+    ),
+    Mistake(
+        "Spot, and keep the cluster warm",
+        ("instances: 2", "instances: 2\n  «spot: true\n  keep_alive: 30m»"),
+        request={
+            "EnableManagedSpotTraining": True,
+            "StoppingCondition.MaxWaitTimeInSeconds": 172800,
+            "ResourceConfig.KeepAlivePeriodInSeconds": 1800,
+        },
+        estimator={"use_spot_instances": True, "max_wait": 172800, "keep_alive_period_in_seconds": 1800},
+    ),
+    Mistake(
+        "Spot waits shorter than the job runs",
+        ("instances: 2", "instances: 2\n  spot: {max_wait: «1h»}"),
+        request={"EnableManagedSpotTraining": True, "StoppingCondition.MaxWaitTimeInSeconds": 3600},
+        estimator={"use_spot_instances": True, "max_wait": 3600},
+    ),
+    Mistake(
+        "Waiting for capacity is bounded more tightly than AWS allows",
+        ("instances: 2", "instances: 2\n  max_pending: «5m»"),
+        request={"StoppingCondition.MaxPendingTimeInSeconds": 300},
+    ),
+    Mistake(
+        "Subnets without security groups",
+        ("instances: 2", "instances: 2\n  «network: {subnets: [subnet-0a1b2c3d]}»"),
+        request={"VpcConfig": {"Subnets": ["subnet-0a1b2c3d"]}},
+        estimator={"subnets": ["subnet-0a1b2c3d"]},
+    ),
+    # ------------------------------------------------------------ the code
+    Mistake("A Task and a script", ("task: gpt:GPT", "«task: gpt:GPT\n  script: train.py»")),
+    Mistake(
+        "The file of the entry point does not exist",
+        ("gpt:GPT", "«gtp:GPT»"),
+        request={"HyperParameters.sagemaker_program": "trian.py"},
+        estimator={"entry_point": "trian.py"},
+    ),
+    Mistake(
+        "The file of the entry point is ignored by .gitignore, so it does not travel",
+        ("gpt:GPT", "«gpt:GPT»"),
+        {".gitignore": "gpt*\n"},
+    ),
+    Mistake(
+        "The class has another name",
+        ("gpt:GPT", "«gpt:GTP»"),
+        request=_WRONG_CLASS[0],
+        estimator=_WRONG_CLASS[1],
+    ),
+    Mistake(
+        "An argument has another name",
+        ("{layers: 4}", "{«layrs: 4»}"),
+        request=_WRONG_ARGUMENT[0],
+        estimator=_WRONG_ARGUMENT[1],
+    ),
+    Mistake("The requirements file has another name", ("requirements.txt", "«requirments.txt»")),
+    Mistake(
+        "setup.py at the root: AWS's toolkit would install it and fail",
+        files={"setup.py": ""},
+        names="setup.py",
+        estimator={},
+    ),
+    Mistake(
+        "A link out of the code folder: the estimator packs what lies there",
+        files={"tokens.txt": Path("../elsewhere.txt")},
+        names="tokens.txt",
+        estimator={},
+    ),
+    Mistake(
+        "An environment variable has a hyphen in its name",
+        ("NCCL_DEBUG: INFO", "«NCCL-DEBUG: INFO»"),
+        request={"Environment": {"NCCL-DEBUG": "INFO"}},
+        estimator={"environment": {"NCCL-DEBUG": "INFO"}},
+    ),
+    Mistake(
+        "An environment variable is longer than 512 characters",
+        ("NCCL_DEBUG: INFO", f"«NCCL_DEBUG: {_LONG}»"),
+        request={"Environment.NCCL_DEBUG": _LONG},
+        estimator={"environment": {"NCCL_DEBUG": _LONG}},
+    ),
+    # ------------------------------------------------------------ the data
+    Mistake(
+        "An S3 uri with one slash",
+        ("s3://my-bucket/tokens", "«s3:/my-bucket/tokens»"),
+        request={"InputDataConfig": channels(train="s3:/my-bucket/tokens")},
+        estimator={},
+        fit={"inputs": {"train": "s3:/my-bucket/tokens"}},
+    ),
+    Mistake(
+        "A bucket with capital letters",
+        ("s3://my-bucket/tokens", "«s3://My-Bucket/tokens»"),
+        request={"InputDataConfig": channels(train="s3://My-Bucket/tokens")},
+        estimator={},
+        fit={"inputs": {"train": "s3://My-Bucket/tokens"}},
+    ),
+    Mistake(
+        "A channel with a space in its name",
+        ("train: s3://my-bucket/tokens", "«train tokens: s3://my-bucket/tokens»"),
+        request={"InputDataConfig": [channel("train tokens", "s3://my-bucket/tokens")]},
+        estimator={},
+        fit={"inputs": {"train tokens": "s3://my-bucket/tokens"}},
+    ),
+    Mistake(
+        "Two channels that share one variable, SM_CHANNEL_TRAIN",
+        ("train: s3://my-bucket/tokens", "«train: s3://my-bucket/tokens\n  Train: s3://my-bucket/more»"),
+        request={"InputDataConfig": channels(train="s3://my-bucket/tokens", Train="s3://my-bucket/more")},
+        estimator={},
+        fit={"inputs": {"train": "s3://my-bucket/tokens", "Train": "s3://my-bucket/more"}},
+    ),
+    Mistake(
+        "Checkpoints go to a folder of this machine",
+        ("s3://my-bucket/pretrain", "«./checkpoints»"),
+        request={"CheckpointConfig.S3Uri": "./checkpoints"},
+        estimator={"checkpoint_s3_uri": "./checkpoints"},
+    ),
+    # ------------------------------------------------------------ training
+    Mistake(
+        "Both epochs and steps",
+        ("epochs: 3", "«epochs: 3\n  steps: 1000»"),
+        request=_TWO_LENGTHS[0],
+        estimator=_TWO_LENGTHS[1],
+    ),
+    Mistake(
+        "Early stopping watches a split that does not exist",
+        ("epochs: 3", "epochs: 3\n  early_stopping: {metric: «valid/loss»}"),
+        request=_WRONG_SPLIT[0],
+        estimator=_WRONG_SPLIT[1],
+    ),
+    # ------------------------------------------------------------ names and limits
+    Mistake(
+        "An underscore in the job's name",
+        ("name: pretrain", "name: «pre_train»"),
+        request={"TrainingJobName": "pre_train"},
+        estimator={},
+        fit={"job_name": "pre_train"},
+    ),
+    Mistake(
+        "A runtime over 28 days",
+        ("{runtime: 24h}", "{runtime: «30d»}"),
+        request={"StoppingCondition.MaxRuntimeInSeconds": 2592000},
+        estimator={"max_run": 2592000},
+    ),
+    Mistake(
+        "More than 30 retries",
+        ("{runtime: 24h}", "{runtime: 24h, retries: «31»}"),
+        request={"RetryStrategy": {"MaximumRetryAttempts": 31}},
+        estimator={"max_retry_attempts": 31},
+    ),
+    Mistake(
+        "More than 50 tags",
+        ("{team: vision}", "«{" + ", ".join(f"team-{index}: vision" for index in range(51)) + "}»"),
+        request={"Tags": _TAGS},
+        estimator={"tags": _TAGS},
+    ),
+    Mistake(
+        "A tag whose name AWS keeps for itself",
+        ("{team: vision}", "{«aws:team: vision»}"),
+        request={"Tags": [{"Key": "aws:team", "Value": "vision"}]},
+        estimator={"tags": [{"Key": "aws:team", "Value": "vision"}]},
+    ),
+)

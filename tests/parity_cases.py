@@ -1,0 +1,282 @@
+"""The same job twice: as a job file, and as a careful user gives it to `sagemaker.pytorch.PyTorch` by hand.
+
+Nothing here is read off a plan: both sides are written down beside each other, level by level, and put together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+Case = Mapping[str, str]
+"""Name of the chosen level by factor."""
+
+_REGISTRY = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
+_NEWEST = f"{_REGISTRY}/pytorch:2.13-cu133-amzn2023-sagemaker"
+_NEWEST_WITH_SMDDP = f"{_REGISTRY}/pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
+_OWN_IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"
+_KEY = "arn:aws:kms:us-west-2:123456789012:key/0a1b2c3d-0a1b-2c3d-4e5f-0a1b2c3d4e5f"
+_BASE = "s3://cloudtrain-test/cloudtrain"
+_JOB_TAG = {"Key": "cloudtrain:job", "Value": "demo"}
+
+DIGEST = "d" * 64
+"""Digest of the code that travels."""
+
+JOB = {"name": "demo", "cluster": {"instance_type": "ml.p4d.24xlarge"}}
+SETTINGS = {"role": "arn:aws:iam::123456789012:role/training", "bucket": "cloudtrain-test", "region": "us-west-2"}
+
+BY_HAND: Mapping[str, Any] = {
+    "role": "arn:aws:iam::123456789012:role/training",
+    "entry_point": "cloudtrain_worker.py",
+    "source_dir": f"{_BASE}/code/{DIGEST}/sourcedir.tar.gz",
+    "output_path": _BASE,
+    "instance_type": "ml.p4d.24xlarge",
+    "instance_count": 1,
+    "debugger_hook_config": False,
+    "disable_profiler": True,
+    "metric_definitions": [
+        {"Name": "train/loss", "Regex": r'CLOUDTRAIN \{"event": "step".*"loss": ([-+0-9.eE]+)'},
+        {
+            "Name": "train/samples_per_second",
+            "Regex": r'CLOUDTRAIN \{"event": "step".*"samples_per_second": ([-+0-9.eE]+)',
+        },
+        *(
+            {
+                "Name": f"{split}/{name}",
+                "Regex": rf'CLOUDTRAIN \{{"event": "evaluation".*"split": "{split}".*"{name}": ([-+0-9.eE]+)',
+            }
+            for split in ("validation", "test")
+            for name in ("loss", "accuracy")
+        ),
+    ],
+}
+"""What every job has in common."""
+
+_LAUNCHER = [
+    "/bin/bash",
+    "-c",
+    (
+        'set -e; m="${CLOUDTRAIN_ML_ROOT:-/opt/ml}"; mkdir -p "$m/code"; cd "$m/code"; '
+        'tar -xzf "$m/input/data/code/sourcedir.tar.gz" --no-same-owner; '
+        "exec python -m cloudtrain_runtime.launch"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One value of a factor.
+
+    Attributes:
+        job: What the job file says, by dotted path.
+        settings: What the account's settings say.
+        arguments: The same as arguments of the estimator; tensorboard_output_config as arguments of its class.
+        inputs: The same as channels: arguments of `TrainingInput` by channel name.
+    """
+
+    job: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# A field that v2 has an argument for gets its place here: as a factor of its own, or as one more level. Fields that v2
+# has none for (MaxPendingTimeInSeconds, InstancePreferences, MlflowConfig) are tested through the hook that adds them.
+FACTORS: Mapping[str, Mapping[str, Level]] = {
+    "distribution": {
+        "torch_distributed": Level(
+            {"cluster.distribution": "torch_distributed"},
+            arguments={"distribution": {"torch_distributed": {"enabled": True}}, "container_entry_point": _LAUNCHER},
+        ),
+        "pytorchddp": Level(
+            {"cluster.distribution": "pytorchddp"}, arguments={"distribution": {"pytorchddp": {"enabled": True}}}
+        ),
+        "smdistributed": Level(
+            {"cluster.distribution": "smdistributed"},
+            arguments={"distribution": {"smdistributed": {"dataparallel": {"enabled": True}}}},
+        ),
+    },
+    "image": {
+        "default": Level(),
+        "pinned": Level({"cluster.framework": "2.5"}, arguments={"image_uri": _NEWEST_WITH_SMDDP}),
+        "own": Level({"cluster.image": _OWN_IMAGE}, arguments={"image_uri": _OWN_IMAGE}),
+    },
+    "capacity": {
+        "on-demand": Level(),
+        "spot": Level({"cluster.spot": True}, arguments={"use_spot_instances": True, "max_wait": 2 * 86400}),
+        "spot-bounded": Level(
+            {"cluster.spot": {"max_wait": "36h"}, "limits.runtime": "12h", "limits.retries": 3},
+            arguments={"use_spot_instances": True, "max_wait": 129600, "max_run": 43200, "max_retry_attempts": 3},
+        ),
+        "warm": Level({"cluster.keep_alive": "30m"}, arguments={"keep_alive_period_in_seconds": 1800}),
+    },
+    "network": {
+        "none": Level(),
+        "of-the-job": Level(
+            {"cluster.network": {"subnets": ["subnet-1a", "subnet-1b"], "security_groups": ["sg-1a"]}},
+            arguments={"subnets": ["subnet-1a", "subnet-1b"], "security_group_ids": ["sg-1a"]},
+        ),
+        "of-the-account-and-closed": Level(
+            {"cluster.network": {"isolation": True, "encrypt_traffic": True}},
+            {"subnets": ("subnet-9a",), "security_groups": ("sg-9a", "sg-9b")},
+            {
+                "subnets": ["subnet-9a"],
+                "security_group_ids": ["sg-9a", "sg-9b"],
+                "enable_network_isolation": True,
+                "encrypt_inter_container_traffic": True,
+            },
+        ),
+    },
+    "data": {
+        "none": Level(),
+        "File": Level({"data.train": "s3://my-bucket/train"}, inputs={"train": {"s3_data": "s3://my-bucket/train"}}),
+        "FastFile": Level(
+            {"data.train": {"uri": "s3://my-bucket/train", "mode": "FastFile"}},
+            inputs={"train": {"s3_data": "s3://my-bucket/train", "input_mode": "FastFile"}},
+        ),
+        "sharded": Level(
+            {"data.train": {"uri": "s3://my-bucket/train", "sharded": True}, "data.validation": "s3://my-bucket/val"},
+            inputs={
+                "train": {"s3_data": "s3://my-bucket/train", "distribution": "ShardedByS3Key"},
+                "validation": {"s3_data": "s3://my-bucket/val"},
+            },
+        ),
+        "Pipe": Level(
+            {"data.train": {"uri": "s3://my-bucket/train", "mode": "Pipe"}},
+            inputs={"train": {"s3_data": "s3://my-bucket/train", "input_mode": "Pipe"}},
+        ),
+    },
+    "entry": {
+        "task": Level({"code.task": "mine:Mine", "train.epochs": 3}),
+        "script": Level({"code.script": "train.py"}),
+        "script-with-tensorboard": Level(
+            {"code.script": "train.py", "tracking.tensorboard": True},
+            arguments={"tensorboard_output_config": {"s3_output_path": _BASE}},
+        ),
+    },
+    "cluster": {
+        "one": Level(),
+        "four": Level(
+            {"cluster.instance_type": "ml.p4de.24xlarge", "cluster.instances": 4, "cluster.volume": "500GB"},
+            arguments={"instance_type": "ml.p4de.24xlarge", "instance_count": 4, "volume_size": 500},
+        ),
+    },
+    "key": {
+        "none": Level(),
+        "of-the-account": Level(settings={"kms_key": _KEY}, arguments={"volume_kms_key": _KEY, "output_kms_key": _KEY}),
+    },
+    "tags": {
+        "none": Level(arguments={"tags": [_JOB_TAG]}),
+        "two": Level(
+            {"tags": {"team": "vision", "cost-center": 42}},
+            arguments={"tags": [{"Key": "cost-center", "Value": "42"}, {"Key": "team", "Value": "vision"}, _JOB_TAG]},
+        ),
+    },
+    "environment": {
+        "none": Level(),
+        "two": Level(
+            {"code.env": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": 8}},
+            arguments={"environment": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "8"}},
+        ),
+    },
+}
+
+
+def levels(case: Case) -> list[Level]:
+    """Return the chosen levels of a case."""
+    return [FACTORS[factor][name] for factor, name in case.items()]
+
+
+def job_text(case: Case) -> str:
+    """Return the job file of a case."""
+    document: dict[str, Any] = {"name": JOB["name"]}
+    given = {"cluster": JOB["cluster"], **{path: value for level in levels(case) for path, value in level.job.items()}}
+    for path, value in given.items():
+        *parents, name = path.split(".")
+        target = document
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[name] = dict(value) if isinstance(value, dict) else value
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """Return the account's settings of a case."""
+    return {**SETTINGS, **{name: value for level in levels(case) for name, value in level.settings.items()}}
+
+
+def by_hand(case: Case, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the estimator's arguments and its channels' arguments, as a user who knows what is needed gives them."""
+    arguments = dict(BY_HAND)
+    inputs: dict[str, dict[str, Any]] = {"cloudtrain": {"s3_data": f"{_BASE}/{run}/config"}}
+    for level in levels(case):
+        arguments |= level.arguments
+        inputs |= {name: dict(channel) for name, channel in level.inputs.items()}
+    torchrun = case["distribution"] == "torch_distributed"
+    isolated = "enable_network_isolation" in arguments
+    arguments.setdefault("image_uri", _NEWEST if torchrun else _NEWEST_WITH_SMDDP)
+    if torchrun and not isolated:  # an isolated estimator brings this channel itself
+        inputs["code"] = {"s3_data": arguments["source_dir"]}
+    if case["entry"] != "task" or isolated:  # these cannot write to S3 themselves
+        arguments["checkpoint_s3_uri"] = f"{_BASE}/{run}/checkpoints"
+    return arguments, inputs
+
+
+# ---------------------------------------------------------------- which cases
+
+
+def combinations(case: Case, strength: int) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield every combination of so many factors' values that a case has."""
+    return itertools.combinations(case.items(), strength)
+
+
+def cover(factors: Mapping[str, Sequence[str]], strength: int) -> list[dict[str, str]]:
+    """Return cases in which every combination of values of any `strength` factors occurs. No chance is involved.
+
+    Greedy: each case starts from the first combination that is still missing, and every other factor takes the value
+    that brings the most missing combinations; of equals, the one whose turn it is.
+    """
+    missing = {
+        tuple(zip(names, values, strict=True)): None  # a dict keeps the order
+        for names in itertools.combinations(factors, strength)
+        for values in itertools.product(*(factors[name] for name in names))
+    }
+    cases: list[dict[str, str]] = []
+    while missing:
+        chosen = dict(next(iter(missing)))
+        for factor in [name for name in factors if name not in chosen]:
+            turn = len(cases) % len(factors[factor])
+            values = [*factors[factor][turn:], *factors[factor][:turn]]
+            chosen[factor] = max(values, key=lambda value: _brings(chosen, factor, value, factors, missing, strength))
+        case = {name: chosen[name] for name in factors}
+        for combination in combinations(case, strength):
+            missing.pop(combination, None)
+        cases.append(case)
+    return cases
+
+
+def _brings(
+    chosen: Case,
+    factor: str,
+    value: str,
+    factors: Mapping[str, Sequence[str]],
+    missing: Mapping[Any, None],
+    strength: int,
+) -> int:
+    """Return how many missing combinations a value of a factor would bring to what is chosen already."""
+    others = [name for name in factors if name in chosen]
+    order = list(factors)
+    count = 0
+    for names in itertools.combinations(others, strength - 1):
+        combination = sorted(
+            [*((name, chosen[name]) for name in names), (factor, value)], key=lambda x: order.index(x[0])
+        )
+        count += tuple(combination) in missing
+    return count
+
+
+CASES = cover({factor: tuple(values) for factor, values in FACTORS.items()}, strength=3)
