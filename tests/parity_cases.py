@@ -167,7 +167,8 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     },
     "key": {
         "none": Level(),
-        "of-the-account": Level(settings={"kms_key": _KEY}, arguments={"volume_kms_key": _KEY, "output_kms_key": _KEY}),
+        # AWS takes no volume key for types with NVMe of their own, which p4d and p4de are; `EBS` has the other kind.
+        "of-the-account": Level(settings={"kms_key": _KEY}, arguments={"output_kms_key": _KEY}),
     },
     "tags": {
         "none": Level(arguments={"tags": [_JOB_TAG]}),
@@ -278,5 +279,10 @@ def _brings(
         count += tuple(combination) in missing
     return count
 
+
+EBS = Level(
+    {"cluster.instance_type": "ml.p3.8xlarge"}, arguments={"instance_type": "ml.p3.8xlarge", "volume_kms_key": _KEY}
+)
+"""A type whose volume takes the key."""
 
 CASES = cover({factor: tuple(values) for factor, values in FACTORS.items()}, strength=3)

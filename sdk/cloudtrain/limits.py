@@ -41,11 +41,13 @@ class Violation:
         path: Where it stands in the document.
         message: What is allowed and what is there.
         hint: What to do.
+        is_key: Whether the name of a mapping's entry is to blame, not its value.
     """
 
     path: FieldPath
     message: str
     hint: str
+    is_key: bool = False
 
 
 def check_request(request: Mapping[str, Any]) -> list[Violation]:
@@ -130,7 +132,7 @@ def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vi
         yield from _count(value, shape, path, "entries")
         for key, item in value.items():
             for violation in _text(key, _shape(shape["key"]["shape"]), (*path, key)):
-                yield Violation(violation.path, f"name: {violation.message}", violation.hint)
+                yield Violation(violation.path, f"name: {violation.message}", violation.hint, is_key=True)
             yield from _check(item, _shape(shape["value"]["shape"]), (*path, key))
     elif kind == "string":
         yield from _text(value, shape, path)

@@ -25,9 +25,9 @@ class Notes:
         self._spec = spec
         self._settings = settings
 
-    def refuse(self, at: FieldPath, message: str, hint: str) -> None:
-        """Note that a field of the job cannot be as it is."""
-        problem = self._spec.problem_of(Finding(message, at, hint))
+    def refuse(self, at: FieldPath, message: str, hint: str, *, is_key: bool = False) -> None:
+        """Note that a field of the job, or with `is_key` its name, cannot be as it is."""
+        problem = self._spec.problem_of(Finding(message, at, hint, is_key=is_key))
         if problem not in self.problems:
             self.problems.append(problem)
 

@@ -415,7 +415,8 @@ def _check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, not
         if source[:1] == (SETTING,):
             notes.refuse_setting(str(source[1]), violation.message, violation.hint)
         else:
-            notes.refuse(source, violation.message, violation.hint)
+            is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
+            notes.refuse(source, violation.message, violation.hint, is_key=is_key)
     for name in spec.code.env:
         if _SECRET_NAME.search(name):
             notes.warn(f"code.env.{name} looks like a secret: whoever may describe the job can read it")

@@ -26,12 +26,14 @@ class Finding:
         hint: The nearest legal value or what to do.
         about: Every field that was compared, where `at` is not the only one. A finding about a value that is wrong
             itself says nothing.
+        is_key: Whether the field's name is to blame, not its value.
     """
 
     message: str
     at: FieldPath = ()
     hint: str = ""
     about: tuple[FieldPath, ...] = ()
+    is_key: bool = False
 
     def below(self, path: FieldPath) -> Finding:
         """Return the finding with paths that start further out."""
@@ -66,27 +68,26 @@ def explain(
         error: Pydantic's error.
         place_of: Returns the place of a path's value, or with True of its key.
     """
-    return [place_finding(finding, place_of, key=key) for finding, key in findings_of(model, error)]
+    return [place_finding(finding, place_of) for finding in findings_of(model, error)]
 
 
-def place_finding(finding: Finding, place_of: Callable[[FieldPath, bool], Place], *, key: bool = False) -> Problem:
+def place_finding(finding: Finding, place_of: Callable[[FieldPath, bool], Place]) -> Problem:
     """Return the problem that a finding is, at the place of its value or key."""
-    place = place_of(finding.at, key)
+    place = place_of(finding.at, finding.is_key)
     return Problem(place.file, place.line, place.column, dotted(finding.at), finding.message, finding.hint)
 
 
-def findings_of(model: type[BaseModel], error: ValidationError) -> list[tuple[Finding, bool]]:
-    """Return what a validation error tells, each with whether the key is to blame instead of the value."""
-    found: dict[tuple[FieldPath, str], tuple[Finding, bool]] = {}
+def findings_of(model: type[BaseModel], error: ValidationError) -> list[Finding]:
+    """Return what a validation error tells."""
+    found: dict[tuple[FieldPath, str], Finding] = {}
     for details in error.errors(include_url=False):
-        is_key = details["type"] == "extra_forbidden"
         for finding in _findings(model, details):
-            found.setdefault((finding.at, finding.message), (finding, is_key))
+            found.setdefault((finding.at, finding.message), finding)
     # A value that fits no member of a union is told once, by the member that says most.
-    told = {finding.at for finding, _ in found.values() if not finding.message.startswith("expected one of")}
+    told = {finding.at for finding in found.values() if not finding.message.startswith("expected one of")}
     return [
-        (finding, is_key)
-        for finding, is_key in found.values()
+        finding
+        for finding in found.values()
         if finding.at not in told or not finding.message.startswith("expected one of")
     ]
 
@@ -96,7 +97,7 @@ def _findings(model: type[BaseModel], details: ErrorDetails) -> list[Finding]:
         path = _field_path(model, details["loc"])
         return [finding.below(path) for finding in details["ctx"]["findings"]]
     path, message, hint = _explain(model, details)
-    return [Finding(message, path, hint)]
+    return [Finding(message, path, hint, is_key=details["type"] == "extra_forbidden")]
 
 
 def _explain(  # noqa: PLR0911 (one return per kind of error)

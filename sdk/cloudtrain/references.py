@@ -71,7 +71,7 @@ class References:
             yield from _missing(("code", "task"), self.directory / (module.replace(".", "/") + ".py"), "file")
         elif isinstance(self.args, Mapping):
             for at, message, hint in check_task(found, class_name, self.args):
-                yield Finding(message, at, hint)
+                yield Finding(message, at, hint, is_key=len(at) > len(("code", "args")))
 
     def _channel(self, name: str, path: Path) -> Iterator[Finding]:
         at = ("data", name, "uri")

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain import catalog
 from cloudtrain.document import FieldPath
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JOB_TAG, Channel, JobSpec
@@ -217,7 +218,7 @@ def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     cluster = spec.cluster
     resources: dict[str, Any] = {
         "VolumeSizeInGB": cluster.volume,
-        "VolumeKmsKeyId": settings.kms_key,
+        "VolumeKmsKeyId": None if has_local_storage(spec) else settings.kms_key,
         "KeepAlivePeriodInSeconds": cluster.keep_alive,
     }
     if cluster.prefer:
@@ -228,6 +229,15 @@ def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
         resources["InstanceType"] = cluster.instance_type
         resources["InstanceCount"] = cluster.instances
     return _drop_empty(resources)
+
+
+def has_local_storage(spec: JobSpec) -> bool:
+    """Whether one of the types has NVMe of its own, which its hardware encrypts: AWS then refuses a volume key.
+
+    Source: botocore's model of ResourceConfig, VolumeKmsKeyId.
+    """
+    found = (catalog.find_instance(name) for name in spec.cluster.types)
+    return any(instance is not None and bool(instance.nvme_gb) for instance in found)
 
 
 def _network(spec: JobSpec, settings: Settings) -> dict[str, Any] | None:

@@ -102,7 +102,8 @@ class Code(Section):
                 yield Finding(f'expected a path below the directory, got "{path}"', (name,), hint)
         for name in self.env:
             if name in RESERVED_VARIABLES:
-                yield Finding("the launcher sets this variable for each rank", ("env", name), "remove it")
+                message = "the launcher sets this variable for each rank"
+                yield Finding(message, ("env", name), "remove it", is_key=True)
 
 
 class Network(Section):
@@ -428,7 +429,11 @@ class JobSpec(Section):
         for key in self.tags:
             if key == JOB_TAG or key.lower().startswith("aws:"):
                 whose = "cloudtrain sets this tag itself" if key == JOB_TAG else "AWS keeps tags with aws: for itself"
-                yield Finding(whose, ("tags", key), "rename it")
+                yield Finding(whose, ("tags", key), "rename it", is_key=True)
+        if self.cluster.network.isolation and self.code.requirements is not None:
+            about = (("cluster", "network"), ("code", "requirements"))
+            hint = "bring the packages in an image of your own (cluster.image), or set isolation: false"
+            yield Finding("an isolated container cannot download packages", ("code", "requirements"), hint, about)
         yield from self._spot_rules()
         yield from self._channel_rules()
 
@@ -443,11 +448,12 @@ class JobSpec(Section):
     def _channel_rules(self) -> Iterator[Finding]:
         for name in self.data:
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
-                yield Finding("cloudtrain uses a channel of this name itself", ("data", name), "rename it")
+                message = "cloudtrain uses a channel of this name itself"
+                yield Finding(message, ("data", name), "rename it", is_key=True)
             twins = [other for other in self.data if other != name and other.lower() == name.lower()]
             if twins and name > twins[0]:
                 message = f"differs from {twins[0]} by case only, and both would be SM_CHANNEL_{name.upper()}"
-                yield Finding(message, ("data", name), "rename one of them")
+                yield Finding(message, ("data", name), "rename one of them", is_key=True)
 
     def problem(self, path: str, message: str, hint: str = "") -> Problem:
         """Return a problem of a field, found after validation, with the place where the field was written."""
@@ -562,11 +568,11 @@ def _validate(document: Document) -> tuple[JobSpec | None, list[Problem], set[Fi
         try:
             return JobSpec.model_validate(data, context=COLLECTING), list(problems.values()), wrong
         except ValidationError as error:
-            for finding, is_key in findings_of(JobSpec, error):
+            for finding in findings_of(JobSpec, error):
                 if not finding.concerns(wrong):
-                    problem = place_finding(finding, lambda at, key: document.place_of(at, key=key), key=is_key)
+                    problem = place_finding(finding, lambda at, key: document.place_of(at, key=key))
                     problems[finding.at, finding.message] = problem
-                if not is_key:
+                if not finding.is_key:
                     wrong.add(finding.at)
                 _replace(data, finding.at)
     return None, list(problems.values()), wrong

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from estimator_support import CREATE, boto_session, sdk_session, settings_checked_once
-from parity_cases import CASES, DIGEST, FACTORS, Case, by_hand, combinations, job_text, settings
+from parity_cases import CASES, DIGEST, EBS, FACTORS, Case, by_hand, combinations, job_text, settings
 from support import serve_moto
 
 from cloudtrain.backends.sagemaker import DriftGuard, SageMakerBackend, compare, send_by_estimator
@@ -81,13 +81,14 @@ class Hand:
     def _note(self, params: Mapping[str, Any], **_event: Any) -> None:
         self.bodies.append(json.loads(params["body"]))
 
-    def fit(self, case: Case, run: str) -> dict[str, Any]:
-        """Send one job and return the document that left for the server."""
+    def fit(self, case: Case, run: str, **changes: Any) -> dict[str, Any]:
+        """Send one job, with some arguments changed, and return the document that left for the server."""
         from sagemaker.debugger import TensorBoardOutputConfig
         from sagemaker.inputs import TrainingInput
         from sagemaker.pytorch import PyTorch
 
         arguments, channels = by_hand(case, run)
+        arguments |= changes
         if "tensorboard_output_config" in arguments:
             arguments["tensorboard_output_config"] = TensorBoardOutputConfig(**arguments["tensorboard_output_config"])
         estimator = PyTorch(**arguments, sagemaker_session=self._sdk)
@@ -123,6 +124,15 @@ def test_a_job_equals_what_an_estimator_built_by_hand_sends(hand: Hand, plan_of:
     planned = plan_of(job_text(case), account=Settings(**settings(case)), run=run).request
     assert list(compare(planned, sent)) == []
     assert canonical(planned) == canonical(sent)
+
+
+def test_the_key_of_a_volume_is_sent_where_aws_takes_one(hand: Hand, plan_of: PlanOf) -> None:
+    case = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {"key": "of-the-account"}
+    run = "demo-261120-101500-eb5000"
+    overrides = [f"{path}={value}" for path, value in EBS.job.items()]
+    planned = plan_of(job_text(case), overrides, account=Settings(**settings(case)), run=run).request
+    assert "VolumeKmsKeyId" in planned["ResourceConfig"]
+    assert canonical(planned) == canonical(hand.fit(case, run, **EBS.arguments))
 
 
 def test_every_value_and_every_three_values_together_occur() -> None:

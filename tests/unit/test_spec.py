@@ -257,6 +257,12 @@ def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> N
     assert "1 files for 2 instances: 1 would get none; use at least 2 files" in found[0]
 
 
+def test_an_isolated_job_downloads_nothing(job: WriteJob) -> None:
+    path = job(GOOD, mine_py="class Mine: ...\n", **{"requirements.txt": "einops"})
+    overrides = ["code.args={}", "code.requirements=requirements.txt", "cluster.network.isolation=true"]
+    assert "an isolated container cannot download packages" in problems_of(path, *overrides)[0]
+
+
 def test_the_constructor_names_the_argument_of_a_broken_rule() -> None:
     with pytest.raises(SpecError) as caught:
         Cluster(instance_type="ml.p5.48xlarge", spot=Spot(), keep_alive="1m", image="x", framework="2.5")

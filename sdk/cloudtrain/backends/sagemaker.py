@@ -472,7 +472,7 @@ def compare(planned: Any, sent: Any, path: str = "") -> Iterator[str]:
                 yield from compare(planned[key], sent[key], below)
     elif isinstance(planned, list) and isinstance(sent, list):
         yield from compare(_by_name(planned), _by_name(sent), path)
-    elif planned != sent:
+    elif planned != sent or isinstance(planned, bool) != isinstance(sent, bool):
         yield f"{path}: planned {planned!r}, sent {sent!r}"
 
 
@@ -483,6 +483,8 @@ def _by_name(items: list[Any]) -> dict[str, Any]:
         name = str(index)
         if isinstance(item, Mapping):
             name = next((str(item[key]) for key in ("ChannelName", "Key", "Name") if key in item), name)
+        if f"[{name}]" in named:
+            name = f"{name}, again at {index}"
         named[f"[{name}]"] = item
     return named
 
