@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.api import find_settings, get_run, list_runs, logs, plan, status, stop, submit, validate
+    from cloudtrain.api import files, find_settings, get_run, list_runs, logs, plan, status, stop, submit, validate
     from cloudtrain.errors import (
         BundleError,
         CloudError,
@@ -55,6 +55,7 @@ __all__ = [
     "State",
     "Status",
     "UserError",
+    "files",
     "find_settings",
     "get_run",
     "list_runs",
@@ -67,7 +68,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("find_settings", "get_run", "list_runs", "logs", "plan", "status", "stop", "submit", "validate"),
+    "api": ("files", "find_settings", "get_run", "list_runs", "logs", "plan", "status", "stop", "submit", "validate"),
     "errors": (
         *("BundleError", "CloudError", "CloudtrainError", "DriftError", "MissingExtraError", "Problem"),
         *("RunNotFoundError", "SettingsError", "SpecError", "UserError"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.bundle import Contents, collect, write_bundle
+from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, survey, write_bundle
 from cloudtrain.container.machine import usable_cpus, visible_gpus
-from cloudtrain.errors import RunNotFoundError
+from cloudtrain.entry import find_module
+from cloudtrain.errors import BundleError, RunNotFoundError
 from cloudtrain.plan import LOCAL, SAGEMAKER, Machine, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings
+from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ def plan(
     settings: Settings | None = None,
     now: datetime | None = None,
     suffix: str | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Decide everything that a submit would send, offline.
 
@@ -57,13 +61,14 @@ def plan(
         settings: The account; by default from environment and files.
         now: Time of the plan in UTC; by default now.
         suffix: Six hexadecimal digits of the run id; by default random.
+        progress: Told how many bytes of the code have been read, and how many there are.
 
     Raises:
         SpecError: the job asks for what cannot work.
         BundleError: the code folder cannot travel.
     """
     spec = spec if isinstance(spec, JobSpec) else validate(spec)
-    return _plan(spec, local=local, settings=settings, now=now, suffix=suffix)[0]
+    return _plan(spec, local=local, settings=settings, now=now, suffix=suffix, progress=progress)[0]
 
 
 def _plan(
@@ -73,14 +78,16 @@ def _plan(
     settings: Settings | None,
     now: datetime | None = None,
     suffix: str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Plan, Contents]:
     settings = settings or find_settings(spec)
     moment = now or datetime.now(UTC)
-    contents = collect(spec.code_directory, home=find_home())
+    contents = collect(spec.code_directory, home=find_home(), progress=progress)
+    _check_needed(spec, contents)
     decided = make_plan(
         spec,
         settings,
-        contents.info,
+        dataclasses.replace(contents.info, source=read_source(spec.code_directory)),
         run=make_run_id(spec.name, moment, suffix or secrets.token_hex(3)),
         now=moment,
         target=LOCAL if local else SAGEMAKER,
@@ -88,16 +95,38 @@ def _plan(
         machine=Machine(gpus=len(visible_gpus()), cpus=usable_cpus()) if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
     )
-    return decided, contents
+    return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
 
 
-def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Settings | None = None) -> Run:
+def files(spec: JobSpec | str | Path, *, progress: Progress | None = None) -> Contents:
+    """Return what of the code folder would travel, what stays behind and why, and what looks like a secret.
+
+    Args:
+        spec: The job, or the path of its file.
+        progress: Told how many bytes of the code have been read, and how many there are.
+
+    Raises:
+        SpecError: the job does not validate.
+        BundleError: the code folder cannot travel.
+    """
+    spec = spec if isinstance(spec, JobSpec) else validate(spec)
+    return survey(spec.code_directory, home=find_home(), progress=progress)
+
+
+def submit(
+    spec: JobSpec | str | Path,
+    *,
+    local: bool = False,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
     Args:
         spec: The job, or the path of its file.
         local: Run on this machine instead of SageMaker.
         settings: The account; by default from environment and files.
+        progress: Told how many bytes of the code have been read or packed, and how many there are.
 
     Raises:
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
@@ -108,8 +137,8 @@ def submit(spec: JobSpec | str | Path, *, local: bool = False, settings: Setting
     backend = _backend(LOCAL if local else SAGEMAKER, settings)
     if not local:
         _sagemaker(settings).check_ready()
-    decided, contents = _plan(spec, local=local, settings=settings)
-    bundle = write_bundle(contents, find_home() / "bundles")
+    decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
+    bundle = write_bundle(contents, find_home() / BUNDLES_FOLDER, progress=progress)
     return backend.submit(decided, bundle)
 
 
@@ -193,6 +222,34 @@ def find_home() -> Path:
         if (folder / HOME_FOLDER).is_dir():
             return folder / HOME_FOLDER
     return here / HOME_FOLDER
+
+
+def _check_needed(spec: JobSpec, contents: Contents) -> None:
+    """Refuse a job whose own files stay behind.
+
+    Raises:
+        BundleError: an ignore rule leaves out what the job names.
+    """
+    needed = {"code.script": spec.code.script, "code.requirements": spec.code.requirements}
+    if spec.code.task is not None:
+        path = find_module(spec.code_directory, spec.code.task.partition(":")[0])
+        needed["code.task"] = path.relative_to(spec.code_directory).as_posix() if path is not None else None
+    for field, name in needed.items():
+        reason = contents.why_left_out(name) if name else None
+        if reason is not None:
+            raise BundleError(
+                f"{name}, which {field} needs, would stay behind: {reason}",
+                "change the rule, or name the file in .cloudtrainignore with a ! before it",
+            )
+
+
+def _left_out(contents: Contents) -> list[str]:
+    """Return a line about what stays behind though no rule of the user's says so, where it may be missed."""
+    names = [left.name for left in contents.left_out if left.by_default]
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 (fits a line)
+    return [f"left behind: {', '.join(names[:3])}{more} (results and data; see: cloudtrain files)"]
 
 
 def _resume_uri(spec: JobSpec, settings: Settings, *, local: bool) -> str | None:
