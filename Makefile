@@ -15,7 +15,7 @@ help:
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
-	@echo "make benchmarks   measure, and write the figures into README.md"
+	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
@@ -45,6 +45,7 @@ test-oldest:
 
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md
+	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
 
 clean:
 	rm -rf $(VENV) .venv-oldest build dist

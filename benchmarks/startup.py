@@ -10,31 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-_TRIES = 5
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-
-
-@dataclass(frozen=True)
-class Command:
-    """One measured command, and the goal that it is held against: seconds, or a ratio to another command."""
-
-    name: str
-    argv: list[str]
-    cwd: Path
-    goal: str = ""
+from measure import BIN, REPOSITORY, Command, describe_machine, measure, replace_marked, table
 
 
 def starts() -> list[Command]:
@@ -60,43 +42,6 @@ def runs(folder: Path) -> list[Command]:
     ]
 
 
-def measure(
-    commands: list[Command], count: int, environ: dict[str, str], failed: Counter[str]
-) -> dict[str, list[float]]:
-    """Run the commands in turn, once to warm up and then `count` times; return seconds by name.
-
-    A run that fails is counted in `failed` and repeated: plain torchrun with Gloo sometimes aborts at its exit.
-    """
-    seconds: dict[str, list[float]] = {command.name: [] for command in commands}
-    for turn in range(count + 1):
-        for command in commands:
-            took = _run(command, environ, failed)
-            if turn > 0:
-                seconds[command.name].append(took)
-    return seconds
-
-
-def _run(command: Command, environ: dict[str, str], failed: Counter[str]) -> float:
-    for _ in range(_TRIES):
-        began = time.perf_counter()
-        done = subprocess.run(command.argv, cwd=command.cwd, env=environ, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return time.perf_counter() - began
-        failed[command.name] += 1
-    sys.exit(f"{command.name} failed {_TRIES} times:\n{done.stderr[-3000:]}")
-
-
-def table(commands: list[Command], seconds: dict[str, list[float]], base: str) -> list[str]:
-    """Return a Markdown table: median, range, and the median of the ratios to the base command of the same turn."""
-    lines = [f"| command | median s | min to max | x {base} | goal |", "|---|---|---|---|---|"]
-    for command in commands:
-        own = seconds[command.name]
-        ratio = statistics.median(a / b for a, b in zip(own, seconds[base], strict=True))
-        spread = f"{min(own):.2f} to {max(own):.2f}"
-        lines.append(f"| {command.name} | {statistics.median(own):.2f} | {spread} | {ratio:.2f} | {command.goal} |")
-    return lines
-
-
 def main() -> None:
     """Measure, print, and with --write put the tables between the marks of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,18 +57,13 @@ def main() -> None:
         lines = table(first, measure(first, options.runs, environ, failed), "`import sagemaker.pytorch`")
         measured = measure(second, options.run_turns, environ, failed)
         lines += ["", *table(second, measured, "`torchrun`, the same script")]
-    machine = f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, torch {torch.__version__}"
+    machine = f"{describe_machine()}, torch {torch.__version__}"
     lines += ["", f"Medians of {options.runs} and {options.run_turns} alternating turns on {machine}."]
     lines += [f"{name}: {count} runs failed and were repeated." for name, count in sorted(failed.items())]
     text = "\n".join(lines)
     print(text)
     if options.write is not None:
-        content = options.write.read_text()
-        before, _, rest = content.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        if not after:
-            sys.exit(f"{options.write} has no {BEGIN} and {END}")
-        options.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        replace_marked(options.write, text)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.api import check, find_settings, get_run, list_runs, logs, plan, status, stop, submit, validate
+    from cloudtrain.api import (
+        check,
+        files,
+        find_settings,
+        get_run,
+        list_runs,
+        logs,
+        plan,
+        status,
+        stop,
+        submit,
+        validate,
+    )
     from cloudtrain.errors import (
         BundleError,
         CloudError,
@@ -58,6 +70,7 @@ __all__ = [
     "Status",
     "UserError",
     "check",
+    "files",
     "find_settings",
     "get_run",
     "list_runs",
@@ -70,7 +83,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("check", "find_settings", "get_run", "list_runs", "logs", "plan", "status", "stop", "submit", "validate"),
+    "api": (
+        "check",
+        "files",
+        "find_settings",
+        "get_run",
+        "list_runs",
+        "logs",
+        "plan",
+        "status",
+        "stop",
+        "submit",
+        "validate",
+    ),
     "errors": (
         *("BundleError", "CloudError", "CloudtrainError", "DriftError", "MissingExtraError", "Problem"),
         *("RunNotFoundError", "SettingsError", "SpecError", "UserError"),

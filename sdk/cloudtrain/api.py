@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.bundle import Contents, collect, write_bundle
+from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, survey, write_bundle
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.container.machine import usable_cpus, visible_gpus
 from cloudtrain.entry import find_module
@@ -19,6 +20,7 @@ from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings, prices_file
+from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def plan(
     settings: Settings | None = None,
     now: datetime | None = None,
     suffix: str | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Decide everything that a submit would send, offline.
 
@@ -91,13 +94,14 @@ def plan(
         settings: The account; by default from environment and files.
         now: Time of the plan in UTC; by default now.
         suffix: Six hexadecimal digits of the run id; by default random.
+        progress: Told how many bytes of the code have been read, and how many there are.
 
     Raises:
         SpecError: the job asks for what cannot work.
         BundleError: the code folder cannot travel.
     """
     spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
-    return _plan(spec, local=local, settings=settings, now=now, suffix=suffix)[0]
+    return _plan(spec, local=local, settings=settings, now=now, suffix=suffix, progress=progress)[0]
 
 
 def _plan(
@@ -107,12 +111,15 @@ def _plan(
     settings: Settings | None,
     now: datetime | None = None,
     suffix: str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Plan, Contents]:
-    contents = collect(spec.code_directory, home=find_home())
+    contents = collect(spec.code_directory, home=find_home(), progress=progress)
     left_behind = list(_left_behind(spec, contents))
     if left_behind:
         raise SpecError(left_behind)
-    return _decide(spec, contents.info, local=local, settings=settings, now=now, suffix=suffix), contents
+    code = dataclasses.replace(contents.info, source=read_source(spec.code_directory))
+    decided = _decide(spec, code, local=local, settings=settings, now=now, suffix=suffix)
+    return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
 
 
 def _left_behind(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
@@ -124,11 +131,11 @@ def _left_behind(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
         "script": code.script,
         "requirements": code.requirements,
     }
-    travels = {entry.name for entry in contents.entries}
     for field, written in wanted.items():
         name = PurePosixPath(written or "").as_posix()
-        if written is not None and name not in travels:
-            message = f"{name} is ignored, so it would not be in the container"
+        reason = contents.why_left_out(name) if written is not None else None
+        if reason is not None:
+            message = f"{name} would not be in the container: {reason}"
             yield spec.problem(f"code.{field}", message, f"write !{name} to .cloudtrainignore")
 
 
@@ -176,6 +183,21 @@ def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tu
     return backend.start_checks(decided).wait()
 
 
+def files(spec: JobSpec | str | Path, *, progress: Progress | None = None) -> Contents:
+    """Return what of the code folder would travel, what stays behind and why, and what looks like a secret.
+
+    Args:
+        spec: The job, or the path of its file.
+        progress: Told how many bytes of the code have been read, and how many there are.
+
+    Raises:
+        SpecError: the job does not validate.
+        BundleError: the code folder cannot travel.
+    """
+    spec = spec if isinstance(spec, JobSpec) else JobSpec.from_yaml(spec)
+    return survey(spec.code_directory, home=find_home(), progress=progress)
+
+
 def submit(
     spec: JobSpec | str | Path,
     *,
@@ -183,6 +205,7 @@ def submit(
     settings: Settings | None = None,
     skip_check: bool = False,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
+    progress: Progress | None = None,
 ) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
@@ -192,6 +215,7 @@ def submit(
         settings: The account; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
+        progress: Told how many bytes of the code have been read or packed, and how many there are.
 
     Raises:
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
@@ -202,9 +226,9 @@ def submit(
     backend = _backend(LOCAL if local else SAGEMAKER, settings)
     if not local:
         _sagemaker(settings).check_ready()
-    decided, contents = _plan(spec, local=local, settings=settings)
+    decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
     pending = None if local or skip_check else _sagemaker(settings).start_checks(decided)
-    bundle = write_bundle(contents, _make_home() / "bundles")
+    bundle = write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
     if pending is not None:
         _refuse_failed(checks := pending.wait())
         if on_checks is not None:
@@ -350,6 +374,15 @@ def _make_home() -> Path:
     except OSError as error:
         raise UserError(f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}") from None
     return home
+
+
+def _left_out(contents: Contents) -> list[str]:
+    """Return a line about what stays behind though no rule of the user's says so, where it may be missed."""
+    names = [left.name for left in contents.left_out if left.by_default]
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 (fits a line)
+    return [f"left behind: {', '.join(names[:3])}{more} (results and data; see: cloudtrain files)"]
 
 
 def _resume_uri(spec: JobSpec, settings: Settings, *, local: bool) -> str | None:

@@ -5,11 +5,12 @@ People's text about a running command goes to standard error when `--json` asks 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,10 @@ from cloudtrain.errors import EXIT_INTERRUPTED, CloudtrainError, SpecError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
+    from cloudtrain.bundle import Contents
     from cloudtrain.catalog import Prices
     from cloudtrain.plan import LengthPlan, Plan
     from cloudtrain.preflight import Check
@@ -107,6 +111,7 @@ def print_plan(plan: Plan) -> None:
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
+        *_source_rows(plan),
         ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
         ("runtime", f"at most {format_duration(plan.max_runtime_seconds)}"),
     ]
@@ -119,6 +124,15 @@ def print_plan(plan: Plan) -> None:
         print(f"  {decision}")
     for warning in plan.warnings:
         print(f"  warning: {warning}")
+
+
+def _source_rows(plan: Plan) -> list[tuple[str, str]]:
+    source = plan.bundle.source
+    if source is None:
+        return []
+    commit = f"commit {source.commit[:12]}" if source.commit else "no commit yet"
+    branch = f" on {source.branch}" if source.branch else ""
+    return [("source", f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}")]
 
 
 def _length(length: LengthPlan) -> str:
@@ -208,7 +222,7 @@ _WORDS = {"pass": ("pass", "green"), "fail": ("fail", "bold red"), "unknown": ("
 _WORD_WIDTH = max(len(word) for word, _ in _WORDS.values())
 
 
-@contextlib.contextmanager
+@contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show on a terminal that something takes a while."""
     if not sys.stderr.isatty():
@@ -248,6 +262,88 @@ def say_unknown_checks(checks: Sequence[Check]) -> None:
     names = [check.name for check in checks if check.result == "unknown"]
     if names:
         say(f"could not check: {', '.join(names)} (why: {_program()} check JOB)")
+
+
+# ---------------------------------------------------------------- the code that travels
+
+_MOST_LINES = 40
+_PROGRESS_AFTER_SECONDS = 1.0
+
+
+def print_files(contents: Contents, *, show_all: bool) -> None:
+    """Print what travels and what stays behind; folders in one line where the list would be long."""
+    from cloudtrain.bundle import shown
+    from cloudtrain.units import format_size
+
+    rows = [(entry.size, shown(entry.name), entry.why) for entry in contents.entries]
+    for size, name, why in rows if show_all or len(rows) <= _MOST_LINES else _by_folder(rows):
+        print(f"{format_size(size):>10}  {name}  ({why})")
+    info = contents.info
+    print(f"{format_size(info.bytes):>10}  in {info.files} files, sha256 {info.digest}")
+    if contents.left_out:
+        print("left out:")
+        lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
+        for left_bytes, name, reason in lines if show_all else lines[:_MOST_LINES]:
+            print(f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})")
+        if not show_all and len(lines) > _MOST_LINES:
+            print(f"{'':>10}  and {len(lines) - _MOST_LINES} more, named with --all")
+        if any(left.by_default for left in contents.left_out):
+            print("  a line such as !/model.pt in .cloudtrainignore lets something travel")
+    if contents.refused:
+        say("refused, because they look like secrets:")
+        for finding in contents.refused:
+            say(f"  {shown(str(finding))}")
+        say(f"  {contents.way_out}")
+
+
+def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """Return files of the root as they are, and one row for each folder in it."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for size, name, why in rows:
+        top, slash, _ = name.partition("/")
+        sums.setdefault((f"{top}{slash}", why), []).append(size)
+    return [
+        (sum(sizes), f"{name} {len(sizes)} files" if name.endswith("/") else name, why)
+        for (name, why), sizes in sums.items()
+    ]
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that is told (bytes done, bytes in all) and draws a bar on standard error.
+
+    Only on a terminal, and only when the work takes longer than a second.
+    """
+    began = time.monotonic()
+    bar: Bar | None = None
+    task: TaskID | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar, task
+        if bar is None:
+            if time.monotonic() - began < _PROGRESS_AFTER_SECONDS or not sys.stderr.isatty():
+                return
+            bar = _start_bar()
+        if task is None:
+            task = bar.add_task(text, total=total)
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _start_bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    bar.start()
+    return bar
 
 
 # ---------------------------------------------------------------- runs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,33 @@ _SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where the code comes from, as its git repository tells it.
+
+    Attributes:
+        commit: Full name of the commit, or None before the first one.
+        branch: None where HEAD is detached.
+        dirty: Whether files below the code folder differ from the commit, or are not in it.
+        diff: What `git diff HEAD` says of tracked files below the code folder.
+    """
+
+    commit: str | None
+    branch: str | None
+    dirty: bool
+    diff: str = ""
+
+
+@dataclass(frozen=True)
 class CodeInfo:
-    """The code that travels. `digest` is sha256 over names, modes and contents; `bytes` counts before compression."""
+    """The code that travels. `digest` is sha256 over names, modes and contents; `bytes` counts them.
+
+    `source` says where it comes from; the same code is the same code wherever it comes from.
+    """
 
     digest: str
     bytes: int
     files: int
+    source: Source | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -132,11 +153,13 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints."""
         every = self.config.checkpoint
+        source = self.bundle.source
         return {
             "run": self.run,
             "target": self.target,
             "request": self.request,
-            "bundle": asdict(self.bundle),
+            "bundle": {"digest": self.bundle.digest, "bytes": self.bundle.bytes, "files": self.bundle.files},
+            "source": source and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
             "cluster": asdict(self.cluster),
             "batch": None
             if self.batch is None
@@ -158,7 +181,13 @@ class Plan:
 
     def to_file(self) -> str:
         """Return the text of plan.json: everything, with sorted keys."""
-        return json.dumps({**self.to_json(), "config": json.loads(self.config.to_json())}, indent=2, sort_keys=True)
+        source = self.bundle.source
+        everything = {
+            **self.to_json(),
+            "config": json.loads(self.config.to_json()),
+            "source": source and asdict(source),
+        }
+        return json.dumps(everything, indent=2, sort_keys=True)
 
 
 def make_plan(

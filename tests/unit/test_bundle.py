@@ -1,11 +1,26 @@
+import gzip
+import hashlib
+import json
 import os
+import socket
+import subprocess
 import tarfile
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from cloudtrain.bundle import collect, write_bundle
+from cloudtrain.bundle import collect, survey, write_bundle
+from cloudtrain.bundle.credentials import in_text
+from cloudtrain.bundle.digests import Digests
+from cloudtrain.bundle.ignore import escape
 from cloudtrain.errors import BundleError
+
+ID = "AKIA" + "QYLPMN5HFZRT2XWC"
+SECRET = "kT9" + "x7Qm2Lr8Vb4Nc6Zs1Wd3Fg5Hj0Kp+YuIoPaSd"[:37]
 
 
 def tree(folder: Path, **files: str) -> Path:
@@ -77,17 +92,432 @@ def test_ignore_files_count_with_nesting_and_negation(tmp_path: Path) -> None:
     ]
 
 
-def test_history_environments_caches_and_secrets_stay_behind(tmp_path: Path) -> None:
-    folder = tree(tmp_path / "a", a_py="")
-    for name in (".git", ".venv", "__pycache__", ".cloudtrain", ".aws"):
+def test_history_environments_and_caches_stay_behind(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", env311__pyvenv_cfg="", mine__conda_meta__x="", cache__CACHEDIR_TAG="")
+    (folder / "env311" / "pyvenv_cfg").rename(folder / "env311" / "pyvenv.cfg")
+    (folder / "mine" / "conda_meta").rename(folder / "mine" / "conda-meta")
+    (folder / "cache" / "CACHEDIR_TAG").rename(folder / "cache" / "CACHEDIR.TAG")
+    for name in (".git", ".venv", "__pycache__", ".cloudtrain", "x.egg-info"):
         (folder / name).mkdir()
         (folder / name / "file").write_text("x")
-    for name in (".env", "key.pem", "a.pyc"):
-        (folder / name).write_text("x")
+    (folder / "a.pyc").write_text("x")
     assert own_names(folder) == ["a.py"]
-    reasons = dict(collect(folder).left_out)
-    assert reasons[".env"] == "looks like a secret"
-    assert reasons[".git/"] == "version control"
+    assert {left.name: left.reason for left in collect(folder).left_out} == {
+        ".cloudtrain/": "runs of cloudtrain",
+        ".git/": "version control",
+        ".venv/": "virtual environment",
+        "__pycache__/": "cache",
+        "a.pyc": "cache",
+        "cache/": "cache",
+        "env311/": "virtual environment",
+        "mine/": "conda environment",
+        "x.egg-info/": "build output",
+    }
+
+
+def test_results_and_large_data_stay_behind_and_are_told(tmp_path: Path) -> None:
+    folder = tree(
+        tmp_path / "a",
+        a_py="",
+        model_pt="x",
+        small_csv="1,2",
+        checkpoints__step="x",
+        wandb__run="x",
+        logs__events="x",
+        checkpoints2__init_py="",
+    )
+    (folder / "model_pt").rename(folder / "model.pt")
+    (folder / "small_csv").rename(folder / "small.csv")
+    (folder / "logs" / "events").rename(folder / "logs" / "events.out.tfevents.1.host")
+    (folder / "wandb" / "__init__.py").write_text("# a package of that name, so code")
+    with (folder / "large.csv").open("wb") as file:
+        file.truncate(10_000_001)
+    contents = collect(folder)
+    assert own_names(folder) == ["a.py", "checkpoints2/init.py", "small.csv", "wandb/__init__.py", "wandb/run"]
+    assert [(left.name, left.bytes) for left in contents.left_out if left.by_default] == [
+        ("checkpoints/", None),
+        ("large.csv", 10_000_001),
+        ("logs/events.out.tfevents.1.host", 1),
+        ("model.pt", 1),
+    ]
+
+
+def test_a_negation_in_cloudtrainignore_wins_over_everything_but_history_and_runs(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", venv__x_py="", checkpoints__base="x", out__a="x", out__b="x", data__k__z="", k_pt="x")
+    for name in (".git", ".cloudtrain", "out/__pycache__"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("x")
+    (folder / ".gitignore").write_text("/out/\n/data/\n")
+    (folder / ".cloudtrainignore").write_text(
+        "!.git\n!.cloudtrain\n!venv\n!/checkpoints/base\n!/out/\n!/data/k/z\n!k_pt\n"
+    )
+    assert own_names(folder)[2:] == ["checkpoints/base", "data/k/z", "k_pt", "out/a", "out/b", "venv/x.py"]
+    whys = {entry.name: entry.why for entry in collect(folder).entries}
+    assert whys["out/a"] == "named in .cloudtrainignore"
+    assert whys["cloudtrain_worker.py"] == "runtime of cloudtrain"
+    reasons = {left.name: left.reason for left in collect(folder).left_out}
+    assert reasons["data/"] == ".gitignore:2: /data/ (but for what .cloudtrainignore names in it)"
+    assert reasons["out/__pycache__/"] == "cache"
+
+
+def test_a_list_of_what_may_travel_names_nothing_by_its_stars(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", notes="", sub__b_py="", venv__c_py="")
+    (folder / ".env").write_text("x")
+    (folder / ".cloudtrainignore").write_text("*\n!*/\n!*.py\n")
+    assert own_names(folder) == ["a.py", "sub/b.py"]
+
+
+def test_why_something_stays_behind(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", sub__deep__b_py="", c_py="")
+    (folder / ".gitignore").write_text("# sources\n\nsub/\n")
+    (folder / ".cloudtrainignore").write_text("c.py\n")
+    contents = collect(folder)
+    assert contents.why_left_out("a.py") is None
+    assert contents.why_left_out("nowhere.py") is None
+    assert contents.why_left_out("./c.py") == ".cloudtrainignore:1: c.py"
+    assert contents.why_left_out("sub/deep/b.py") == ".gitignore:3: sub/"
+
+
+def test_the_repositorys_ignore_files_above_count_too(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "r" / "jobs" / "a", a_py="", b_txt="", c_log="")
+    (tmp_path / ".gitignore").write_text("*\n")
+    (tmp_path / "r" / ".gitignore").write_text("/jobs/a/b_txt\n*_log\n")
+    assert "b_txt" in own_names(folder)
+    (tmp_path / "r" / ".git").mkdir()
+    assert own_names(folder) == ["a.py"]
+    assert collect(folder).why_left_out("b_txt") == "../../.gitignore:1: /jobs/a/b_txt"
+
+
+PIECES = ["a", "b", "ab", "*", "?", "**", "*.py", "[ab]", "a*", "*b", "[!a]", "a.py", "\\a", "a**", "[a-b]*", "***"]
+PIECES += ["[[:alpha:]]*", "[^b]?", "[]a]", "[a-]*", "\\[a]", "[z-a]", "**b", "[%-a]", "a-b", "c d"]
+NAMES = st.sampled_from(["a", "b", "ab", "a.py", "b.txt", "c d", "[a]", "a-b"])
+PATHS = st.lists(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size=1, max_size=14)
+PATTERNS = st.builds(
+    lambda sign, root, parts, end: f"{sign}{root}{'/'.join(parts)}{end}",
+    st.sampled_from(["", "", "!"]),
+    st.sampled_from(["", "", "", "/"]),
+    st.lists(st.sampled_from(PIECES), min_size=1, max_size=3),
+    st.sampled_from(["", "", "/", " "]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(paths=PATHS, top=st.lists(PATTERNS, max_size=4), below=st.lists(PATTERNS, max_size=3))
+def test_ignore_files_mean_what_git_says(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[str], top: list[str], below: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("tree")
+    for path in paths:
+        place = folder / path
+        if not any(above.is_file() for above in place.parents) and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("")
+    (folder / ".gitignore").write_text("\n".join(top))
+    if (folder / "a").is_dir():
+        (folder / "a" / ".gitignore").write_text("\n".join(below))
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    subprocess.run(["git", "init", "-q", folder], check=True, env=environ)
+    listing = ["git", "-C", folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    kept = subprocess.run(listing, check=True, env=environ, capture_output=True, text=True).stdout
+    assert own_names(folder) == sorted(filter(None, kept.split("\0")))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"ok\n\xff\xfe\n", r"\.gitignore:2: not valid UTF-8"),
+        (b"ok\n*.log\n[ab\n", r"\.gitignore:3: \[ab is no valid pattern"),
+        (b"x\\\n", r"\.gitignore:1: .* a backslash at the end"),
+        (b"[[:nonsense:]]\n", r"\.gitignore:1: .*no such class"),
+    ],
+)
+def test_a_broken_ignore_file_is_named_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / ".gitignore").write_bytes(content)
+    with pytest.raises(BundleError, match=expected):
+        collect(folder)
+
+
+def test_ignore_files_of_windows_and_with_a_mark_are_read(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", x="", y="")
+    (folder / ".gitignore").write_bytes(b"\xef\xbb\xbfx\r\ny\r\n")
+    assert own_names(folder) == [".gitignore", "a.py"]
+
+
+@pytest.mark.parametrize("name", ["plain", "with space ", "st*r", "[x]", "back\\slash", "!bang", "#hash", "a b/c"])
+def test_the_lines_that_a_refusal_shows_mean_that_file(tmp_path: Path, name: str) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x")
+    (folder / ".cloudtrainignore").write_text(f"{escape(name)}\n")
+    assert own_names(folder) == [".cloudtrainignore", "a.py"]
+
+
+# ---------------------------------------------------------------- secrets
+
+SECRETS = {
+    "AWS access key id": f"key = '{ID}'",
+    "AWS secret access key": f'aws_secret_access_key = "{SECRET}"',
+    "GitHub token": "ghp_" + "a1B2" * 9,
+    "GitLab token": "glpat-" + "a1B2-" * 4,
+    "Hugging Face token": "hf_" + "aBcD" * 9,
+    "OpenAI or Anthropic key": "sk-ant-api03-" + "a_-1" * 8,
+    "Slack token": "xoxb-" + "123456789012-abcdef",
+    "Google API key": "AIza" + "Sy_-1" * 7,
+    "npm token": "npm_" + "a1B2" * 9,
+    "PyPI token": "pypi-AgE" + "a1B2" * 11,
+    "Stripe key": "sk_live_" + "a1B2" * 5,
+    "JSON web token": "eyJhbGciOiJIUzI1NiJ9" + ".eyJzdWIiOiIxMjM0In0" + ".c2lnbmF0dXJl",
+    "Weights & Biases key": "WANDB_API_KEY=" + "0123456789abcdef0123456789abcdef01234567",
+    "private key": "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE",
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_tokens_in_text_refuse_with_their_line_and_are_never_shown(tmp_path: Path, kind: str) -> None:
+    folder = tree(tmp_path / "a", train_py=f"import os\n\n{SECRETS[kind]}\n")
+    with pytest.raises(BundleError) as caught:
+        collect(folder)
+    assert f"train.py:3: {kind}" in str(caught.value)
+    assert "!/train.py" in caught.value.hint
+    assert SECRETS[kind][-12:] not in str(caught.value)
+    (folder / ".cloudtrainignore").write_text("!train.py\n")
+    assert own_names(folder) == [".cloudtrainignore", "train.py"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AKIA" + "IOSFODNN7EXAMPLE",
+        "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY",
+        "if '-----BEGIN PRIVATE KEY-----' in text:",
+        "sklearn.pipeline.make_pipeline_with_a_very_long_name_indeed()",
+        "sha256:" + hashlib.sha256(b"").hexdigest(),
+        "hf_hub_download(repo_id='org/model', filename='model.bin')",
+        "task-aware-learning-rate-schedules-for-transformers",
+    ],
+)
+def test_what_only_resembles_a_token_travels(text: str) -> None:
+    assert in_text(text.encode()) == []
+
+
+def test_a_token_is_found_wherever_it_stands_and_not_in_binaries() -> None:
+    for padding in (0, 1, 19, 20, 47, 48, 49, 127, 128, 129, 4000):
+        for filler in (b"x", b" ", b"x ", b"-"):
+            data = (filler * padding)[:padding] + b" " + ID.encode() + b" " + filler * padding
+            assert in_text(data) == [(1, "AWS access key id")], (padding, filler)
+    assert in_text(b"\0" + ID.encode()) == []
+
+
+NAMED_SECRETS = [".env", ".env.production", "prod.env", "id_rsa", "server.pem", "a.key", ".netrc", "credentials"]
+NAMED_SECRETS += ["client_secret_1.json", "terraform.tfstate", "kaggle.json", "store.p12", "secrets.toml"]
+
+
+@pytest.mark.parametrize("name", NAMED_SECRETS)
+def test_files_that_look_like_secrets_refuse_unless_named(tmp_path: Path, name: str) -> None:
+    folder = tree(tmp_path / "a", a_py="", sub__b_py="")
+    (folder / "sub" / name).write_text("x")
+    with pytest.raises(BundleError, match=f"sub/{name}: "):
+        collect(folder)
+    (folder / ".cloudtrainignore").write_text(f"/sub/{name}\n")
+    assert f"sub/{name}" not in own_names(folder)
+    (folder / ".cloudtrainignore").write_text(f"!/sub/{name}\n")
+    assert f"sub/{name}" in own_names(folder)
+    (folder / ".cloudtrainignore").unlink()
+    (folder / ".gitignore").write_text(f"{name}\n")
+    assert f"sub/{name}" not in own_names(folder)
+
+
+def test_only_the_beginning_of_a_large_file_is_searched(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", first=f"{ID}\n" + "x " * 3_000_000, last="x " * 3_000_000 + ID)
+    contents = survey(folder)
+    assert [str(finding) for finding in contents.refused] == ["first:1: AWS access key id"]
+    digests = {entry.name: (entry.sha256, entry.size) for entry in contents.entries}
+    for name in ("first", "last"):
+        data = (folder / name).read_bytes()
+        assert digests[name] == (hashlib.sha256(data).hexdigest(), len(data))
+
+
+def test_examples_of_environment_files_and_public_keys_travel(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    for name in (".env.example", ".env.sample", "id_rsa.pub", "credentials.py", "environment.yml"):
+        (folder / name).write_text("x")
+    assert len(own_names(folder)) == 6
+
+
+def test_folders_of_credentials_refuse(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / ".aws").mkdir()
+    (folder / ".aws" / "config").write_text("x")
+    with pytest.raises(BundleError, match=r"\.aws/: AWS configuration"):
+        collect(folder)
+    (folder / ".cloudtrainignore").write_text("!.aws/\n")
+    assert ".aws/config" in own_names(folder)
+
+
+def test_all_secrets_are_told_at_once(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py=f"'{ID}'\n")
+    for number in range(14):
+        (folder / f"{number:02}.pem").write_text("x")
+    with pytest.raises(BundleError) as caught:
+        collect(folder)
+    assert caught.value.message.startswith("15 files look like they hold secrets")
+    assert "  00.pem: private key\n" in caught.value.message
+    assert caught.value.message.endswith("and 5 more places")
+    assert len(survey(folder).refused) == 15
+
+
+def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / ".env").write_text("x")
+    (folder / ".gitignore").write_text(".env\n")
+    (folder / "notes.txt").symlink_to(".env")
+    with pytest.raises(BundleError, match=r"notes\.txt: environment file"):
+        collect(folder)
+    (folder / ".cloudtrainignore").write_text("!notes.txt\n")
+    assert "notes.txt" in own_names(folder)
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+def test_a_secret_is_still_found_when_its_digest_is_remembered(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", train_py=f"'{ID}'\n", data="")
+    with (folder / "data").open("wb") as file:
+        file.truncate(20_000_000)
+    for _ in range(2):
+        assert [str(finding) for finding in survey(folder, home=tmp_path / "home").refused] == [
+            "train.py:1: AWS access key id"
+        ]
+    assert len(list((tmp_path / "home" / "bundles").glob("digests-*.json"))) == 1
+
+
+# ---------------------------------------------------------------- digests that are remembered
+
+
+@pytest.fixture
+def _remembers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember files that have just been written, too, which saves the tests from waiting."""
+    monkeypatch.setattr("cloudtrain.bundle.digests._TICK_NS", -(10**15))
+
+
+def large(folder: Path) -> Path:
+    tree(folder, a_py="1")
+    for number in range(1200):
+        (folder / f"{number}.txt").write_text(str(number))
+    return folder
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+def test_an_unchanged_tree_is_not_read_again(tmp_path: Path) -> None:
+    folder = large(tmp_path / "a")
+    first = collect(folder, home=tmp_path / "home")
+    name = next(iter((tmp_path / "home" / "bundles").glob("digests-*.json")))
+    remembered = json.loads(name.read_text())
+    remembered["files"]["7.txt"][1][0] = "0" * 64
+    name.write_text(json.dumps(remembered))
+    second = collect(folder, home=tmp_path / "home")
+    assert {e.name for e in first.entries} == {e.name for e in second.entries}
+    assert next(e.sha256 for e in second.entries if e.name == "7.txt") == "0" * 64
+    # What is packed is hashed once more: a wrong memory cannot travel, and is dropped.
+    with pytest.raises(BundleError, match=r"7\.txt changed while it was packed"):
+        write_bundle(second, tmp_path / "home" / "bundles")
+    assert collect(folder, home=tmp_path / "home").info == first.info
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+def test_any_change_is_seen(tmp_path: Path) -> None:
+    folder = large(tmp_path / "a")
+    before = collect(folder, home=tmp_path / "home").info.digest
+    status = (folder / "7.txt").stat()
+    (folder / "7.txt").write_text("x")
+    os.utime(folder / "7.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert collect(folder, home=tmp_path / "home").info.digest != before
+
+
+def test_what_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("1")
+    digests = Digests(tmp_path, None)
+    digests.of("f", str(tmp_path / "f"), (tmp_path / "f").stat())
+    assert digests._kept == {}  # noqa: SLF001 (it is the promise)
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": null, "files": 3}', "\0"])
+def test_a_damaged_memory_is_no_error(tmp_path: Path, content: str) -> None:
+    folder = large(tmp_path / "a")
+    before = collect(folder, home=tmp_path / "home").info
+    next(iter((tmp_path / "home" / "bundles").glob("digests-*.json"))).write_text(content)
+    assert collect(folder, home=tmp_path / "home").info == before
+
+
+def test_a_small_tree_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    collect(tree(tmp_path / "a", a_py=""), home=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+# ---------------------------------------------------------------- the archive
+
+
+def test_the_bytes_are_these_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.bundle.contents._runtime_files", lambda: iter(()))
+    folder = tree(tmp_path / "a", a_py="print(1)\n", sub__b="x" * 200_000)
+    (folder / ("long" * 40)).write_text("a name that is too long for ustar")
+    (folder / "größe.py").write_text("")
+    (folder / "run").write_text("#!")
+    (folder / "run").chmod(0o755)
+    archive = write_bundle(collect(folder), tmp_path / "out").path
+    assert (
+        hashlib.sha256(archive.read_bytes()).hexdigest()
+        == "5738fb36cf23cb4b1c118a747fa4f41082d9ceefe80da3eec92423078f364906"
+    )
+
+
+def test_others_can_read_the_archive(tmp_path: Path) -> None:
+    contents = collect(tree(tmp_path / "a", a_py="print(1)\n", sub__b="x" * 200_000, empty=""))
+    archive = write_bundle(contents, tmp_path / "out").path
+    subprocess.run(["gzip", "-t", archive], check=True)
+    (tmp_path / "unpacked").mkdir()
+    subprocess.run(["tar", "xzf", archive, "-C", tmp_path / "unpacked"], check=True)
+    assert (tmp_path / "unpacked" / "sub" / "b").read_text() == "x" * 200_000
+    for entry in contents.entries:
+        assert hashlib.sha256((tmp_path / "unpacked" / entry.name).read_bytes()).hexdigest() == entry.sha256
+    assert len(gzip.decompress(archive.read_bytes())) % tarfile.RECORDSIZE == 0
+
+
+def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    with (folder / "table").open("wb") as file:
+        file.truncate(64_000_000)
+    tracemalloc.start()
+    write_bundle(collect(folder), tmp_path / "out")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16_000_000
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="1" * 1000, b_py="2" * 2000)
+    told: list[tuple[int, int]] = []
+    contents = collect(folder, progress=lambda done, total: told.append((done, total)))
+    write_bundle(contents, tmp_path / "out", progress=lambda done, total: told.append((done, total)))
+    assert len(told) == 2 * len(contents.entries) - 1
+    assert told[-1] == (contents.info.bytes, contents.info.bytes)
+    assert all(done <= total for done, total in told)
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "other", "gone"])
+def test_a_file_that_changes_while_it_is_packed_is_told(tmp_path: Path, change: str) -> None:
+    folder = tree(tmp_path / "a", a_py="12345")
+    contents = collect(folder)
+    if change == "gone":
+        (folder / "a.py").unlink()
+    else:
+        (folder / "a.py").write_text({"longer": "123456", "shorter": "1", "other": "54321"}[change])
+    with pytest.raises(BundleError, match=r"a\.py changed while it was packed"):
+        write_bundle(contents, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+
+
+# ---------------------------------------------------------------- odd trees
 
 
 def test_the_folder_of_local_runs_stays_behind_wherever_it_is(tmp_path: Path) -> None:
@@ -103,6 +533,136 @@ def test_links(tmp_path: Path) -> None:
     (folder / "out.py").symlink_to(tmp_path / "elsewhere.py")
     with pytest.raises(BundleError, match="outside of the code folder"):
         collect(folder)
+
+
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="1", sub__b_py="")
+    cases = {"loop": "loop", "gone": "nothing", "inner": "sub", "history": ".git/config"}
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("x")
+    expected = {
+        "loop": "leads to itself",
+        "gone": "leads to nothing: No such file",
+        "inner": "a link to a folder",
+        "history": "which never travels",
+    }
+    for name, target in cases.items():
+        (folder / name).symlink_to(target)
+        with pytest.raises(BundleError, match=f"{name} is .*{expected[name]}"):
+            collect(folder)
+        (folder / ".cloudtrainignore").write_text(f"{name}\n")
+        assert "sub/b.py" in own_names(folder)
+        (folder / name).unlink()
+    (folder / "data").symlink_to(tmp_path)
+    with pytest.raises(BundleError, match="outside of the code folder"):
+        collect(folder)
+
+
+@pytest.mark.parametrize("name", ["runs [1]", "sp*ce", ".hidden", "runs"])
+def test_the_home_stays_behind_with_any_name_and_behind_links(tmp_path: Path, name: str) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / name / "runs").mkdir(parents=True)
+    (folder / name / "runs" / "state.json").write_text("x")
+    (tmp_path / "link").symlink_to(folder)
+    for root in (folder, tmp_path / "link"):
+        for home in (folder / name, tmp_path / "link" / name):
+            names = [entry.name for entry in collect(root, home=home).entries if "cloudtrain_" not in entry.name]
+            assert names == ["a.py"]
+    (folder / "shortcut").symlink_to(name)
+    assert collect(folder, home=folder / name).why_left_out("shortcut/x") == "runs of cloudtrain"
+
+
+def test_a_home_that_is_the_code_folder(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", runs__x="", bundles__y="")
+    assert [e.name for e in collect(folder, home=folder).entries if "cloudtrain_" not in e.name] == ["a.py"]
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Callable[[str, int], Path]]:
+    """Make a tree that is deeper than Python's own functions can make or remove."""
+    folder = tree(tmp_path / "a", a_py="")
+
+    def make(name: str, depth: int) -> Path:
+        here = os.open(folder, os.O_RDONLY)
+        for _ in range(depth):
+            os.mkdir(name, dir_fd=here)
+            below = os.open(name, os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = below
+        os.close(os.open("deep.py", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        os.close(here)
+        return folder
+
+    yield make
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_a_very_deep_tree_travels(tmp_path: Path, nest: Callable[[str, int], Path]) -> None:
+    contents = collect(nest("d", 1200))
+    assert contents.entries[-1].name == "d/" * 1200 + "deep.py"
+    with tarfile.open(write_bundle(contents, tmp_path / "out").path) as archive:
+        assert contents.entries[-1].name in archive.getnames()
+
+
+def test_a_tree_deeper_than_paths_may_be_is_refused(nest: Callable[[str, int], Path]) -> None:
+    with pytest.raises(BundleError, match="cannot be read: File name too long"):
+        collect(nest("d" * 100, 60))
+
+
+def test_a_name_that_is_not_utf8_is_refused_and_can_be_shown(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.py"))).write_text("")
+    with pytest.raises(BundleError, match="is not UTF-8") as caught:
+        collect(folder)
+    str(caught.value).encode()
+    (folder / ".cloudtrainignore").write_text("caf*\n")
+    assert own_names(folder) == [".cloudtrainignore", "a.py"]
+    json.dumps(collect(folder).to_json()).encode()
+
+
+def test_names_with_line_ends_travel_and_are_shown_escaped(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / "two\nlines").write_text("1")
+    assert own_names(folder) == ["a.py", "two\nlines"]
+    (folder / "two\nlines").rename(folder / "two\nlines.pt")
+    assert collect(folder).left_out[0].name == "two\\nlines.pt"
+
+
+@pytest.fixture
+def _without_rights() -> Iterator[None]:
+    """Give up root's right to read everything, where the tests run as root."""
+    mine = os.geteuid()
+    if mine == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(mine)
+
+
+@pytest.mark.parametrize("name", ["sub", "a.py", ".gitignore"])
+def test_what_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, name: str
+) -> None:
+    folder = tree(tmp_path / "a", a_py="", sub__b_py="")
+    (folder / ".gitignore").write_text("x\n")
+    monkeypatch.chdir(folder)  # nobody may not even come here by the whole path
+    Path(name).chmod(0)
+    request.getfixturevalue("_without_rights")
+    with pytest.raises(BundleError, match=f"{name}.* cannot be read: Permission denied"):
+        collect(Path())
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="nowhere cannot be read: No such file"):
+        collect(tmp_path / "nowhere")
+
+
+def test_sockets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    monkeypatch.chdir(folder)
+    with socket.socket(socket.AF_UNIX) as place:
+        place.bind("s")
+        with pytest.raises(BundleError, match="s is neither file nor folder"):
+            collect(folder)
 
 
 def test_setup_py_at_the_root_is_refused(tmp_path: Path) -> None:
@@ -123,7 +683,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_much_names_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.bundle.MAX_BYTES", 200_000)
+    monkeypatch.setattr("cloudtrain.bundle.contents.MAX_BYTES", 200_000)
     folder = tree(tmp_path / "a", a_py="", weights="x" * 200_000)
     with pytest.raises(BundleError) as caught:
         collect(folder)

@@ -1,9 +1,13 @@
 import json
+import os
+import pty
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import EXAMPLES, Cli
+
+from cloudtrain import console
 
 WriteJob = Callable[..., Path]
 
@@ -22,7 +26,7 @@ train:
 def test_help_names_every_command(cli: Cli) -> None:
     done = cli("--help")
     assert done.code == 0
-    for name in ("validate", "plan", "check", "submit", "status", "logs", "list", "stop"):
+    for name in ("validate", "plan", "files", "check", "submit", "status", "logs", "list", "stop", "prices", "schema"):
         assert f"  {name} " in done.out
         assert cli(name, "--help").code == 0
 
@@ -191,6 +195,82 @@ def test_a_file_that_is_ignored_is_refused(
     ignored.write_text(f"{name}\n")
     (problem,) = cli("plan", path, "--json").json["problems"]
     assert (problem["line"], problem["column"]) == (2, column)
-    assert problem["message"] == f"{name} is ignored, so it would not be in the container"
+    assert problem["message"] == f"{name} would not be in the container: .gitignore:1: {name}"
     (path.parent / ".cloudtrainignore").write_text(problem["hint"].split()[1] + "\n")
     assert cli("plan", path, "--json").code == 0
+
+
+SCRIPT_JOB = """\
+name: demo
+code: {script: train.py}
+cluster: {instance_type: ml.g5.xlarge}
+"""
+
+
+def test_files_shows_what_travels_and_what_stays_behind(cli: Cli, job: WriteJob) -> None:
+    path = job(SCRIPT_JOB, train_py="x = 1\n")
+    (path.parent / "model.pt").write_text("weights")
+    (path.parent / "notes.md").write_text("mine")
+    (path.parent / "red\x1b[31m").write_text("")
+    (path.parent / ".gitignore").write_text("# my own\nnotes.md\n")
+    out = cli("files", path).out
+    assert "       6 B  train.py  (code)\n" in out
+    assert "cloudtrain_worker.py  (runtime of cloudtrain)\n" in out
+    assert "  red\\x1b[31m  (code)\n" in out
+    assert "       4 B  notes.md  (.gitignore:2: notes.md)\n" in out
+    assert "       7 B  model.pt  (weights or a checkpoint)\n" in out
+    content = cli("files", path, "--json").json
+    assert set(content) == {"files", "left_out", "refused", "bytes", "count", "digest"}
+    assert {"name": "train.py", "bytes": 6, "why": "code"} in content["files"]
+    assert {"name": "model.pt", "bytes": 7, "reason": "weights or a checkpoint"} in content["left_out"]
+    planned = cli("plan", path, "--json").json
+    assert (content["digest"], content["bytes"], content["count"]) == tuple(
+        planned["bundle"][name] for name in ("digest", "bytes", "files")
+    )
+    assert any(line.startswith("left behind: model.pt ") for line in planned["decisions"])
+    assert planned["source"] is None
+
+
+def test_files_puts_long_lists_together(cli: Cli, job: WriteJob) -> None:
+    path = job(SCRIPT_JOB, train_py="x = 1\n")
+    (path.parent / "package").mkdir()
+    for number in range(50):
+        (path.parent / "package" / f"{number}.py").write_text("xx")
+    out = cli("files", path).out
+    assert "     100 B  package/ 50 files  (code)\n" in out
+    assert "package/7.py" not in out
+    assert "       2 B  package/7.py  (code)\n" in cli("files", path, "--all").out
+
+
+def test_files_shows_secrets_and_everything_else_refuses_them(cli: Cli, job: WriteJob) -> None:
+    path = job(SCRIPT_JOB, train_py="x = 1\n")
+    (path.parent / ".env").write_text("x")
+    done = cli("files", path)
+    assert done.code == 2
+    assert "train.py  (code)" in done.out
+    assert "  .env: environment file\n" in done.err
+    as_json = cli("files", path, "--json")
+    assert as_json.code == 2
+    assert as_json.json["refused"] == [{"name": ".env", "line": None, "reason": "environment file"}]
+    for arguments in (["plan", path], ["submit", path, "--local"]):
+        done = cli(*arguments)
+        assert done.code == 2
+        assert ".env: environment file" in done.err
+        assert "!/.env" in done.err
+
+
+def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", terminal)
+        with console.progress("reading the code") as show:
+            show(1, 2)
+        monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
+        with console.progress("packing the code") as show:
+            show(1, 2)
+            show(2, 2)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "packing the code" in shown
+    assert "reading the code" not in shown

@@ -29,6 +29,7 @@ def imported_by(*arguments: str) -> tuple[int, set[str]]:
         ["validate", "examples/digits/job.yaml"],
         ["plan", "examples/digits/job.yaml", "--json"],
         ["plan", "examples/digits/job.yaml", "--local"],
+        ["files", "examples/digits/job.yaml"],
         ["list", "--local"],
         ["prices"],
     ],
@@ -39,6 +40,7 @@ def test_what_is_offline_imports_nothing_heavy(arguments: list[str]) -> None:
     assert code == 0
     assert "cloudtrain" in modules
     assert modules.isdisjoint(HEAVY)
+    assert "rich" not in modules
 
 
 def test_help_imports_no_pydantic() -> None:

@@ -16,6 +16,7 @@ from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainE
 _COMMANDS = {
     "validate": ("job", "Check a job file: offline, without credentials."),
     "plan": ("job", "Show everything that a submit would send: offline, without credentials."),
+    "files": ("job", "Show what code travels, its size and why, and what stays behind."),
     "check": ("account", "Ask the account whether the job can run there; changes nothing."),
     "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
     "status": ("runs", "Tell the truth about a run."),

@@ -1,4 +1,4 @@
-"""Commands that take a job file: validate, plan, submit."""
+"""Commands that take a job file: validate, plan, files, submit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def plan(
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-    decided = api.plan(spec, local=local, settings=settings)
+    with console.progress("reading the code") as progress:
+        decided = api.plan(spec, local=local, settings=settings, progress=progress)
     if only_request:
         console.print_json(decided.request)
     elif as_json:
@@ -58,6 +59,24 @@ def plan(
     else:
         console.print_plan(decided)
     return 0
+
+
+@click.command()
+@job_options
+@click.option("--all", "show_all", is_flag=True, help="Name every file, however many there are.")
+@json_option
+def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all: bool, as_json: bool) -> int:
+    """Show what code travels, its size and why, and what stays behind and why. Offline, without credentials."""
+    from cloudtrain import api
+
+    spec = api.validate(job, overrides, instances=instances)
+    with console.progress("reading the code") as progress:
+        contents = api.files(spec, progress=progress)
+    if as_json:
+        console.print_json(contents.to_json())
+    else:
+        console.print_files(contents, show_all=show_all)
+    return EXIT_USER if contents.refused else 0
 
 
 def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
@@ -95,7 +114,15 @@ def submit(
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-    run = api.submit(spec, local=local, settings=settings, skip_check=skip_check, on_checks=console.say_unknown_checks)
+    with console.progress("packing the code") as progress:
+        run = api.submit(
+            spec,
+            local=local,
+            settings=settings,
+            skip_check=skip_check,
+            on_checks=console.say_unknown_checks,
+            progress=progress,
+        )
     console.print_submitted(run)
     if follow:
         return console.follow(run, job=_again(job, instances, overrides), as_json=as_json)

@@ -1,0 +1,153 @@
+"""The archive: a tar of sorted names in a gzip that stores instead of compressing.
+
+Equal contents give equal bytes everywhere, because no compressor has a say: what deflate makes of the same input
+differs between zlib's versions and zlib-ng. See docs/decisions/008-bundles-are-stored.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cloudtrain.bundle import digests
+from cloudtrain.bundle.contents import WORKER, Contents, Entry, Progress, shown
+from cloudtrain.errors import BundleError
+from cloudtrain.plan import CodeInfo
+from cloudtrain_runtime.contract import BUNDLE_FILE
+
+_COPY_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A written archive."""
+
+    path: Path
+    info: CodeInfo
+
+
+def write_bundle(contents: Contents, folder: Path, *, progress: Progress | None = None) -> Bundle:
+    """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it is there already.
+
+    Equal contents give equal bytes: names sorted, times and owners zero, modes 644 or 755, nothing compressed.
+
+    Args:
+        contents: What travels.
+        folder: Where bundles lie.
+        progress: Told about each file that has been packed.
+
+    Raises:
+        BundleError: a file is not what it was when it was listed, or the folder cannot be written to.
+    """
+    target = folder / contents.info.digest / BUNDLE_FILE
+    if target.is_file():
+        return Bundle(target, contents.info)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = tempfile.NamedTemporaryFile(  # noqa: SIM115 (closed below)
+            dir=target.parent, prefix=".writing-", delete=False
+        )
+    except OSError as error:
+        raise BundleError(f"cannot write to {target.parent}: {error.strerror}", "set CLOUDTRAIN_HOME") from error
+    try:
+        with partial:
+            _write(contents, partial, progress)
+        Path(partial.name).replace(target)
+    except _ChangedError as error:
+        digests.forget(folder)
+        message = f"{shown(str(error))} changed while it was packed"
+        raise BundleError(message, "submit again when nothing writes to it") from error
+    except OSError as error:
+        raise BundleError(f"cannot write {target}: {error.strerror}", "make room, or set CLOUDTRAIN_HOME") from error
+    finally:
+        Path(partial.name).unlink(missing_ok=True)
+    return Bundle(target, contents.info)
+
+
+class _ChangedError(Exception):
+    """A file is not what it was when it was listed."""
+
+
+def _write(contents: Contents, out: IO[bytes], progress: Progress | None) -> None:
+    stored = _StoredGzip(out)
+    done = 0
+    for entry in contents.entries:
+        _add(stored, entry)
+        done += entry.size
+        if progress is not None:
+            progress(done, contents.info.bytes)
+    # Two empty blocks end an archive, and whole records are customary.
+    stored.write(bytes(2 * tarfile.BLOCKSIZE))
+    stored.write(bytes(-stored.size % tarfile.RECORDSIZE))
+    stored.close()
+
+
+def _add(archive: _StoredGzip, entry: Entry) -> None:
+    """Write one member. Its content is hashed once more: what is packed is what was listed."""
+    header = tarfile.TarInfo(entry.name)
+    header.mode = 0o755 if entry.executable else 0o644
+    header.size = entry.size
+    archive.write(header.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
+    digest, size = hashlib.sha256(), 0
+    for chunk in _chunks(entry):
+        digest.update(chunk)
+        size += len(chunk)
+        if size > entry.size:
+            break
+        archive.write(chunk)
+    if size != entry.size or digest.hexdigest() != entry.sha256:
+        raise _ChangedError(entry.name)
+    archive.write(bytes(-size % tarfile.BLOCKSIZE))
+
+
+def _chunks(entry: Entry) -> Iterator[bytes]:
+    if entry.source is None:
+        yield WORKER.encode()
+        return
+    try:
+        with open(entry.source, "rb", buffering=0) as file:  # noqa: PTH123 (see read_digest)
+            while chunk := file.read(_COPY_BYTES):
+                yield chunk
+    except OSError as error:
+        raise _ChangedError(entry.name) from error
+
+
+class _StoredGzip:
+    """Writes gzip (RFC 1952) whose deflate blocks are all stored (RFC 1951, 3.2.4)."""
+
+    _BLOCK_BYTES = 0xFFFF
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self.size = 0
+        self._out = out
+        self._pending = bytearray()
+        self._crc = 0
+        # Magic, deflate, no flags, no time, no extra flags, system unknown.
+        out.write(b"\x1f\x8b\x08\0" + bytes(4) + b"\0\xff")
+
+    def write(self, data: bytes) -> None:
+        """Add bytes."""
+        self._crc = zlib.crc32(data, self._crc)
+        self.size += len(data)
+        self._pending += data
+        with memoryview(self._pending) as pending:
+            whole = len(pending) - len(pending) % self._BLOCK_BYTES
+            for at in range(0, whole, self._BLOCK_BYTES):
+                self._block(pending[at : at + self._BLOCK_BYTES], last=False)
+        del self._pending[:whole]
+
+    def close(self) -> None:
+        """Write the last block and the trailer."""
+        self._block(self._pending, last=True)
+        self._out.write(struct.pack("<II", self._crc, self.size & 0xFFFFFFFF))
+
+    def _block(self, data: bytearray | memoryview, *, last: bool) -> None:
+        self._out.write(struct.pack("<BHH", int(last), len(data), len(data) ^ 0xFFFF))
+        self._out.write(data)

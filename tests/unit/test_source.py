@@ -1,0 +1,161 @@
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.plan import CodeInfo, Source
+from cloudtrain.source import MAX_DIFF_BYTES, read_source
+
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    """Run git in a repository of its own, without the user's configuration."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, "/dev/null")
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "Somebody")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.org")
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout
+
+    run("init", "-q", "-b", "main")
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, git: Git) -> Path:
+    """Return a repository with one commit of two folders."""
+    root = tmp_path / "repository"
+    for name in ("job/train.py", "other/x.py"):
+        (root / name).parent.mkdir()
+        (root / name).write_text("one\n")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    return root
+
+
+def test_a_clean_checkout(folder: Path, git: Git) -> None:
+    commit = git("rev-parse", "HEAD").strip()
+    for place in (folder, folder / "job"):
+        assert read_source(place) == Source(commit, "main", dirty=False, diff="")
+
+
+def test_changes_count_below_the_code_folder_only(folder: Path) -> None:
+    (folder / "other" / "x.py").write_text("two\n")
+    source = read_source(folder / "job")
+    assert source is not None
+    assert (source.dirty, source.diff) == (False, "")
+    (folder / "job" / "train.py").write_text("two\n")
+    source = read_source(folder / "job")
+    assert source is not None
+    assert source.dirty
+    assert "-one\n+two\n" in source.diff
+    assert "other" not in source.diff
+
+
+def test_the_diff_holds_what_is_staged(folder: Path, git: Git) -> None:
+    (folder / "job" / "new.py").write_text("new\n")
+    source = read_source(folder / "job")
+    assert source is not None
+    assert (source.dirty, source.diff) == (True, "")
+    git("add", ".")
+    source = read_source(folder / "job")
+    assert source is not None
+    assert "+new\n" in source.diff
+
+
+def test_a_detached_head_has_no_branch(folder: Path, git: Git) -> None:
+    git("checkout", "-q", "--detach")
+    source = read_source(folder)
+    assert source is not None
+    assert source.branch is None
+    assert source.commit == git("rev-parse", "HEAD").strip()
+
+
+@pytest.mark.usefixtures("git")
+def test_before_the_first_commit(tmp_path: Path) -> None:
+    assert read_source(tmp_path / "repository") == Source(None, "main", dirty=False)
+    (tmp_path / "repository" / "a.py").write_text("")
+    assert read_source(tmp_path / "repository") == Source(None, "main", dirty=True)
+
+
+def test_no_repository_and_no_git(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_source(tmp_path) is None
+    assert read_source(tmp_path / "nowhere") is None
+    subprocess.run(["git", "init", "-q", "--bare", tmp_path / "bare"], check=True)
+    assert read_source(tmp_path / "bare") is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read_source(folder) is None
+
+
+def test_no_program_of_a_configuration_is_started(tmp_path: Path, folder: Path, git: Git) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
+    trap.chmod(0o755)
+    (folder / ".gitattributes").write_text("*.py diff=mine\n")
+    for name in ("core.fsmonitor", "diff.external", "diff.mine.textconv", "diff.mine.command", "core.pager"):
+        git("config", name, str(trap))
+    hook = folder / ".git" / "hooks" / "post-index-change"
+    hook.parent.mkdir(exist_ok=True)
+    trap_of_hook = trap.read_text()
+    hook.write_text(trap_of_hook)
+    hook.chmod(0o755)
+    (folder / "job" / "train.py").write_text("two\n")
+    index = (folder / ".git" / "index").read_bytes()
+    source = read_source(folder)
+    assert source is not None
+    assert "+two" in source.diff
+    assert not (tmp_path / "sprung").exists()
+    assert (folder / ".git" / "index").read_bytes() == index
+
+
+def test_variables_of_a_hook_do_not_mislead(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read_source(folder)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
+    assert read_source(folder) == expected
+
+
+def test_a_long_diff_is_cut(folder: Path) -> None:
+    (folder / "job" / "train.py").write_text("a line\n" * MAX_DIFF_BYTES)
+    source = read_source(folder)
+    assert source is not None
+    assert source.diff.endswith("(cut here: the diff is longer)\n")
+    assert len(source.diff) < MAX_DIFF_BYTES + 100
+
+
+def test_secrets_are_not_recorded(folder: Path, git: Git) -> None:
+    (folder / ".env").write_text("PASSWORD=one\n")
+    git("add", "-f", ".env")
+    git("commit", "-q", "-m", "second")
+    (folder / ".env").write_text("PASSWORD=hunter2\n")
+    (folder / "job" / "train.py").write_text("key = 'AKIA" + "QYLPMN5HFZRT2XWC'\n")
+    (folder / "other" / "x.py").write_text("two\n")
+    source = read_source(folder)
+    assert source is not None
+    assert "hunter2" not in source.diff
+    assert "QYLPMN5HFZRT2XWC" not in source.diff
+    assert "diff --git a/.env b/.env\n(not recorded: looks like a secret)\n" in source.diff
+    assert "diff --git a/job/train.py b/job/train.py\n(not recorded: looks like a secret)\n" in source.diff
+    assert source.diff.endswith("-one\n+two\n")
+
+
+def test_it_costs_next_to_nothing(folder: Path) -> None:
+    (folder / "job" / "train.py").write_text("two\n")
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        read_source(folder)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.05
+
+
+def test_the_same_code_is_the_same_code_wherever_it_comes_from() -> None:
+    assert CodeInfo("d", 1, 1, Source("c", "main", dirty=False)) == CodeInfo("d", 1, 1)
