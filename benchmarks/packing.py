@@ -55,7 +55,8 @@ def _text(chance: random.Random, words: list[str], size: int) -> bytes:
 
 def pack_with_cloudtrain(root: Path, home: Path) -> Path:
     """List, digest, check and pack as `submit` does."""
-    from cloudtrain.bundle import collect, write_bundle
+    from cloudtrain.bundle import collect
+    from cloudtrain.bundle.archive import write_bundle
 
     return write_bundle(collect(root, home=home), home / "bundles").path
 

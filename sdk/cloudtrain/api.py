@@ -11,9 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, survey, write_bundle
+from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, survey
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
-from cloudtrain.container.machine import usable_cpus, visible_gpus
 from cloudtrain.entry import find_module
 from cloudtrain.errors import CloudError, Problem, RunNotFoundError, SpecError, UserError
 from cloudtrain.placement import Machine
@@ -159,9 +158,15 @@ def _decide(
         target=LOCAL if local else SAGEMAKER,
         prices=prices(),
         home=find_home(),
-        machine=Machine(gpus=len(visible_gpus()), cpus=usable_cpus()) if local else None,
+        machine=_this_machine() if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
     )
+
+
+def _this_machine() -> Machine:
+    from cloudtrain.container.machine import usable_cpus, visible_gpus
+
+    return Machine(gpus=len(visible_gpus()), cpus=usable_cpus())
 
 
 def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tuple[Check, ...]:
@@ -227,6 +232,8 @@ def submit(
     if not local:
         _sagemaker(settings).check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
+    from cloudtrain.bundle.archive import write_bundle
+
     pending = None if local or skip_check else _sagemaker(settings).start_checks(decided)
     bundle = write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
     if pending is not None:

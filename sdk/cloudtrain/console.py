@@ -6,7 +6,6 @@ People's text about a running command goes to standard error when `--json` asks 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -506,6 +505,8 @@ def _next_command(status: Status, job: str) -> str:
 def _program() -> str:
     """Return what to type to call this command again: its path, where it is not the one on PATH."""
     called = sys.argv[0]
+    import shutil  # 5 ms that only some commands need
+
     found = shutil.which("cloudtrain")
     is_script = Path(called).name == "cloudtrain"
     return called if is_script and (found is None or Path(found).resolve() != Path(called).resolve()) else "cloudtrain"

@@ -112,7 +112,7 @@ class Section(BaseModel):
     What a single value may be stands at its field. What several values may be together stands in `_rules`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True)
 
     if not TYPE_CHECKING:
 

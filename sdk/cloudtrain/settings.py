@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +149,8 @@ def _check_profile(profile: str | None, tables: Mapping[Path, tuple[_Table, dict
 
 def _read_file(path: Path) -> tuple[_Table, dict[str, _Table]]:
     """Return the settings of one TOML file: its top level, and the tables below `[profiles]`."""
+    import tomllib
+
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -172,7 +172,7 @@ class Cluster(Section):
     """Keep the cluster warm, and paid for, for the next job for this long after the end, at most 6h."""
     max_pending: Duration | None = None
     """Give up when there is no capacity for this long: 30m to 28d."""
-    network: Network = Network()
+    network: Network = Field(default_factory=Network.model_construct)
     """Subnets, security groups, isolation and traffic encryption."""
 
     def _rules(self) -> Iterator[Finding]:
@@ -305,7 +305,7 @@ class Train(Section):
     """Micro-steps per optimizer step; gradients are synchronised in the last one."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Compute precision; bf16 and fp16 use autocast, fp16 a gradient scaler."""
-    parallel: Parallel = Parallel()
+    parallel: Parallel = Field(default_factory=Parallel.model_construct)
     """Data, tensor and pipeline parallelism."""
     compile: bool = False
     """Compile the model with torch.compile."""
@@ -406,11 +406,11 @@ class JobSpec(Section):
     """Input channels by name."""
     train: Train | None = None
     """How the shared entrypoint trains a Task (with code.task only)."""
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
     """Where and how often the run is saved."""
-    limits: Limits = Limits()
+    limits: Limits = Field(default_factory=Limits.model_construct)
     """What the run may cost at most."""
-    tracking: Tracking = Tracking()
+    tracking: Tracking = Field(default_factory=Tracking.model_construct)
     """Where metrics go besides the event lines."""
     tags: dict[str, Text] = Field(default_factory=dict)
     """AWS tags of the job."""

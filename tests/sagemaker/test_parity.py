@@ -384,7 +384,7 @@ def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(plan_of: PlanOf, a
 
 
 def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[str, str], tmp_path: Path) -> None:
-    from cloudtrain.bundle import Bundle
+    from cloudtrain.bundle.archive import Bundle
 
     account = dataclasses.replace(ACCOUNT, transport="boto3")
     plan = plan_of(*VARIANTS["preferences"], account)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.bundle import collect, survey, write_bundle
+from cloudtrain.bundle import collect, survey
+from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.bundle.credentials import in_text
 from cloudtrain.bundle.digests import Digests
 from cloudtrain.bundle.ignore import escape

@@ -5,10 +5,12 @@ The limits are read here a second time, through botocore's own classes.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -181,6 +183,21 @@ def test_the_longest_name_leaves_room_for_the_run_id() -> None:
     from cloudtrain.spec import NAME_CHARACTERS
 
     assert longest == RUN_ID_CHARACTERS == NAME_CHARACTERS + len("-261120-101500-1a2b3c")
+
+
+def test_the_kept_limits_are_those_of_the_model_and_a_broken_copy_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    read = limits._shapes.__wrapped__  # noqa: SLF001 (without the memory of this process)
+    first = read()
+    (kept,) = (tmp_path / "cloudtrain").iterdir()
+    assert read() == first == json.loads(kept.read_text())
+    for broken in ("", "[1]", "{}", '"x"'):
+        kept.write_text(broken)
+        assert read() == first
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert read() == first
 
 
 def test_botocore_is_not_imported() -> None:

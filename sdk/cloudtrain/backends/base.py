@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cloudtrain.bundle import Bundle
 from cloudtrain.plan import Plan
 from cloudtrain.run import Operations, Run, Status
+
+if TYPE_CHECKING:
+    from cloudtrain.bundle.archive import Bundle
 
 
 class Backend(Operations, Protocol):

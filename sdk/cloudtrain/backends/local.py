@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from cloudtrain.bundle import Bundle
+from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
-from cloudtrain.bundle import Bundle
+from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, DriftError, MissingExtraError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Pending, start_checks

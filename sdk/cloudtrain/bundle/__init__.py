@@ -1,18 +1,17 @@
 """`Bundle`: the deterministic, content-addressed archive that travels.
 
 It holds the user's code folder, the runtime package and the root script that starts one rank. Its digest is over
-names, modes and contents, so the same code has the same digest on every machine and day, and is uploaded once.
+names, modes and contents, so the same code has the same digest on every machine and day, and is uploaded once. It is
+written by `cloudtrain.bundle.archive`, which a plan does without.
 """
 
 from __future__ import annotations
 
-from cloudtrain.bundle.archive import Bundle, write_bundle
 from cloudtrain.bundle.contents import BUNDLES_FOLDER, Contents, Entry, LeftOut, Progress, collect, shown, survey
 from cloudtrain.bundle.credentials import Finding
 
 __all__ = [
     "BUNDLES_FOLDER",
-    "Bundle",
     "Contents",
     "Entry",
     "Finding",
@@ -21,5 +20,4 @@ __all__ = [
     "collect",
     "shown",
     "survey",
-    "write_bundle",
 ]
