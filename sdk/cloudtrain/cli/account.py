@@ -27,6 +27,7 @@ def check(
     Each check passes, fails, or could not be made; a failed one comes with its fix. Exit code 3 when one has failed.
     """
     from cloudtrain import api
+    from cloudtrain.console.account import print_checks
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, settings=settings)
@@ -35,5 +36,5 @@ def check(
     if as_json:
         console.print_json({"checks": [each.to_json() for each in checks]})
     else:
-        console.print_checks(checks)
+        print_checks(checks)
     return EXIT_CLOUD if any(each.result == "fail" for each in checks) else 0

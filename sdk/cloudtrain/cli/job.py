@@ -47,6 +47,7 @@ def plan(
 ) -> int:
     """Show everything that a submit would send. Offline, without credentials."""
     from cloudtrain import api
+    from cloudtrain.console.plans import print_plan
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
@@ -57,7 +58,7 @@ def plan(
     elif as_json:
         console.print_json(decided.to_json())
     else:
-        console.print_plan(decided)
+        print_plan(decided)
     return 0
 
 
@@ -68,6 +69,7 @@ def plan(
 def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all: bool, as_json: bool) -> int:
     """Show what code travels, its size and why, and what stays behind and why. Offline, without credentials."""
     from cloudtrain import api
+    from cloudtrain.console.plans import print_files
 
     spec = api.validate(job, overrides, instances=instances)
     with console.progress("reading the code") as progress:
@@ -75,7 +77,7 @@ def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all:
     if as_json:
         console.print_json(contents.to_json())
     else:
-        console.print_files(contents, show_all=show_all)
+        print_files(contents, show_all=show_all)
     return EXIT_USER if contents.refused else 0
 
 
@@ -111,6 +113,8 @@ def submit(
 ) -> int:
     """Start a run. It goes on when this command ends, with or without --follow."""
     from cloudtrain import api
+    from cloudtrain.console import runs
+    from cloudtrain.console.account import say_unknown_checks
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
@@ -120,12 +124,12 @@ def submit(
             local=local,
             settings=settings,
             skip_check=skip_check,
-            on_checks=console.say_unknown_checks,
+            on_checks=say_unknown_checks,
             progress=progress,
         )
-    console.print_submitted(run)
+    runs.print_submitted(run)
     if follow:
-        return console.follow(run, job=_again(job, instances, overrides), as_json=as_json)
+        return runs.follow(run, job=_again(job, instances, overrides), as_json=as_json)
     status = run.status()
     if as_json:
         console.print_json(status.to_json())

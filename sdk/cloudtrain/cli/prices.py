@@ -17,12 +17,13 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> int:
     from datetime import UTC, datetime
 
     from cloudtrain import api, catalog
+    from cloudtrain.console.account import prices_to_json, print_prices
 
     region = region or api.find_settings().region or catalog.priced_regions()[0]
     today = datetime.now(UTC).date()
     known = api.refresh_prices(region, today=today) if refresh else api.prices()
     if as_json:
-        console.print_json(console.prices_to_json(known, region, today))
+        console.print_json(prices_to_json(known, region, today))
     else:
-        console.print_prices(known, region, today)
+        print_prices(known, region, today)
     return 0

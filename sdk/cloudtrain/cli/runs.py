@@ -9,6 +9,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import json_option, run_argument
+from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def status(run: str, as_json: bool) -> int:
     if as_json:
         console.print_json(found.to_json())
     else:
-        console.print_status(found)
+        shown.print_status(found)
     return 0
 
 
@@ -45,7 +46,7 @@ def logs(run: str, follow: bool, raw: bool, host: str | None, as_json: bool) -> 
     if as_json:
         console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
         return 0
-    return console.print_logs(handle, lines, follow=follow, raw=raw)
+    return shown.print_logs(handle, lines, follow=follow, raw=raw)
 
 
 @click.command(name="list")
@@ -70,7 +71,7 @@ def list_(only: str | None, limit: int, as_json: bool) -> int:
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs]})
     else:
-        console.print_runs(runs)
+        shown.print_runs(runs)
     return 0
 
 
@@ -83,9 +84,9 @@ def stop(run: str, wait: bool, as_json: bool) -> int:
     from cloudtrain import api
 
     handle = api.stop(run)
-    found = console.wait_for_end(handle) if wait else handle.status()
+    found = shown.wait_for_end(handle) if wait else handle.status()
     if as_json:
         console.print_json(found.to_json())
     else:
-        console.print_status(found)
+        shown.print_status(found)
     return 0

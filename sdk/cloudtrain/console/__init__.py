@@ -1,0 +1,170 @@
+"""Text for people, JSON for programs. With `cli/`, the only place that prints.
+
+People's text about a running command goes to standard error when `--json` asks for one object on standard output. Here
+is what every command needs; what is said of plans, of the account and of runs stands in the modules.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import CloudtrainError, SpecError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+_PROGRESS_AFTER_SECONDS = 1.0
+
+# ---------------------------------------------------------------- JSON and errors
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON object to standard output."""
+    print(json.dumps(content, indent=2, default=str))
+
+
+def print_text(text: str) -> None:
+    """Print text to standard output as it is."""
+    print(text, end="" if text.endswith("\n") else "\n")
+
+
+def say(text: str) -> None:
+    """Print a line for people to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_error(error: CloudtrainError, *, as_json: bool) -> None:
+    """Print what is wrong and what to do."""
+    if isinstance(error, SpecError):
+        print_problems(error, as_json=as_json)
+        return
+    say(f"error: {error}")
+    if as_json:
+        print_json_error(error.message, error.hint, error.exit_code)
+
+
+def print_json_error(message: str, hint: str, exit_code: int) -> None:
+    """Print an error as the one JSON object."""
+    print_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
+
+
+def print_bug(error: Exception, *, as_json: bool) -> None:
+    """Print that it is our fault."""
+    say(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
+    if as_json:
+        print_json_error(f"bug: {type(error).__name__}: {error}", "", 1)
+
+
+def print_problems(error: SpecError, *, as_json: bool) -> None:
+    """Print every problem of a job, a line each."""
+    for problem in error.problems:
+        say(str(problem))
+    count = len(error.problems)
+    say(f"{count} problem{'s' if count != 1 else ''}")
+    if as_json:
+        fields = ("file", "line", "column", "path", "message", "hint")
+        problems = [{name: getattr(problem, name) for name in fields} for problem in error.problems]
+        print_json({"ok": False, "problems": problems})
+
+
+def print_valid(job: str, name: str, *, as_json: bool) -> None:
+    """Print that a job validates."""
+    if as_json:
+        print_json({"ok": True, "problems": []})
+    else:
+        print(f"{job}: {name} is valid")
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(rows: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, values one below the other."""
+    for line in table_lines(rows):
+        print(line)
+
+
+def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the lines that `table` prints."""
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells, each column as wide as its widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# ---------------------------------------------------------------- waiting
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show on a terminal that something takes a while."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that is told (bytes done, bytes in all) and draws a bar on standard error.
+
+    Only on a terminal, and only when the work takes longer than a second.
+    """
+    began = time.monotonic()
+    bar: Bar | None = None
+    task: TaskID | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar, task
+        if bar is None:
+            if time.monotonic() - began < _PROGRESS_AFTER_SECONDS or not sys.stderr.isatty():
+                return
+            bar = _start_bar()
+        if task is None:
+            task = bar.add_task(text, total=total)
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _start_bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    bar.start()
+    return bar
+
+
+# ---------------------------------------------------------------- what to type
+
+
+def program() -> str:
+    """Return what to type to call this command again: its path, where it is not the one on PATH."""
+    called = sys.argv[0]
+    import shutil  # 5 ms that only some commands need
+
+    found = shutil.which("cloudtrain")
+    is_script = Path(called).name == "cloudtrain"
+    return called if is_script and (found is None or Path(found).resolve() != Path(called).resolve()) else "cloudtrain"

@@ -1,0 +1,85 @@
+"""What is said of the account: the checks before a submit, and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.console import columns, program, say
+
+if TYPE_CHECKING:
+    from cloudtrain.catalog import Prices
+    from cloudtrain.preflight import Check
+
+_WORDS = {"pass": ("pass", "green"), "fail": ("fail", "bold red"), "unknown": ("could not check", "yellow")}
+_WORD_WIDTH = max(len(word) for word, _ in _WORDS.values())
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """Print checks, a line each; below one that did not pass its fix, whole, so that it can be copied."""
+    from rich.console import Console
+    from rich.text import Text
+
+    out = Console(highlight=False)
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        word, style = _WORDS[check.result]
+        lines = [Text.assemble((f"{word:<{_WORD_WIDTH}}", style), f"  {check.name:<{width}}  {check.detail}")]
+        if check.fix:
+            lines.append(Text(f"{'':<{_WORD_WIDTH + width + 2}}  fix: {check.fix}"))
+        out.print(*lines, sep="\n", soft_wrap=True)
+    out.print(Text(_count_checks(checks)), soft_wrap=True)
+
+
+def _count_checks(checks: Sequence[Check]) -> str:
+    results = [str(check.result) for check in checks]
+    counts = [(results.count("pass"), "passed"), (results.count("fail"), "failed")]
+    counts.append((results.count("unknown"), "could not be made"))
+    return f"{len(checks)} checks: " + ", ".join(f"{count} {verb}" for count, verb in counts if count)
+
+
+def say_unknown_checks(checks: Sequence[Check]) -> None:
+    """Say in one line what a submit could not check; nothing when it could check all."""
+    names = [check.name for check in checks if check.result == "unknown"]
+    if names:
+        say(f"could not check: {', '.join(names)} (why: {program()} check JOB)")
+
+
+def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
+    """Return the prices of a region, each with its day and source; those of CPU instances, too."""
+    table = prices.by_region.get(region, {})
+    return {
+        "region": region,
+        "as_of": prices.as_of(region),
+        "age_days": prices.age_days(region, today),
+        "prices": {
+            name: {"usd_per_hour": price.usd_per_hour, "as_of": price.as_of, "source": price.source.name}
+            for name, price in sorted(table.items())
+        },
+    }
+
+
+def print_prices(prices: Prices, region: str, today: date) -> None:
+    """Print the prices of a region's instances with GPUs, cheapest first, and how old they are."""
+    from cloudtrain.catalog import find_instance
+
+    table = prices.by_region.get(region, {})
+    if not table:
+        print(f"no price is known for {region}; known regions: {', '.join(prices.regions)}")
+        print(f"to fetch them, with AWS credentials: {program()} prices --region {region} --refresh")
+        return
+    rows = []
+    for name, price in sorted(table.items(), key=lambda entry: (entry[1].usd_per_hour, entry[0])):
+        instance = find_instance(name)
+        if instance is not None and instance.gpus:
+            each = price.usd_per_hour / instance.gpus
+            gpus = f"{instance.gpus} x {instance.gpu}"
+            rows.append((name, gpus, f"{price.usd_per_hour:,.4f}", f"{each:,.4f}", price.as_of))
+    columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
+    others = len(table) - len(rows)
+    print(f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago")
+    if others:
+        print(f"{others} instance types without GPUs: {program()} prices --region {region} --json")
+    for source in dict.fromkeys(price.source for price in table.values()):
+        print(f"source of {source.date}: {source.name}")

@@ -1,0 +1,120 @@
+"""What is said of a plan and of the code that travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import say, table
+
+if TYPE_CHECKING:
+    from cloudtrain.bundle import Contents
+    from cloudtrain.plan import LengthPlan, Plan
+
+_MOST_LINES = 40
+
+
+def print_plan(plan: Plan) -> None:
+    """Print a plan as a table."""
+    from cloudtrain.units import format_duration, format_size
+
+    cluster = plan.cluster
+    ranks = f"{cluster.processes_per_instance or '?'} ranks each, world size {cluster.world_size or '?'}"
+    where = "instances on this machine" if plan.target == "local" else f"x {cluster.instance_type}"
+    rows = [
+        ("run", plan.run),
+        ("cluster", f"{cluster.instances} {where}, {ranks}"),
+        ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
+        ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
+    ]
+    if plan.length.steps is not None or plan.length.epochs is not None:
+        rows.append(("length", _length(plan.length)))
+    if plan.batch is not None:
+        per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {cluster.world_size or '?'} ranks"
+        rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
+    rows += [
+        ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
+        *_source_rows(plan),
+        ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
+        ("runtime", f"at most {format_duration(plan.max_runtime_seconds)}"),
+    ]
+    if plan.max_wait_seconds is not None:
+        rows.append(("spot", f"waiting and training together at most {format_duration(plan.max_wait_seconds)}"))
+    if plan.target != "local":
+        rows.append(("cost", _cost(plan)))
+    table(rows)
+    for decision in plan.decisions:
+        print(f"  {decision}")
+    for warning in plan.warnings:
+        print(f"  warning: {warning}")
+
+
+def _source_rows(plan: Plan) -> list[tuple[str, str]]:
+    source = plan.bundle.source
+    if source is None:
+        return []
+    commit = f"commit {source.commit[:12]}" if source.commit else "no commit yet"
+    branch = f" on {source.branch}" if source.branch else ""
+    return [("source", f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}")]
+
+
+def _length(length: LengthPlan) -> str:
+    if length.steps is None:
+        return f"{length.epochs} epochs; how many steps these are, the dataset tells"
+    samples = f", {length.samples:,} samples" if length.samples is not None else ""
+    return f"{length.steps:,} steps{samples}"
+
+
+def _checkpoints(plan: Plan) -> str:
+    every = plan.to_json()["checkpoint"]["every"]
+    at_most = f", at most {plan.length.checkpoints:,} of them" if plan.length.checkpoints is not None else ""
+    return f"every {every}{at_most}"
+
+
+def _cost(plan: Plan) -> str:
+    cost = plan.cost
+    if cost.usd_per_hour is None or cost.max_usd is None:
+        return "unknown"
+    on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
+    age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
+    dated = f"prices of {cost.price_as_of}, {age} days old"
+    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, at most {cost.max_usd:,.2f} USD ({dated})"
+
+
+def print_files(contents: Contents, *, show_all: bool) -> None:
+    """Print what travels and what stays behind; folders in one line where the list would be long."""
+    from cloudtrain.bundle import shown
+    from cloudtrain.units import format_size
+
+    rows = [(entry.size, shown(entry.name), entry.why) for entry in contents.entries]
+    for size, name, why in rows if show_all or len(rows) <= _MOST_LINES else _by_folder(rows):
+        print(f"{format_size(size):>10}  {name}  ({why})")
+    info = contents.info
+    print(f"{format_size(info.bytes):>10}  in {info.files} files, sha256 {info.digest}")
+    if contents.left_out:
+        print("left out:")
+        lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
+        for left_bytes, name, reason in lines if show_all else lines[:_MOST_LINES]:
+            print(f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})")
+        if not show_all and len(lines) > _MOST_LINES:
+            print(f"{'':>10}  and {len(lines) - _MOST_LINES} more, named with --all")
+        if any(left.by_default for left in contents.left_out):
+            print("  a line such as !/model.pt in .cloudtrainignore lets something travel")
+    if contents.refused:
+        say("refused, because they look like secrets:")
+        for finding in contents.refused:
+            say(f"  {shown(str(finding))}")
+        say(f"  {contents.way_out}")
+
+
+def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """Return files of the root as they are, and one row for each folder in it."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for size, name, why in rows:
+        top, slash, _ = name.partition("/")
+        sums.setdefault((f"{top}{slash}", why), []).append(size)
+    return [
+        (sum(sizes), f"{name} {len(sizes)} files" if name.endswith("/") else name, why)
+        for (name, why), sizes in sums.items()
+    ]
