@@ -212,6 +212,11 @@ class MlTree:
         return self.root / "model"
 
     @property
+    def tensorboard(self) -> Path:
+        """What is copied to S3 while the job runs, where the request asks for it (TensorBoardOutputConfig)."""
+        return self.root / "output" / "tensorboard"
+
+    @property
     def output_data(self) -> Path:
         """What is packed to output.tar.gz at the end."""
         return self.root / "output" / "data"

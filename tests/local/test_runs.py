@@ -122,11 +122,12 @@ if here["RANK"] == here["PRINT_RANK"]:
     open(here["SM_MODEL_DIR"] + "/weights", "w").write("w")
     open(here["SM_OUTPUT_DATA_DIR"] + "/report", "w").write("r")
     open(f"{ml}/checkpoints/mine", "w").write("c")
+    open(f"{ml}/output/tensorboard/events", "w").write("e")
 """
     path = job(
         "name: probe\ncode: {script: probe.py, args: [--lr, 0.1], env: {GIVEN: yes, PRINT_RANK: 0}}\n"
         "cluster: {instance_type: ml.p4d.24xlarge, instances: 2, processes_per_instance: 1}\n"
-        "data: {train: {uri: numbers, sharded: true}}\n",
+        "data: {train: {uri: numbers, sharded: true}}\ntracking: {tensorboard: true}\n",
         probe_py=script,
     )
     (path.parent / "numbers").mkdir()
@@ -152,6 +153,7 @@ if here["RANK"] == here["PRINT_RANK"]:
     folder = Path(done.json["artifacts"]["folder"])
     assert (folder / "model" / "weights").read_text() == "w"
     assert (folder / "checkpoints" / "mine").read_text() == "c"
+    assert (folder / "tensorboard-output" / "events").read_text() == "e"
     with tarfile.open(done.json["artifacts"]["output"]) as archive:
         assert archive.getnames() == ["report"]
 

@@ -79,9 +79,17 @@ def stage_inputs(
         _unpack_submit_directory(tree, request)
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
     if checkpoints is not None:
-        # All hosts share one prefix in S3; here they share the folder itself.
-        path_of(checkpoints).mkdir(parents=True, exist_ok=True)
-        tree.checkpoints.symlink_to(path_of(checkpoints))
+        _share(tree.checkpoints, path_of(checkpoints))
+    board = request.get("TensorBoardOutputConfig", {}).get("S3OutputPath")
+    if board is not None:
+        _share(tree.tensorboard, path_of(board) / request["TrainingJobName"] / "tensorboard-output")
+
+
+def _share(link: Path, folder: Path) -> None:
+    """Show all hosts one folder: in S3 they share a prefix, which the service keeps in step with theirs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
 
 
 def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], download: Download) -> None:
