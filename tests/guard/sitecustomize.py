@@ -1,5 +1,7 @@
 """Denies every network address but loopback, in the tests' processes and in every process they start.
 
+With CLOUDTRAIN_TEST_GUARD=sealed it denies every socket: what is offline must not even open one.
+
 Put on PYTHONPATH by tests/conftest.py. An audit hook sees what the interpreter does, whichever library asks for it.
 """
 
@@ -22,6 +24,11 @@ def _is_loopback(host: object) -> bool:
         return False
 
 
+def _seal(event: str, _arguments: tuple[Any, ...]) -> None:
+    if event.startswith("socket."):
+        raise PermissionError(f"this command is offline: {event}")
+
+
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "socket.connect":
         address = arguments[1]
@@ -33,4 +40,4 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 if os.environ.get("CLOUDTRAIN_TEST_GUARD"):
-    sys.addaudithook(_guard)
+    sys.addaudithook(_seal if os.environ["CLOUDTRAIN_TEST_GUARD"] == "sealed" else _guard)

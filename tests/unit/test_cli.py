@@ -1,6 +1,8 @@
 import json
 import os
 import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +88,26 @@ def test_a_users_mistake_is_exit_code_2_without_a_traceback(cli: Cli, arguments:
     as_json = cli(*arguments, "--json")
     assert as_json.code == 2
     assert json.loads(as_json.out)["error"]["exit_code"] == 2
+
+
+SEALED = {"CLOUDTRAIN_TEST_GUARD": "sealed"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["validate JOB", "plan JOB", "plan JOB --request", "plan JOB --local", "files JOB", "schema", "prices", "list"],
+)
+def test_what_is_offline_opens_no_socket(cli: Cli, line: str) -> None:
+    done = cli(*line.replace("JOB", str(EXAMPLES / "digits" / "job.yaml")).split(), environ=SEALED)
+    assert done.code == 0, done.err
+    assert "offline" not in done.err
+
+
+def test_the_seal_holds() -> None:
+    code = "import socket; socket.socket()"
+    sealed = {**os.environ, **SEALED}
+    done = subprocess.run([sys.executable, "-c", code], env=sealed, capture_output=True, text=True, check=False)
+    assert "PermissionError: this command is offline" in done.stderr
 
 
 def test_options_change_the_plan(cli: Cli) -> None:
