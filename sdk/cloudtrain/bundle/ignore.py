@@ -1,8 +1,9 @@
-"""Ignore files, read exactly as git reads them.
+"""Ignore files, read as git reads them.
 
-The rules are those of `gitignore(5)` and of git's `wildmatch.c`; a test compares them with `git check-ignore` on random
-trees. Differences, all meant: a pattern for folders (`data/`) also means a link to a folder, case always counts, and a
-pattern that git drops in silence because it can match nothing is an error with file and line.
+pathspec says what one pattern matches. Which rule decides, layer by layer, is decided here, because every answer names
+file and line of the rule. A test compares the answers with git on random trees; docs/decisions/009 lists what differs.
+Meant differences: a pattern for folders (`data/`) also means a link to a folder, case always counts, and a pattern that
+git drops in silence because it can match nothing is an error with file and line.
 """
 
 from __future__ import annotations
@@ -14,22 +15,8 @@ from pathlib import Path
 
 from cloudtrain.errors import BundleError
 
-_SPECIAL = "*?[\\"
-_CLASSES = {
-    "alnum": "a-zA-Z0-9",
-    "alpha": "a-zA-Z",
-    "blank": " \\t",
-    "cntrl": "\\x00-\\x1f\\x7f",
-    "digit": "0-9",
-    "graph": "\\x21-\\x7e",
-    "lower": "a-z",
-    "print": "\\x20-\\x7e",
-    "punct": "!-/:-@\\[-`{-~",
-    "space": " \\t\\n\\r\\f\\v",
-    "upper": "A-Z",
-    "xdigit": "0-9a-fA-F",
-}
-"""POSIX classes in brackets. Source: wildmatch.c of git 2.39."""
+_ODD_BRACKET = re.compile(r"(?<!\\)(?:\\\\)*\[[!^]?\]?[^\]/]*?(?:[\\\[/]|([-&~|])\1|\Z)")
+"""A bracket that is not closed, or holds what pathspec hands to `re`, where it means something else: `[[:digit:]]`."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +102,10 @@ def read_ignore_file(path: Path, shown: str, *, folder: str = "", above: str = "
         above: See `IgnoreFile`.
 
     Raises:
-        BundleError: it cannot be read, is not UTF-8, or has a pattern that can match nothing.
+        BundleError: it cannot be read, is not UTF-8, or `parse` refuses a pattern.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")  # a carriage return within a line is a character
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise BundleError(f"{shown}:{line}: not valid UTF-8", "save the file as UTF-8") from error
@@ -131,7 +118,7 @@ def parse(text: str, shown: str) -> Iterator[Rule]:
     """Yield the rules of an ignore file's text.
 
     Raises:
-        BundleError: a pattern can match nothing.
+        BundleError: a pattern can match nothing, or cannot be read as git reads it.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         written = _strip(line.removesuffix("\r"))
@@ -146,11 +133,11 @@ def parse(text: str, shown: str) -> Iterator[Rule]:
             continue  # a lone slash, which git takes for nothing at all
         try:
             pattern = pattern.removeprefix("/")
-            expression = _translate(pattern)
-            re.compile(expression)
+            expression = _expression(pattern)
         except (ValueError, re.error) as error:
             raise BundleError(
-                f"{shown}:{number}: {written} is no valid pattern: {error}", "mend the line or remove it"
+                f"{shown}:{number}: {written} is no valid pattern: {error.__cause__ or error}",
+                "mend the line or remove it",
             ) from error
         yield Rule(shown, number, written, negated, folders_only, anchored, pattern, expression)
 
@@ -176,7 +163,7 @@ def _folders_above(rule: Rule) -> Iterator[str]:
     for count in range(1, len(parts)):
         if parts[count - 1] == "**":
             return  # below any folder: nobody means every ignored one
-        yield _translate("/".join(parts[:count]))
+        yield _expression("/".join(parts[:count]))
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
@@ -184,74 +171,22 @@ def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{expression})" for expression in expressions) or r"(?!)", re.DOTALL)
 
 
-def _translate(pattern: str) -> str:
+def _expression(pattern: str) -> str:
     """Return a pattern as a regular expression for the whole path.
 
     Raises:
-        ValueError: it can match nothing.
+        ValueError: it can match nothing, or pathspec would read it otherwise than git.
+        re.error: a range ends before it begins.
     """
-    parts: list[str] = []
-    at = 0
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "*":
-            end = len(pattern) - len(pattern[at:].lstrip("*"))
-            text, at = _stars(pattern, at, end)
-        elif char == "[":
-            text, at = _bracket(pattern, at)
-        elif char == "\\":
-            if at + 1 == len(pattern):
-                raise ValueError("a backslash at the end")
-            text, at = re.escape(pattern[at + 1]), at + 2
-        else:
-            text, at = "[^/]" if char == "?" else re.escape(char), at + 1
-        parts.append(text)
-    return "".join(parts)
+    from pathspec import GitIgnoreSpec
 
-
-def _stars(pattern: str, at: int, end: int) -> tuple[str, int]:
-    """Translate the stars between `at` and `end`: two between slashes mean any number of folders."""
-    # git compares what stands before the first special character as text, and starts its matching behind it.
-    begins = at == 0 or pattern[at - 1] == "/" or not any(char in _SPECIAL for char in pattern[:at])
-    alone = end - at > 1 and begins
-    if alone and end == len(pattern):
-        return ".*", end
-    if alone and pattern[end] == "/":
-        return "(?:.*/)?", end + 1
-    return "[^/]*", end
-
-
-def _bracket(pattern: str, at: int) -> tuple[str, int]:
-    """Translate the bracket that opens at `at`; return the expression and the place behind it."""
-    at += 1
-    negated = pattern[at : at + 1] in ("!", "^")
-    at += negated
-    ranges: list[str] = []
-    begin = at
-    while at == begin or pattern[at : at + 1] != "]":
-        found = re.compile(r"\[:([^\]]*):\]").match(pattern, at)
-        if found is not None:
-            if found[1] not in _CLASSES:
-                raise ValueError(f"no such class: {found[0]}")
-            ranges.append(_CLASSES[found[1]])
-            at = found.end()
-            continue
-        low, at = _member(pattern, at)
-        high = low
-        if pattern[at : at + 1] == "-" and pattern[at + 1 : at + 2] not in ("", "]"):
-            high, at = _member(pattern, at + 1)
-        if low <= high:
-            ranges.append(f"{re.escape(low)}-{re.escape(high)}")
-    members = "".join(ranges)
-    if negated:
-        return f"[^/{members}]", at + 1
-    return (f"(?!/)[{members}]" if members else r"(?!)"), at + 1
-
-
-def _member(pattern: str, at: int) -> tuple[str, int]:
-    """Return one character of a bracket and the place behind it."""
-    if pattern[at : at + 1] == "\\":
-        at += 1
-    if at >= len(pattern):
-        raise ValueError("a bracket that is not closed")
-    return pattern[at], at + 1
+    if _ODD_BRACKET.search(pattern):
+        raise ValueError("a bracket is closed and holds characters and ranges only, such as [0-9] for [[:digit:]]")
+    # The library takes stars at the end as all that lies below, however deep, and drops white space there.
+    pattern = re.sub(r"(^|/)\*\*(/\*)?$", r"\1**/?*", pattern)
+    pattern = re.sub(r"(?<!\\)(\s)$", r"[\1]", pattern)
+    regex = GitIgnoreSpec.from_lines([f"/{pattern}"]).patterns[0].regex
+    if regex is None:
+        raise ValueError("it names nothing")
+    # git asks about one level at a time: no match ends above the name, and no bracket matches a slash.
+    return re.sub(r"(?<!\\)\[(?!\^/\])", "(?!/)[", regex.pattern.replace("(?P<ps_d>/)", "(?!)"))
