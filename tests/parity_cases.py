@@ -281,7 +281,13 @@ def _brings(
 
 
 EBS = Level(
-    {"cluster.instance_type": "ml.p3.8xlarge"}, arguments={"instance_type": "ml.p3.8xlarge", "volume_kms_key": _KEY}
+    {"cluster.instance_type": "ml.p3.8xlarge"},
+    arguments={
+        "instance_type": "ml.p3.8xlarge",
+        "volume_kms_key": _KEY,
+        # CUDA 13 has no kernels for its GPUs.
+        "image_uri": f"{_REGISTRY}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker",
+    },
 )
 """A type whose volume takes the key."""
 

@@ -112,6 +112,9 @@ def _plan(
     suffix: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Plan, Contents]:
+    missing = [spec.problem_of(finding) for finding in spec.references.check()]
+    if missing:  # a job that was built in Python has not been asked yet
+        raise SpecError(missing)
     contents = collect(spec.code_directory, home=find_home(), progress=progress)
     left_behind = list(_left_behind(spec, contents))
     if left_behind:

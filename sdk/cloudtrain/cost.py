@@ -10,6 +10,8 @@ from cloudtrain.notes import Notes
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration
 
+STOP_SECONDS = 120
+"""Longest time between the end of MaxRuntime and the end of the containers. Source: AWS's StopTrainingJob reference."""
 _MIN_RUNTIME_SECONDS = 60
 
 
@@ -66,7 +68,10 @@ def price_cluster(spec: JobSpec, region: str, prices: Prices) -> Rate | None:
 
 def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> Time:
     """Decide how long a run may go on, so that `limits.cost` holds whatever happens."""
+    spot = spec.cluster.spot
     runtime = spec.limits.runtime
+    if spot is not None and spot.max_wait is not None:
+        runtime = min(runtime, spot.max_wait)  # the default runtime gives way; one that was asked for was refused
     warm = spec.cluster.keep_alive or 0
     limit = spec.limits.cost
     affordable: float = math.inf
@@ -75,7 +80,7 @@ def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> T
         hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
         notes.refuse(("limits", "cost"), message, hint)
     elif limit is not None and rate is not None:
-        affordable = max(math.floor(limit / rate.usd_per_hour * 3600) - warm, 0)
+        affordable = max(math.floor(limit / rate.usd_per_hour * 3600) - warm - STOP_SECONDS, 0)
         _check_affordable(spec, int(affordable), rate.usd_per_hour, notes)
     if affordable < runtime:
         notes.decide(
@@ -83,7 +88,6 @@ def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> T
             f"so that the run costs at most {limit:g} USD"
         )
         runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
-    spot = spec.cluster.spot
     wait = None if spot is None else spot.max_wait or int(min(2 * runtime, affordable))
     return Time(runtime, wait, (wait or runtime) + warm)
 
@@ -91,14 +95,14 @@ def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> T
 def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Notes) -> None:
     """Refuse a cost limit that leaves less than a minute, or less than the job asks for by itself."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
-    if spec.cluster.keep_alive:
-        pays += f", with {format_duration(spec.cluster.keep_alive)} of keep_alive after it"
+    warm = f" and {format_duration(spec.cluster.keep_alive)} of keep_alive" if spec.cluster.keep_alive else ""
+    pays += f", {format_duration(STOP_SECONDS)} to stop{warm} after it"
     spot = spec.cluster.spot
     asked = [("limits.runtime", spec.limits.runtime)] if "runtime" in spec.limits.model_fields_set else []
     if spot is not None and spot.max_wait is not None:
         asked.append(("cluster.spot.max_wait", spot.max_wait))
     name, longest = max(asked, key=lambda item: item[1], default=("", 0))
-    needed = math.ceil((longest + (spec.cluster.keep_alive or 0)) * hourly / 3600)
+    needed = math.ceil((longest + (spec.cluster.keep_alive or 0) + STOP_SECONDS) * hourly / 3600)
     if affordable < _MIN_RUNTIME_SECONDS:
         notes.refuse(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
     elif affordable < longest:

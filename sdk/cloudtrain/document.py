@@ -21,6 +21,7 @@ FieldPath = tuple[str | int, ...]
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
+_MERGE = "<<"
 _MAX_NUMBER = 100
 """Longest text that is read as a number."""
 _NULL = re.compile(r"~|null|Null|NULL|")
@@ -70,12 +71,19 @@ class Document:
         return Place(self.file, 1, 1)
 
     def override(self, path: FieldPath, value: Any, origin: str) -> None:
-        """Set one value as `--set` does; `origin` is the option's text for error messages."""
+        """Set one value as `--set` does; `origin` is the option's text for error messages.
+
+        Raises:
+            UserError: the path leads through something that is no mapping.
+        """
         target = self.data
-        for part in path[:-1]:
-            if not isinstance(target.get(part), dict):
+        for depth, part in enumerate(path[:-1], start=1):
+            if target.get(part) is None or isinstance(target[part], bool):  # `spot: true` is a mapping in short
                 target[part] = {}
             target = target[part]
+            if not isinstance(target, dict):
+                kind = "a list" if isinstance(target, list) else "a value"
+                raise UserError(f"{origin}: {dotted(path[:depth])} is {kind} in {self.file}", "replace it as a whole")
         target[path[-1]] = value
         for places in (self.values, self.keys):
             for old in [known for known in places if known[: len(path)] == path]:
@@ -195,11 +203,15 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
+        inherited: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._report(key_node, path, "a field name must be text", "put it in quotes")
                 continue
             key = key_node.value
+            if key == _MERGE and key_node.style is None:
+                self._merge(value_node, path, inherited)
+                continue
             if key in mapping:
                 first = self.document.keys[(*path, key)]
                 self._report(key_node, (*path, key), f"given twice; the first is in line {first.line}", "remove one")
@@ -207,7 +219,20 @@ class _Reader:
             mark = key_node.start_mark
             self.document.keys[(*path, key)] = Place(self.document.file, mark.line + 1, mark.column + 1)
             mapping[key] = self.read(value_node, (*path, key))
-        return mapping
+        return {**{key: value for key, value in inherited.items() if key not in mapping}, **mapping}
+
+    def _merge(self, node: yaml.Node, path: FieldPath, inherited: dict[str, Any]) -> None:
+        """Take over the fields of another mapping, as `<<: *anchor` asks; the first of several wins."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                self._report(source, path, "<< takes over the fields of a mapping", "write <<: *anchor")
+                continue
+            before = dict(self.document.values), dict(self.document.keys)
+            for key, value in self._mapping(source, path).items():
+                inherited.setdefault(key, value)
+            # What was written here is told here.
+            self.document.values.update(before[0])
+            self.document.keys.update(before[1])
 
     def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
         if node.tag not in _STANDARD_TAGS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,9 @@ def check_task(path: Path, class_name: str, arguments: Mapping[str, Any]) -> lis
 
     Only what the text proves: a class that is imported or built otherwise is left to the run itself.
     """
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        return [(("code", "task"), f"{path} cannot be read: {error.strerror}", "make the file readable")]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        place = f"{path}{f':{line}' if line else ''}"
-        return [(("code", "task"), f"{place} is not valid Python: {error}", f"mend it: python -m py_compile {path}")]
+    tree = _parse(path, ("code", "task"))
+    if isinstance(tree, list):
+        return tree
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if class_name in classes:
         return _check_arguments(classes[class_name], arguments)
@@ -45,6 +42,27 @@ def check_task(path: Path, class_name: str, arguments: Mapping[str, Any]) -> lis
         return []
     hint = did_you_mean(class_name, list(classes)) if classes else "the file has no class"
     return [(("code", "task"), f"{path.name} has no class {class_name}", hint)]
+
+
+def check_syntax(path: Path, at: tuple[str, ...]) -> list[Finding]:
+    """Return what keeps Python from reading a file."""
+    tree = _parse(path, at)
+    return tree if isinstance(tree, list) else []
+
+
+def _parse(path: Path, at: tuple[str, ...]) -> ast.Module | list[Finding]:
+    """Return a file's syntax tree, or what keeps Python from reading it."""
+    try:
+        with tokenize.open(path) as file:  # heeds a byte-order mark and an encoding named in the first lines
+            return ast.parse(file.read())
+    except OSError as error:
+        return [(at, f"{path} cannot be read: {error.strerror}", "make the file readable")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"{path}{f':{line}' if line else ''}"
+        version = ".".join(map(str, sys.version_info[:2]))
+        hint = f"mend it, or, where it needs a newer Python than this {version}, run cloudtrain with that one"
+        return [(at, f"{place} is not valid Python: {error}", hint)]
 
 
 def _check_arguments(definition: ast.ClassDef, arguments: Mapping[str, Any]) -> list[Finding]:

@@ -75,7 +75,12 @@ class Problem:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
         body = ": ".join(part for part in (self.path, self.message) if part)
-        return f"{place}  {body}" + (f"; {self.hint}" if self.hint else "")
+        return _one_line(f"{place}  {body}" + (f"; {self.hint}" if self.hint else ""))
+
+
+def _one_line(text: str) -> str:
+    """Return a text without line breaks and terminal escapes, which a job file may hold."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class SpecError(UserError):

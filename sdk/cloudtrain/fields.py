@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -63,6 +64,12 @@ def _text(value: object) -> object:
     return str(getattr(value, "text", value)) if isinstance(value, int | float) else value
 
 
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):
+        raise fail(f"expected a number, got {str(value).lower()}", hint="write digits, such as 2")
+    return value
+
+
 def switch(value: object) -> object:
     """Return true and false for `yes`, `on`, `no` and `off`, which YAML 1.2 reads as text."""
     return _YES_NO.get(value.lower(), value) if isinstance(value, str) else value
@@ -70,6 +77,8 @@ def switch(value: object) -> object:
 
 def s3_problem(uri: str) -> str:
     """Return what is wrong with a uri that should lie in S3 or on this machine, or an empty string."""
+    if ".." in uri.removeprefix("s3://").partition("/")[0] and uri.startswith("s3://"):
+        return f'{_S3_EXPECTED}, got "{uri}"'
     scheme = _SCHEME.match(uri)
     if scheme is None or scheme[1] == "file":
         return ""
@@ -102,6 +111,10 @@ Every = Annotated[
     ),
 ]
 """A duration or a number of optimizer steps, written `10m` or `500 steps`."""
+Whole = Annotated[int, BeforeValidator(_no_switch)]
+"""A whole number; true and false are none."""
+Real = Annotated[float, BeforeValidator(_no_switch), Field(allow_inf_nan=False)]
+"""A finite number; true and false are none."""
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "number", "boolean"]})]
 """Text; numbers and booleans are taken as they are written."""
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,16 @@ class Violation:
         message: What is allowed and what is there.
         hint: What to do.
         is_key: Whether the name of a mapping's entry is to blame, not its value.
+        bound: The limit that is broken, and
+        got: what is there, where these are numbers.
     """
 
     path: FieldPath
     message: str
     hint: str
     is_key: bool = False
+    bound: int | None = None
+    got: int | None = None
 
 
 def check_request(request: Mapping[str, Any]) -> list[Violation]:
@@ -183,7 +187,7 @@ def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vi
         yield from _count(value, shape, path, "entries")
         for key, item in value.items():
             for violation in _text(key, _shape(shape["key"]["shape"]), (*path, key)):
-                yield Violation(violation.path, f"name: {violation.message}", violation.hint, is_key=True)
+                yield replace(violation, message=f"name: {violation.message}", is_key=True)
             yield from _check(item, _shape(shape["value"]["shape"]), (*path, key))
     elif kind == "string":
         yield from _text(value, shape, path)
@@ -227,6 +231,8 @@ def _number(value: int, shape: Mapping[str, Any], path: FieldPath) -> Iterator[V
 def _bounds(value: int, shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:
     least, most = shape.get("min"), shape.get("max")
     if least is not None and value < least:
-        yield Violation(path, f"AWS takes at least {least}{what}, got {value}", f"use {least} or more")
+        message = f"AWS takes at least {least}{what}, got {value}"
+        yield Violation(path, message, f"use {least} or more", bound=least, got=value)
     if most is not None and value > most:
-        yield Violation(path, f"AWS takes at most {most}{what}, got {value}", f"use {most} or fewer")
+        message = f"AWS takes at most {most}{what}, got {value}"
+        yield Violation(path, message, f"use {most} or fewer", bound=most, got=value)

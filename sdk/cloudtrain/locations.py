@@ -25,22 +25,36 @@ def resume_from(spec: JobSpec, notes: Notes) -> str:
 
 
 def locations_in_s3(
-    spec: JobSpec, settings: Settings, digest: str, run: str, go_on_in: str | None, notes: Notes
+    spec: JobSpec,
+    settings: Settings,
+    digest: str,
+    run: str,
+    go_on_in: str | None,
+    notes: Notes,
+    *,
+    keeps_apart: bool,
 ) -> Locations:
     """Return where everything lies in S3; code is shared between runs by its digest.
 
-    A script goes on in the folder `go_on_in`: unlike a Task it knows only one.
+    A script goes on in the folder `go_on_in`: unlike a Task it knows only one. With `keeps_apart` it must not see what
+    an earlier run has left under the uri that it saves to.
     """
     base = f"s3://{settings.bucket or PLACEHOLDER_BUCKET}/{settings.prefix}".rstrip("/")
     if spec.checkpoint.uri is not None and not spec.checkpoint.uri.startswith("s3://"):
         notes.refuse(("checkpoint", "uri"), "a cluster saves to S3", "use s3://bucket/prefix, or leave it out")
+    saved = spec.checkpoint.uri
+    if go_on_in is not None and saved is not None and saved.rstrip("/") != go_on_in.rstrip("/"):
+        message = "what cannot reach S3 by itself knows one folder, and goes on in the one that it resumes from"
+        notes.refuse(("checkpoint", "uri"), message, "leave it out, or resume a copy of the old checkpoints in it")
+    if keeps_apart and saved is not None:
+        saved = f"{saved.rstrip('/')}/{run}"  # the service would bring back whatever lies in the folder itself
     if spec.checkpoint.resume.startswith(("/", "file:")):
         notes.refuse(("checkpoint", "resume"), "a cluster cannot read this machine's disk", "copy it to S3 first")
     return Locations(
         code=f"{base}/code/{digest}/{BUNDLE_FILE}",
         config=f"{base}/{run}/config",
         output=base,
-        checkpoints=(go_on_in or spec.checkpoint.uri or f"{base}/{run}/checkpoints").rstrip("/"),
+        checkpoints=(go_on_in or saved or f"{base}/{run}/checkpoints").rstrip("/"),
         channels={
             name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}" for name, channel in spec.data.items()
         },

@@ -19,8 +19,21 @@ PROCESSES_ON_CPU = 2
 SHARDING_SINCE = "2.6"
 """First PyTorch with public FSDP2 (torch.distributed.fsdp.fully_shard). Source: PyTorch 2.6 release notes, 2025-01."""
 
-_AWS_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/(?P<name>pytorch(?:-training)?:.+)")
-_VERSION = re.compile(r":(\d+\.\d+)")
+CUDA_OF_GPU = {
+    "K80": ("", "11.8"),
+    "V100": ("", "12.9"),
+    **dict.fromkeys(("B200", "B300", "GB200", "RTX PRO 4500", "RTX PRO Server 6000"), ("12.8", "")),
+}
+"""First and last CUDA whose PyTorch builds hold kernels for a GPU; those not named here work with all of them.
+
+Source: NVIDIA's CUDA release notes (12.0 drops Kepler, 12.8 brings Blackwell, 13.0 drops Volta); PyTorch's RELEASE.md.
+"""
+
+_ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<name>[a-z0-9._/-]+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?)"
+)
+_AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -159,23 +172,30 @@ def _image(
         hint = "prefer types of one kind"
         notes.refuse(("cluster", "prefer"), "one container cannot serve types with and without GPUs", hint)
     if spec.cluster.image is not None:
-        return spec.cluster.image, _check_own_image(spec.cluster.image, distribution, today, notes)
-    image = _framework(spec, distribution, notes)
+        version = _check_own_image(spec, distribution, region, kinds, today, notes)
+        return spec.cluster.image, version
+    gpus = sorted({c.instance.gpu for c in candidates if c.instance is not None and c.instance.gpu is not None})
+    image = _framework(spec, distribution, gpus, notes)
     if image is None:
         return "", None
     _warn_of_end(image, today, notes)
     return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
 
 
-def _framework(spec: JobSpec, distribution: str, notes: Notes) -> catalog.Image | None:
+def _framework(spec: JobSpec, distribution: str, gpus: list[str], notes: Notes) -> catalog.Image | None:
     """Return AWS's container for the PyTorch that was asked for, or the newest that can serve."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
     images = catalog.images()
     asked = spec.cluster.framework
     if asked is None:
-        newest = next(image for image in images if _serves(image, needs_smddp=needs_smddp))
-        notes.decide(f"framework: PyTorch {newest.framework}, the newest that {distribution} works with")
-        return newest
+        serving = [image for image in images if _serves(image, needs_smddp=needs_smddp)]
+        fitting = [image for image in serving if not _unsupported(image, gpus)]
+        if not fitting:
+            _refuse_gpus(serving[0], gpus, "none of AWS's containers here has", notes)
+            return None
+        on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
+        notes.decide(f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}")
+        return fitting[0]
     wanted = ".".join(asked.split(".")[:2])
     found = next((image for image in images if image.framework == wanted), None)
     if found is None:
@@ -186,9 +206,31 @@ def _framework(spec: JobSpec, distribution: str, notes: Notes) -> catalog.Image 
             f"AWS has no PyTorch {asked} container that cloudtrain can use",
             (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
         )
-    elif needs_smddp:
-        _check_smddp(found, distribution, ("cluster", "framework"), notes)
+    else:
+        if needs_smddp:
+            _check_smddp(found, distribution, ("cluster", "framework"), notes)
+        if _unsupported(found, gpus):
+            others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
+            _refuse_gpus(found, gpus, f"these have: {others}" if others else "no other has", notes)
     return found
+
+
+def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
+    """Return the GPUs that a container's PyTorch has no kernels for."""
+    found = []
+    for gpu in gpus:
+        first, last = CUDA_OF_GPU.get(gpu, ("", ""))
+        cuda = _version(image.cuda) if image.cuda else ()
+        if cuda and ((first and cuda < _version(first)) or (last and cuda > _version(last))):
+            found.append(gpu)
+    return found
+
+
+def _refuse_gpus(image: catalog.Image, gpus: list[str], others: str, notes: Notes) -> None:
+    message = (
+        f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
+    )
+    notes.refuse(("cluster", "framework"), message, f"{others}; or give cluster.image")
 
 
 def _serves(image: catalog.Image, *, needs_smddp: bool) -> bool:
@@ -206,20 +248,31 @@ def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, notes: 
         )
 
 
-def _check_own_image(uri: str, distribution: str, today: date, notes: Notes) -> str | None:
+def _check_own_image(
+    spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date, notes: Notes
+) -> str | None:
     """Return the PyTorch version of a container that the job names, where its name tells; check AWS's own."""
-    aws = _AWS_IMAGE.fullmatch(uri)
+    at = ("cluster", "image")
+    uri = spec.cluster.image or ""
+    found = _ECR_IMAGE.fullmatch(uri)
+    if found is None:
+        hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; docker push brings one there"
+        notes.refuse(at, f'SageMaker takes images from ECR, got "{uri}"', hint)
+        return None
+    if found["region"] != region:
+        hint = f"push it to {region}, or run the job in {found['region']}"
+        notes.refuse(at, f"the image is in {found['region']}, and the job in {region}", hint)
+    aws = _AWS_NAME.match(found["name"])
     if aws is None:
         return None
-    version = _VERSION.search(aws["name"])
-    if version is None:
-        return None
-    image = next((image for image in catalog.images() if image.framework == version[1]), None)
+    if kinds == {True} and "-cpu-" in found["name"]:
+        notes.refuse(at, "this container has no CUDA, and the instance type has GPUs", "name the one with -cu or -gpu")
+    image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
     if image is not None:
         _warn_of_end(image, today, notes)
         if distribution != TORCH_DISTRIBUTED:
-            _check_smddp(image, distribution, ("cluster", "image"), notes)
-    return version[1]
+            _check_smddp(image, distribution, at, notes)
+    return aws["version"]
 
 
 def _warn_of_end(image: catalog.Image, today: date, notes: Notes) -> None:

@@ -7,23 +7,23 @@ this object is the first half of every run.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import catalog, limits
+from cloudtrain import catalog
 from cloudtrain.catalog import Prices, bundled_prices
 from cloudtrain.cost import CostPlan, Time, bound_time, cost_of, price_cluster
-from cloudtrain.errors import SpecError, nearest
+from cloudtrain.errors import SpecError
 from cloudtrain.locations import locations_here, locations_in_s3, resume_from
 from cloudtrain.notes import Notes
 from cloudtrain.placement import Machine, Placement, place
-from cloudtrain.request import SETTING, Choices, Locations, render_request, source_of
+from cloudtrain.refusals import check_abilities, check_limits, check_settings, warn_of_code, warn_of_price
+from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
-from cloudtrain.units import format_duration, format_size
+from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
     EarlyStopping,
@@ -34,12 +34,8 @@ from cloudtrain_runtime.contract import (
 LOCAL = "local"
 SAGEMAKER = "sagemaker"
 
-_LARGE_CODE_BYTES = 100 * 10**6
-_OLD_PRICE_DAYS = 180
 _PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
 _LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
 
 
 @dataclass(frozen=True)
@@ -232,12 +228,13 @@ def make_plan(
         locations = locations_here(spec, code.digest, run, home, go_on_in, notes)
         time, cost = Time(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
     else:
-        _check_settings(settings, notes)
-        locations = locations_in_s3(spec, settings, code.digest, run, go_on_in, notes)
+        check_settings(settings, notes)
+        apart = sync and spec.checkpoint.resume == "never"
+        locations = locations_in_s3(spec, settings, code.digest, run, go_on_in, notes, keeps_apart=apart)
         rate = price_cluster(spec, region, prices or bundled_prices())
         time = bound_time(spec, rate, region, notes)
         cost = cost_of(spec, rate, region, time, notes)
-        _warn_of_price(settings, region, cost, now.date(), notes)
+        warn_of_price(settings, region, cost.price_as_of, now.date(), notes)
     choices = Choices(
         run=run,
         role=_LOCAL_ROLE if is_local else settings.role or _PLACEHOLDER_ROLE,
@@ -251,9 +248,9 @@ def make_plan(
         max_wait_seconds=time.wait if not is_local else _local_wait(spec),
     )
     request = render_request(spec, settings, choices)
-    _check_abilities(spec, notes)
-    _check_limits(spec, request, is_local=is_local, notes=notes)
-    _warn_of_code(spec, code, notes)
+    check_abilities(spec, notes)
+    check_limits(spec, request, is_local=is_local, notes=notes)
+    warn_of_code(spec, code.bytes, notes)
     if notes.problems:
         raise SpecError(notes.problems)
     checkpoints = "" if sync else locations.checkpoints
@@ -387,87 +384,3 @@ def _uploads(spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
         for name, channel in spec.data.items()
         if not channel.is_s3
     )
-
-
-# ---------------------------------------------------------------- what would be refused later
-
-
-def _check_settings(settings: Settings, notes: Notes) -> None:
-    """Check the form of the account's settings; what AWS's model limits is checked in the request."""
-    if settings.missing:
-        names = ", ".join(settings.missing)
-        notes.warn(f"no {names} in the settings: placeholders stand in the request, and submit would refuse")
-    if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
-        message = f'expected a bucket name of 3 to 63 small letters, digits, dots or hyphens, got "{settings.bucket}"'
-        notes.refuse_setting("bucket", message, "give the name alone, without s3://")
-    if bool(settings.subnets) != bool(settings.security_groups):
-        given, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
-        notes.refuse_setting(given, "subnets and security_groups go together", f"give {missing}, too")
-    if settings.region is not None and settings.region not in limits.regions():
-        _unknown_region(settings.region, notes)
-
-
-def _unknown_region(region: str, notes: Notes) -> None:
-    """Warn of a region that may be newer than the installed AWS model, refuse one that is a typo."""
-    areas = {name.rpartition("-")[0] for name in limits.regions()}
-    if region.rpartition("-")[0] in areas and region.rpartition("-")[2].isdigit():
-        notes.warn(f"the installed botocore does not know the region {region}")
-        return
-    near = nearest(region, limits.regions())
-    hint = f'did you mean "{near}"?' if near else "for example us-west-2"
-    notes.refuse_setting("region", f'there is no AWS region "{region}"', hint)
-
-
-def _check_abilities(spec: JobSpec, notes: Notes) -> None:
-    """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
-    if spec.train is not None:
-        for name in ("data", "tensor", "pipeline"):
-            if getattr(spec.train.parallel, name) not in ("ddp", 1):
-                use = "use ddp" if name == "data" else "use 1"
-                notes.refuse(("train", "parallel", name), "this version trains with ddp only", use)
-        if spec.train.profile is not None:
-            notes.refuse(("train", "profile"), "this version does not profile", "remove it")
-        for name in ("tensorboard", "mlflow"):
-            if getattr(spec.tracking, name):
-                message = "this version tracks a Task by event lines only; a script may write what it likes"
-                notes.refuse(("tracking", name), message, "remove it")
-
-
-def _check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:
-    """Refuse what CreateTrainingJob would; a local run keeps the same limits, but for where things lie."""
-    for violation in limits.check_request(_as_if_in_s3(request) if is_local else request):
-        if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
-            continue  # no container was found, which is told already
-        if violation.path[-1] == "InstanceType":
-            continue  # told with the nearest types
-        source = source_of(violation.path, request, spec)
-        if source[:1] == (SETTING,):
-            notes.refuse_setting(str(source[1]), violation.message, violation.hint)
-        else:
-            is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
-            notes.refuse(source, violation.message, violation.hint, is_key=is_key)
-    for name in spec.code.env:
-        if _SECRET_NAME.search(name):
-            notes.warn(f"code.env.{name} looks like a secret: whoever may describe the job can read it")
-
-
-def _as_if_in_s3(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a local run with its folders as AWS's model would have them."""
-    document: dict[str, Any] = json.loads(json.dumps(request).replace('"file://', '"s3://here'))
-    return document
-
-
-def _warn_of_code(spec: JobSpec, code: CodeInfo, notes: Notes) -> None:
-    if code.bytes > _LARGE_CODE_BYTES:
-        size = format_size(code.bytes)
-        notes.warn(f"the code folder has {size}: name data in .cloudtrainignore, and make it a channel")
-    every, train = spec.checkpoint.every, spec.train
-    if train is not None and train.steps is not None and every.steps is not None and every.steps > train.steps:
-        notes.warn(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
-
-
-def _warn_of_price(settings: Settings, region: str, cost: CostPlan, today: date, notes: Notes) -> None:
-    if settings.region is None:
-        notes.warn(f"no region in the settings: image and price are those of {region}")
-    if cost.price_as_of is not None and (today - date.fromisoformat(cost.price_as_of)).days > _OLD_PRICE_DAYS:
-        notes.warn(f"the price is of {cost.price_as_of}: cloudtrain prices --refresh")

@@ -55,7 +55,10 @@ def fail(message: str, *, at: FieldPath = (), hint: str = "") -> PydanticCustomE
 
 def fail_with(findings: Iterable[Finding]) -> PydanticCustomError:
     """Return an error that tells several findings."""
-    return PydanticCustomError("cloudtrain", "see findings", {"findings": tuple(findings)})
+    every = tuple(findings)
+    # Who calls pydantic directly reads the message; our reader takes the findings.
+    told = "; ".join(finding.message for finding in every)
+    return PydanticCustomError("cloudtrain", "{told}", {"findings": every, "told": told})
 
 
 def explain(

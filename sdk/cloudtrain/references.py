@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entry import check_task, find_module
+from cloudtrain.entry import check_syntax, check_task, find_module
 from cloudtrain.errors import nearest
 from cloudtrain.problems import Finding
 
@@ -50,6 +50,7 @@ class References:
             return
         if self.script is not None:
             yield from self._file("script", self.script)
+            yield from self._syntax(self.directory / self.script)
         if self.requirements is not None:
             yield from self._file("requirements", self.requirements)
         if self.task is not None:
@@ -63,6 +64,11 @@ class References:
             yield Finding(f"expected a file, and {path} is a folder", ("code", field), "name a file in it")
         elif field == "script" and path.suffix != ".py":
             yield Finding(f"expected a Python script, got {path.name}", ("code", field), "name a file that ends in .py")
+
+    def _syntax(self, path: Path) -> Iterator[Finding]:
+        if path.suffix == ".py" and is_there(path) and path.is_file():
+            for at, message, hint in check_syntax(path, ("code", "script")):
+                yield Finding(message, at, hint)
 
     def _task(self, task: str) -> Iterator[Finding]:
         module, _, class_name = task.partition(":")
@@ -78,7 +84,12 @@ class References:
         if not is_there(path):
             yield from _missing(at, path, "file or folder")
             return
-        if path.is_dir() and not _first_files(path, 1):
+        if not path.is_dir() and not path.is_file():
+            yield Finding(f"expected a file or folder, and {path} is neither", at, "name the data itself")
+        elif self.directory.resolve().is_relative_to(path.resolve()):
+            message = f"{path.resolve()} holds the code folder, which would be uploaded whole as data"
+            yield Finding(message, at, "name the folder of the data alone")
+        elif path.is_dir() and not _first_files(path, 1):
             yield Finding(f"no file lies in {path}", at, "put the data there, or name another folder")
         elif name in self.sharded and (count := _first_files(path, self.instances)) < self.instances:
             message = f"{count} files for {self.instances} instances: {self.instances - count} would get none"

@@ -197,20 +197,22 @@ def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
 
 
 def _channels(spec: JobSpec, choices: Choices) -> list[dict[str, Any]]:
-    channels = [_channel(CONFIG_CHANNEL, choices.locations.config, Channel(uri=""))]
+    channels = [_channel(CONFIG_CHANNEL, choices.locations.config, None)]
     if choices.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:
-        channels.append(_channel(CODE_CHANNEL, choices.locations.code, Channel(uri="")))
+        channels.append(_channel(CODE_CHANNEL, choices.locations.code, None))
     channels += [_channel(name, choices.locations.channels[name], channel) for name, channel in spec.data.items()]
     return channels
 
 
-def _channel(name: str, uri: str, channel: Channel) -> dict[str, Any]:
+def _channel(name: str, uri: str, channel: Channel | None) -> dict[str, Any]:
+    """Return one channel; those of our own have no entry in the job."""
+    is_sharded = channel is not None and channel.sharded
     source = {
         "S3DataType": "S3Prefix",
         "S3Uri": uri,
-        "S3DataDistributionType": "ShardedByS3Key" if channel.sharded else "FullyReplicated",
+        "S3DataDistributionType": "ShardedByS3Key" if is_sharded else "FullyReplicated",
     }
-    mode = {} if channel.mode == "File" else {"InputMode": channel.mode}
+    mode = {} if channel is None or channel.mode == "File" else {"InputMode": channel.mode}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}, **mode}
 
 

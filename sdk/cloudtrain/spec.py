@@ -6,12 +6,13 @@ The docstring below a field is its one description: unit, range and default stan
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
 
@@ -22,8 +23,10 @@ from cloudtrain.fields import (
     Duration,
     Every,
     GigaBytes,
+    Real,
     Section,
     Text,
+    Whole,
     broken_rules,
     matching,
     s3_problem,
@@ -41,7 +44,12 @@ LONGEST_RUNTIME_SECONDS = 28 * 86400
 """Source: AWS's reference of StoppingCondition, "maximum 28 days"; botocore's model does not hold it."""
 JOB_TAG = "cloudtrain:job"
 """Tag by which cloudtrain finds a job's runs."""
-RESERVED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RESERVED_PREFIXES = ("CLOUDTRAIN_", "SM_")
+"""Beginnings of variables that the container and its launcher set."""
+RESERVED_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
 """Variables by which ranks find each other: the launcher sets them."""
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
@@ -104,6 +112,26 @@ class Code(Section):
             if name in RESERVED_VARIABLES:
                 message = "the launcher sets this variable for each rank"
                 yield Finding(message, ("env", name), "remove it", is_key=True)
+            elif name.startswith(RESERVED_PREFIXES):
+                message = "variables that begin so belong to the container and its launcher"
+                yield Finding(message, ("env", name), "rename it", is_key=True)
+        yield from self._argument_rules()
+
+    def _argument_rules(self) -> Iterator[Finding]:
+        """Check that arguments reach the other side as they were meant: argv is text, a Task's are JSON."""
+        if self.script is not None:
+            pairs = self.args.items() if isinstance(self.args, dict) else enumerate(self.args)
+            for key, value in pairs:
+                is_bare = value is None or isinstance(value, bool)
+                if isinstance(value, dict | list) or (is_bare and not isinstance(self.args, dict)):
+                    text = json.dumps(value, default=str)
+                    message = f"a script's argument is text, and this is {text}"
+                    yield Finding(message, ("args", key), f"write it in quotes, as the script reads it: '{text}'")
+            return
+        try:
+            json.dumps(self.args)
+        except (TypeError, ValueError) as error:
+            yield Finding(f"arguments travel as JSON: {error}", ("args",), "use text, numbers, lists and mappings")
 
 
 class Network(Section):
@@ -154,11 +182,11 @@ class Cluster(Section):
     """SageMaker instance type, such as ml.p4d.24xlarge (exactly one of instance_type and prefer)."""
     prefer: tuple[InstanceType, ...] = Field((), examples=[["ml.p4d.24xlarge", "ml.p4de.24xlarge"]])
     """Instance types in order of preference, at most 5; the first with capacity is used (not with spot)."""
-    instances: int = Field(default=1, ge=1, examples=[2])
+    instances: Whole = Field(default=1, ge=1, examples=[2])
     """Number of instances."""
     distribution: Distribution = "auto"
     """How ranks are started and joined; auto takes torch_distributed, the others need AWS's SMDDP."""
-    processes_per_instance: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    processes_per_instance: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     """Ranks per instance; auto is one per GPU, or 2 on a machine without GPUs."""
     spot: Annotated[Spot | None, BeforeValidator(_spot)] = None
     """true, false or {max_wait: 36h}: spare capacity at a discount, with interruptions."""
@@ -214,6 +242,12 @@ class Channel(Section):
 
     def _rules(self) -> Iterator[Finding]:
         problem = s3_problem(self.uri)
+        if not self.uri.strip():
+            problem = "expected s3://bucket/prefix or a path, got nothing"
+        elif self.uri.startswith("file:"):
+            problem = f'expected a path, got the uri "{self.uri}"'
+        elif self.uri.startswith(("arn:aws:s3", "s3:", "s3/")) and not self.uri.startswith("s3://"):
+            problem = f'expected s3://bucket/prefix, got "{self.uri}"'
         if problem:
             yield Finding(problem, ("uri",), "for example s3://my-bucket/train, or a path on this machine")
 
@@ -232,9 +266,9 @@ class EarlyStopping(Section):
 
     metric: str = "validation/loss"
     """Metric of the validation split, as split/name."""
-    patience: int = Field(default=5, ge=1)
+    patience: Whole = Field(default=5, ge=1)
     """Evaluations without improvement before the run ends."""
-    min_delta: float = Field(default=0.0, ge=0.0)
+    min_delta: Real = Field(default=0.0, ge=0.0)
     """Smallest change that counts as improvement."""
     mode: Literal["min", "max"] = "min"
     """Whether smaller or larger is better."""
@@ -263,9 +297,9 @@ class Parallel(Section):
 
     data: Literal["ddp", "fsdp"] = "ddp"
     """Replicate the model on every rank (ddp) or shard it (fsdp)."""
-    tensor: int = Field(default=1, ge=1)
+    tensor: Whole = Field(default=1, ge=1)
     """Tensor-parallel degree."""
-    pipeline: int = Field(default=1, ge=1)
+    pipeline: Whole = Field(default=1, ge=1)
     """Pipeline stages."""
 
     @property
@@ -277,9 +311,9 @@ class Parallel(Section):
 class Profile(Section):
     """Which steps torch.profiler records."""
 
-    at: int = Field(ge=1, examples=[100])
+    at: Whole = Field(ge=1, examples=[100])
     """First step to record."""
-    steps: int = Field(default=5, ge=1)
+    steps: Whole = Field(default=5, ge=1)
     """Number of steps to record."""
 
 
@@ -295,13 +329,13 @@ class Tracking(Section):
 class Train(Section):
     """How the shared entrypoint trains a Task."""
 
-    epochs: Annotated[int, Field(ge=1)] | None = Field(None, examples=[3])
+    epochs: Annotated[Whole, Field(ge=1)] | None = Field(None, examples=[3])
     """Passes over the training data (exactly one of epochs and steps)."""
-    steps: Annotated[int, Field(ge=1)] | None = Field(None, examples=[1000])
+    steps: Annotated[Whole, Field(ge=1)] | None = Field(None, examples=[1000])
     """Optimizer steps."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Whole = Field(default=32, ge=1)
     """Samples per rank and micro-step."""
-    accumulate: int = Field(default=1, ge=1)
+    accumulate: Whole = Field(default=1, ge=1)
     """Micro-steps per optimizer step; gradients are synchronised in the last one."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Compute precision; bf16 and fp16 use autocast, fp16 a gradient scaler."""
@@ -309,11 +343,11 @@ class Train(Section):
     """Data, tensor and pipeline parallelism."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_grad_norm: Annotated[Real, Field(gt=0)] | None = None
     """Upper bound of the global gradient norm."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: Real = Field(default=1e-3, gt=0)
     """Learning rate of the default optimizer, AdamW."""
-    seed: int = Field(default=0, ge=0)
+    seed: Whole = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of initial weights, sample order and dropout."""
     evaluate: Evaluate | None = None
     """When the validation split is evaluated; default: after each epoch."""
@@ -341,7 +375,7 @@ class Checkpoint(Section):
     """s3://bucket/prefix, or a local folder for local runs; default: a folder of the run's own."""
     every: Every = Cadence(seconds=600)
     """A duration such as 10m or a count such as 500 steps."""
-    keep: int = Field(default=3, ge=1)
+    keep: Whole = Field(default=3, ge=1)
     """Complete checkpoints to keep."""
     resume: str = Field("auto", examples=["auto"])
     """auto (newest under uri), never, a run id, or the uri or absolute path of another run's checkpoints."""
@@ -349,19 +383,21 @@ class Checkpoint(Section):
     def _rules(self) -> Iterator[Finding]:
         for name in ("uri", "resume"):
             problem = s3_problem(getattr(self, name) or "")
+            if getattr(self, name) is not None and not getattr(self, name).strip():
+                problem = "expected s3://bucket/prefix, got nothing"
             if problem:
                 yield Finding(problem, (name,), "for example s3://my-bucket/checkpoints")
         is_place = "/" in self.resume or is_run_id(self.resume.rpartition(":")[2])
         if self.resume not in ("auto", "never") and not is_place:
             hint = "use auto, never, a run id, s3://bucket/prefix or an absolute path"
             yield Finding(f'expected where to resume from, got "{self.resume}"', ("resume",), hint)
-        elif is_place and "://" not in self.resume and "/" in self.resume and not self.resume.startswith("/"):
+        elif is_place and ":/" not in self.resume and "/" in self.resume and not self.resume.startswith("/"):
             yield Finding(f'expected an absolute path, got "{self.resume}"', ("resume",), f"write /.../{self.resume}")
 
 
 def _runtime(seconds: int) -> int:
     if not 60 <= seconds <= LONGEST_RUNTIME_SECONDS:  # noqa: PLR2004 (a minute)
-        raise fail(f"expected 1m to 28d, got {format_duration(seconds)}", hint="28d is SageMaker's longest")
+        raise fail(f"expected 1m to 28d, got {format_duration(seconds)}", hint="use 1m to 28d")
     return seconds
 
 
@@ -372,7 +408,7 @@ class Limits(Section):
     """Longest training time, 1m to 28d; the run is stopped after it."""
     cost: Annotated[Dollars, Field(gt=0)] | None = None
     """Most that the run may cost; shortens the runtime so that it holds, or refuses the runtime that was asked for."""
-    retries: int = Field(default=0, ge=0, examples=[3])
+    retries: Whole = Field(default=0, ge=0, examples=[3])
     """How often workers that fail are started again from the last checkpoint, at most 30."""
 
 
@@ -439,14 +475,25 @@ class JobSpec(Section):
 
     def _spot_rules(self) -> Iterator[Finding]:
         wait = self.cluster.spot.max_wait if self.cluster.spot else None
-        if wait is not None and wait < self.limits.runtime:
+        # A runtime that nobody asked for gives way.
+        if wait is not None and wait < self.limits.runtime and "runtime" in self.limits.model_fields_set:
             message = f"shorter than limits.runtime, {format_duration(self.limits.runtime)}"
             hint = f"it counts waiting and training together: use {format_duration(2 * self.limits.runtime)}"
             about = (("cluster", "spot"), ("limits", "runtime"))
             yield Finding(message, ("cluster", "spot", "max_wait"), hint, about)
 
     def _channel_rules(self) -> Iterator[Finding]:
+        places = {name: channel.uri.rstrip("/") for name, channel in self.data.items() if channel.is_s3}
+        saved = (self.checkpoint.uri or "").rstrip("/")
+        for name, uri in places.items():
+            if saved.startswith("s3://") and f"{saved}/".startswith(f"{uri}/"):
+                about = (("checkpoint", "uri"), ("data", name))
+                message = f"checkpoints would lie in the data of channel {name}"
+                yield Finding(message, ("checkpoint", "uri"), "give them a place of their own", about)
         for name in self.data:
+            if name in (".", ".."):
+                message = "a channel is a folder, and this is no name of one"
+                yield Finding(message, ("data", name), "rename it", is_key=True)
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
                 message = "cloudtrain uses a channel of this name itself"
                 yield Finding(message, ("data", name), "rename it", is_key=True)
@@ -564,6 +611,7 @@ def _validate(document: Document) -> tuple[JobSpec | None, list[Problem], set[Fi
     problems: dict[tuple[FieldPath, str], Problem] = {}
     wrong: set[FieldPath] = set()
     data = copy.deepcopy(document.data)
+    _drop_empty(data, JobSpec)
     for _ in range(_ROUNDS):
         try:
             return JobSpec.model_validate(data, context=COLLECTING), list(problems.values()), wrong
@@ -576,6 +624,17 @@ def _validate(document: Document) -> tuple[JobSpec | None, list[Problem], set[Fi
                     wrong.add(finding.at)
                 _replace(data, finding.at)
     return None, list(problems.values()), wrong
+
+
+def _drop_empty(data: Any, section: type[Section]) -> None:
+    """Remove fields with nothing behind them, such as a section of which every line is commented out."""
+    for name, field in section.model_fields.items():
+        value = data.get(name) if isinstance(data, dict) else None
+        if value is None and isinstance(data, dict):
+            data.pop(name, None)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Section):
+                _drop_empty(value, kind)
 
 
 def _replace(data: Any, path: FieldPath) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,7 +36,9 @@ def parse_duration(value: object) -> int:
         ValueError: not a duration; a bare number has no unit.
     """
     if isinstance(value, timedelta):
-        return round(value.total_seconds())
+        if value.total_seconds() <= 0:
+            raise ValueError(f"expected a duration of more than zero, got {value}; such as timedelta(hours=1)")
+        return math.ceil(value.total_seconds())
     text = str(value).strip()
     if isinstance(value, bool) or not _DURATION.fullmatch(text):
         raise ValueError(f"expected a duration with a unit such as 90s, 10m, 36h or 2d, got {_shown(value, 'm')}")
@@ -66,12 +69,38 @@ def parse_money(value: object) -> float:
     return float(match[1] or match[2])
 
 
+_WORDS = re.compile(r"(\d{1,9}(?:[.,]\d{1,9})*)\s*([A-Za-z]*)")
+_LETTERS = {"s": "s", "sec": "s", "m": "m", "min": "m", "h": "h", "hr": "h", "hour": "h", "d": "d", "day": "d"}
+
+
+def _meant(text: str, unit: str) -> str:
+    """Return how a value is written that a person may have meant, or an empty string."""
+    found = _WORDS.fullmatch(text.replace("$", "").strip())
+    if found is None:
+        return ""
+    number, word = found[1].replace(",", ""), found[2].lower()
+    if unit == "USD":
+        return f"{number} USD" if word in ("", "usd", "dollar", "dollars") else ""
+    if unit == "GB":
+        size = word.rstrip("b").upper()
+        return f"{number}{size or 'G'}B" if size in ("", "K", "M", "G", "T") else ""
+    letter = _LETTERS.get(word) or _LETTERS.get(word.removesuffix("s").removesuffix("ute").removesuffix("ond"))
+    if unit == "steps":
+        return f"{number} steps" if not word else f"{number}{letter}" if letter else ""
+    return f"{number}{letter or unit}" if letter or not word else ""
+
+
 @dataclass(frozen=True)
 class Cadence:
     """How often something happens: after `seconds` or after `steps`; exactly one is set."""
 
     seconds: int | None = None
     steps: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [count for count in (self.seconds, self.steps) if count is not None]
+        if len(given) != 1 or given[0] <= 0:
+            raise ValueError("give a positive number of either seconds or steps")
 
     def __str__(self) -> str:
         return f"{self.steps} steps" if self.seconds is None else format_duration(self.seconds)
@@ -86,24 +115,21 @@ def parse_cadence(value: object) -> Cadence:
     if isinstance(value, Cadence):
         return value
     match = _STEPS.fullmatch(str(value).strip())
-    if match is not None:
-        cadence = Cadence(steps=int(match[1]))
-    else:
-        try:
-            cadence = Cadence(seconds=parse_duration(value))
-        except ValueError:
-            shown = _shown(value, " steps")
-            raise ValueError(f"expected a duration such as 10m or a count such as 500 steps, got {shown}") from None
-    if not (cadence.steps or cadence.seconds):
+    try:
+        count = int(match[1]) if match is not None else parse_duration(value)
+    except ValueError:
+        shown = _shown(value, " steps")
+        raise ValueError(f"expected a duration such as 10m or a count such as 500 steps, got {shown}") from None
+    if count <= 0:
         raise ValueError(f"must be more than zero, got {value}; such as 10m or 500 steps")
-    return cadence
+    return Cadence(steps=count) if match is not None else Cadence(seconds=count)
 
 
 def _shown(value: object, unit: str) -> str:
     """Return what was written, shortened, and behind a semicolon what was probably meant."""
     text = str(value).strip()
     shown = repr(value) if isinstance(value, str) else text
-    meant = f"did you mean {text}{unit}?" if text.isdigit() and len(text) < _DIGITS else f"write it such as 10{unit}"
+    meant = f"did you mean {near}?" if (near := _meant(text, unit.strip())) else f"write it such as 10{unit}"
     return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
 
 

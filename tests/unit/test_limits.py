@@ -28,6 +28,7 @@ from cloudtrain.spec import JobSpec
 INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
 ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
+ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 SETS = {"L": "\\p{L}", "Z": "\\p{Z}", "N": "\\p{N}"}
 
 
@@ -99,7 +100,9 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "keep_alive": None
         if spot
         else draw(st.none() | st.none() | around(60, 21600).map(lambda seconds: f"{seconds}s")),
-        "image": draw(st.none() | st.sampled_from(["mine:1", "with\nnewline"]) | around(255).map(lambda n: "i" * n)),
+        "image": draw(
+            st.none() | st.none() | st.just(f"{ECR}/mine:1") | around(255).map(lambda n: f"{ECR}/".ljust(n, "i"))
+        ),
     }
     if draw(st.booleans()):
         cluster["network"] = {

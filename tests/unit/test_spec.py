@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain import api
 from cloudtrain.entry import check_task
 from cloudtrain.errors import SpecError, UserError
-from cloudtrain.spec import Cluster, JobSpec, Spot
+from cloudtrain.spec import Cluster, Code, JobSpec, Spot
 from cloudtrain.units import Cadence
 
 WriteJob = Callable[..., Path]
@@ -82,7 +83,22 @@ limts: {}
             "cluster.spot=maybe",
             'expected true, false or a mapping with max_wait, got "maybe"; write spot: {max_wait: 36h}',
         ),
-        ("cluster.spot={max_wait: 1h}", "cluster.spot.max_wait: shorter than limits.runtime"),
+        ("code.env={SM_MODEL_DIR: x}", "code.env.SM_MODEL_DIR: variables that begin so belong to the container"),
+        ("data.x=''", "data.x: expected s3://bucket/prefix or a path, got nothing"),
+        ("data.x=.", "holds the code folder, which would be uploaded whole as data"),
+        ("data.x=/dev/null", "expected a file or folder, and /dev/null is neither"),
+        ("data.x=file:///etc/hostname", 'data.x: expected a path, got the uri "file:///etc/hostname"'),
+        ("data.x=arn:aws:s3:::bucket/x", "data.x: expected s3://bucket/prefix"),
+        ("data={'..': s3://bucket/x}", "a channel is a folder, and this is no name of one"),
+        ("data.x=s3://my..bucket/x", "data.x: expected s3://bucket/prefix"),
+        ("cluster.instances=true", "cluster.instances: expected a number, got true"),
+        ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
+        ("train.learning_rate=.inf", "train.learning_rate: expected a finite number"),
+        ("train.seed=99999999999999", "train.seed: expected at most"),
+        ("cluster.volume=200gb", "did you mean 200GB?"),
+        ("limits.cost=$1,000", "did you mean 1000 USD?"),
+        ("limits.runtime=2 hours", "did you mean 2h?"),
+        ("limits.runtime=59s", "limits.runtime: expected 1m to 28d, got 59s; use 1m to 28d"),
         ("cluster.volume=200", "cluster.volume: expected a size with a unit such as 200GB"),
         ("cluster.distribution=ddp", "cluster.distribution: expected one of auto, torch_distributed, pytorchddp"),
         ("cluster.prefer=[ml.p4d.24xlarge]", "cluster: give exactly one of instance_type and prefer"),
@@ -255,6 +271,58 @@ def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> N
     assert JobSpec.from_yaml(path, [f"data.train={data}"]).data["train"].uri == str(data)
     found = problems_of(path, f"data.train={{uri: {data}, sharded: true}}")
     assert "1 files for 2 instances: 1 would get none; use at least 2 files" in found[0]
+
+
+def test_what_else_is_refused(job: WriteJob, tmp_path: Path) -> None:
+    path = job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n", train_py="def f(:\n")
+    shorter = ["cluster.spot={max_wait: 1h}", "limits.runtime=2h"]
+    assert "max_wait: shorter than limits.runtime, 2h" in problems_of(path, *shorter)[0]
+    inside = ["data.train=s3://bucket/data", "checkpoint.uri=s3://bucket/data/saved"]
+    assert "checkpoints would lie in the data of channel train" in problems_of(path, *inside)[0]
+    script = ["code={script: train.py}", "train=null"]
+    assert "train.py:1 is not valid Python" in problems_of(path, *script)[0]
+    (path.parent / "train.py").write_bytes("# coding: latin-1\nx = 'ü'\n".encode("latin-1"))
+    assert JobSpec.from_yaml(path, script).code.script == "train.py"
+    (path.parent / "train.py").write_bytes(b"\xef\xbb\xbfx = 1\n")
+    assert JobSpec.from_yaml(path, script).code.script == "train.py"
+    assert "a script's argument is text, and this is [1, 2]" in problems_of(path, *script, "code.args={l: [1, 2]}")[0]
+    assert "a script's argument is text, and this is true" in problems_of(path, *script, "code.args=[true]")[0]
+    assert "code.args is a list in" in problems_of(path, *script, "code.args=[--lr, 1]", "code.args.0=--wd")[0]
+
+
+def test_empty_sections_are_none(job: WriteJob) -> None:
+    path = job(
+        GOOD.replace("instances: 2", "instances: 2, spot: , prefer: , network: ")
+        + "limits:\ntags:\ndata:\ncheckpoint:\n",
+        mine_py="class Mine:\n    def __init__(self, layers=2): ...\n",
+    )
+    assert JobSpec.from_yaml(path).limits.runtime == 86400
+
+
+def test_merge_keys_take_over_the_fields_of_an_anchor(job: WriteJob) -> None:
+    path = job(
+        """\
+name: demo
+code: &code {script: train.py, env: {A: "1"}}
+cluster: {instance_type: ml.g5.xlarge, network: &net {isolation: true}}
+tags: {<<: {team: a, cost: b}, team: c}
+""",
+        train_py="",
+    )
+    assert JobSpec.from_yaml(path).tags == {"team": "c", "cost": "b"}
+    wrong = job(
+        "name: demo\ncode: {script: train.py}\ncluster:\n  <<: [1]\n  instance_type: ml.g5.xlarge\n", train_py=""
+    )
+    assert "<< takes over the fields of a mapping" in problems_of(wrong)[0]
+
+
+def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = JobSpec(name="a", cluster={"instance_type": "ml.g5.xlarge"}, code={"script": "nope.py"})  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="no such file"):
+        api.plan(spec)
+    with pytest.raises(SpecError, match="travel as JSON"):
+        Code(task="a:B", args={"layers": object()})
 
 
 def test_an_isolated_job_downloads_nothing(job: WriteJob) -> None:

@@ -1,0 +1,151 @@
+"""What AWS or the container would refuse later: the account's settings, our own abilities, AWS's limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from cloudtrain import limits
+from cloudtrain.errors import nearest
+from cloudtrain.limits import Violation
+from cloudtrain.notes import Notes
+from cloudtrain.request import SETTING, source_of
+from cloudtrain.settings import Settings
+from cloudtrain.spec import JobSpec
+from cloudtrain.units import format_duration, format_size
+
+_LARGE_CODE_BYTES = 100 * 10**6
+_OLD_PRICE_DAYS = 180
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
+
+
+def check_settings(settings: Settings, notes: Notes) -> None:
+    """Check the form of the account's settings; what AWS's model limits is checked in the request."""
+    if settings.missing:
+        names = ", ".join(settings.missing)
+        notes.warn(f"no {names} in the settings: placeholders stand in the request, and submit would refuse")
+    if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
+        message = f'expected a bucket name of 3 to 63 small letters, digits, dots or hyphens, got "{settings.bucket}"'
+        notes.refuse_setting("bucket", message, "give the name alone, without s3://")
+    if bool(settings.subnets) != bool(settings.security_groups):
+        given, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
+        notes.refuse_setting(given, "subnets and security_groups go together", f"give {missing}, too")
+    if settings.region is not None and settings.region not in limits.regions():
+        _unknown_region(settings.region, notes)
+    elif settings.region is not None:
+        _check_arns(settings, settings.region, notes)
+
+
+def _check_arns(settings: Settings, region: str, notes: Notes) -> None:
+    """Check that role and key belong to the region that the job runs in."""
+    partition = "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    role = (settings.role or "").split(":")
+    if len(role) > 1 and role[0] == "arn" and role[1] != partition:
+        notes.refuse_setting(
+            "role", f"a role of {role[1]} does not serve {region}", f"its ARN begins with arn:{partition}:"
+        )
+    key = (settings.kms_key or "").split(":")
+    if len(key) > 3 and key[0] == "arn" and key[3] != region:  # noqa: PLR2004 (arn:partition:kms:region:...)
+        notes.refuse_setting("kms_key", f"the key is in {key[3]}, and the job in {region}", f"use a key of {region}")
+
+
+def _unknown_region(region: str, notes: Notes) -> None:
+    """Warn of a region that may be newer than the installed AWS model, refuse one that is a typo."""
+    areas = {name.rpartition("-")[0] for name in limits.regions()}
+    if region.rpartition("-")[0] in areas and region.rpartition("-")[2].isdigit():
+        notes.warn(f"the installed botocore does not know the region {region}")
+        return
+    near = nearest(region, limits.regions())
+    hint = f'did you mean "{near}"?' if near else "for example us-west-2"
+    notes.refuse_setting("region", f'there is no AWS region "{region}"', hint)
+
+
+def check_abilities(spec: JobSpec, notes: Notes) -> None:
+    """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
+    if spec.train is not None:
+        for name in ("data", "tensor", "pipeline"):
+            if getattr(spec.train.parallel, name) not in ("ddp", 1):
+                use = "use ddp" if name == "data" else "use 1"
+                notes.refuse(("train", "parallel", name), "this version trains with ddp only", use)
+        if spec.train.profile is not None:
+            notes.refuse(("train", "profile"), "this version does not profile", "remove it")
+        for name in ("tensorboard", "mlflow"):
+            if getattr(spec.tracking, name):
+                message = "this version tracks a Task by event lines only; a script may write what it likes"
+                notes.refuse(("tracking", name), message, "remove it")
+
+
+def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:
+    """Refuse what CreateTrainingJob would; a local run keeps the same limits, but for where things lie."""
+    for found in limits.check_request(_as_if_in_s3(request) if is_local else request):
+        violation = _in_the_jobs_words(found, spec)
+        if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
+            continue  # no container was found, which is told already
+        if violation.path[-1] == "InstanceType":
+            continue  # told with the nearest types
+        source = source_of(violation.path, request, spec)
+        if source[:1] == (SETTING,):
+            notes.refuse_setting(str(source[1]), violation.message, violation.hint)
+        else:
+            is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
+            notes.refuse(source, violation.message, violation.hint, is_key=is_key)
+    for name in spec.code.env:
+        if _SECRET_NAME.search(name):
+            notes.warn(f"code.env.{name} looks like a secret: whoever may describe the job can read it")
+
+
+_DURATIONS = ("KeepAlivePeriodInSeconds", "MaxPendingTimeInSeconds", "MaxRuntimeInSeconds", "MaxWaitTimeInSeconds")
+
+
+def _in_the_jobs_words(violation: Violation, spec: JobSpec) -> Violation:
+    """Return a violation with the numbers that the user wrote: durations as such, without what cloudtrain adds."""
+    if violation.bound is None or violation.got is None:
+        return violation
+    side = "at most" if violation.got > violation.bound else "at least"
+    if violation.path[-1] in _DURATIONS:
+        limit = format_duration(violation.bound)
+        message = f"AWS takes {side} {limit}, got {format_duration(violation.got)}"
+        return replace(violation, message=message, hint=f"use {side} {limit}")
+    if violation.path in (("InputDataConfig",), ("Tags",)):
+        written = len(spec.data if violation.path == ("InputDataConfig",) else spec.tags)
+        most = violation.bound - (violation.got - written)
+        message = f"AWS takes at most {most} besides cloudtrain's own, got {written}"
+        return replace(violation, message=message, hint=f"use {most} or fewer")
+    return violation
+
+
+def _as_if_in_s3(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a local run with its folders as AWS's model would have them."""
+    document: dict[str, Any] = json.loads(json.dumps(request).replace('"file://', '"s3://here'))
+    return document
+
+
+def warn_of_code(spec: JobSpec, size: int, notes: Notes) -> None:
+    """Note what of the code and the schedule would surprise."""
+    if size > _LARGE_CODE_BYTES:
+        notes.warn(f"the code folder has {format_size(size)}: name data in .cloudtrainignore, and make it a channel")
+    every, train = spec.checkpoint.every, spec.train
+    if train is None:
+        useless = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
+        if useless:
+            names = " and ".join(f"checkpoint.{name}" for name in useless)
+            notes.warn(f"{names}: a script saves when it does, so this has no effect")
+        return
+    if train.steps is not None and every.steps is not None and every.steps > train.steps:
+        notes.warn(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
+    if every.seconds is not None and every.seconds > spec.limits.runtime:
+        notes.warn("checkpoint.every is longer than limits.runtime: only the last one would be written")
+    if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
+        notes.warn(f"the run ends after {train.steps} steps, before the first evaluation")
+
+
+def warn_of_price(settings: Settings, region: str, as_of: str | None, today: date, notes: Notes) -> None:
+    """Note a price that is old, or of a region that nobody asked for."""
+    if settings.region is None:
+        notes.warn(f"no region in the settings: image and price are those of {region}")
+    if as_of is not None and (today - date.fromisoformat(as_of)).days > _OLD_PRICE_DAYS:
+        notes.warn(f"the price is of {as_of}: cloudtrain prices --refresh")
