@@ -44,8 +44,7 @@ def locations_in_s3(
         notes.refuse(("checkpoint", "uri"), "a cluster saves to S3", "use s3://bucket/prefix, or leave it out")
     saved = spec.checkpoint.uri
     if go_on_in is not None and saved is not None and saved.rstrip("/") != go_on_in.rstrip("/"):
-        message = "what cannot reach S3 by itself knows one folder, and goes on in the one that it resumes from"
-        notes.refuse(("checkpoint", "uri"), message, "leave it out, or resume a copy of the old checkpoints in it")
+        notes.warn(f"what cannot reach S3 by itself knows one folder: it goes on in {go_on_in}, not in {saved}")
     if keeps_apart and saved is not None:
         saved = f"{saved.rstrip('/')}/{run}"  # the service would bring back whatever lies in the folder itself
     if spec.checkpoint.resume.startswith(("/", "file:")):

@@ -125,6 +125,7 @@ class Plan:
         config: What the container reads.
         warnings: What the user should know, one sentence each.
         decisions: Choices that cloudtrain made itself and why, one line each.
+        resume: `auto`, `never`, or the uri of the checkpoints to go on from.
     """
 
     run: str
@@ -145,6 +146,7 @@ class Plan:
     uploads: tuple[Upload, ...]
     warnings: tuple[str, ...]
     decisions: tuple[str, ...]
+    resume: str = "auto"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints."""
@@ -273,6 +275,7 @@ def make_plan(
         uploads=() if is_local else _uploads(spec, locations),
         warnings=tuple(notes.warnings),
         decisions=tuple(notes.decisions),
+        resume=resume,
     )
 
 

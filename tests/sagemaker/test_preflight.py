@@ -414,6 +414,8 @@ def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks:
     assert "no complete checkpoint" in only_failure(isolated, "checkpoints").detail
     put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
     assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
+    elsewhere = "checkpoint.resume=s3://cloudtrain-test/nothing-there"
+    assert "no complete checkpoint" in only_failure(checks(elsewhere, text=SCRIPT), "checkpoints").detail
 
 
 # ---------------------------------------------------------------- quota
@@ -783,3 +785,21 @@ def test_the_guide_names_every_action() -> None:
     guide = (REPOSITORY / "docs" / "guide.md").read_text()
     for action in ACTIONS.values():
         assert f"`{action}`" in guide, action
+
+
+@pytest.mark.parametrize(
+    ("environ", "code"),
+    [
+        ({"AWS_PROFILE": "nope"}, 3),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, 3),
+        ({"AWS_ENDPOINT_URL": "foo"}, 3),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3),
+    ],
+)
+def test_a_broken_configuration_is_told_without_a_traceback(
+    account: Front, cli: Cli, environ: dict[str, str], code: int
+) -> None:
+    done = cli("check", EXAMPLES / "digits" / "job.yaml", environ=environ)
+    assert done.code == code, done.err
+    assert "Traceback" not in done.err
+    assert "bug" not in done.out + done.err

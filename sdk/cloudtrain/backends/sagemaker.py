@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import logging
 import os
 import sys
 import time
@@ -100,7 +101,8 @@ class SageMakerBackend:
             SettingsError: a setting is missing; the message names missing credentials, too.
             CloudError: only credentials are missing.
         """
-        has_credentials = self._session().get_credentials() is not None
+        with _aws_errors("find credentials"):
+            has_credentials = self._session().get_credentials() is not None
         try:
             self.settings.require()
         except SettingsError as error:
@@ -305,7 +307,8 @@ class SageMakerBackend:
         if self._session_ is None:
             import boto3
 
-            self._session_ = boto3.Session(region_name=self.settings.region)
+            with _aws_errors("read the AWS configuration"):
+                self._session_ = boto3.Session(region_name=self.settings.region)
         return self._session_
 
     def _client(self, service: str) -> Any:
@@ -491,13 +494,19 @@ def _by_name(items: list[Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the SDK's greetings off standard output, and the user's exception hook in place."""
+    """Keep the SDK's greetings and its progress notes to itself, and the user's exception hook in place."""
     hook = sys.excepthook
+    loggers = [logging.getLogger(name) for name in ("sagemaker", "botocore", "boto3")]
+    levels = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         sys.excepthook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 # ---------------------------------------------------------------- errors
@@ -511,6 +520,10 @@ def _aws_errors(action: str) -> Iterator[None]:
 
     try:
         yield
+    except ValueError as error:
+        if "endpoint" not in str(error).lower():
+            raise
+        raise CloudError(f"could not {action}: {error}", "write AWS_ENDPOINT_URL as http://host:port") from None
     except (ClientError, BotoCoreError, Boto3Error) as error:
         # boto3's transfers wrap what AWS said.
         cause = error.__context__ if isinstance(error, Boto3Error) else error

@@ -24,7 +24,8 @@ def check(
 ) -> int:
     """Ask the account whether the job can run there, in a few seconds. Changes nothing.
 
-    Each check passes, fails, or could not be made; a failed one comes with its fix. Exit code 3 when one has failed.
+    Each check passes, fails, or could not be made; a failed one comes with its fix. Exit code 3 when one has failed, or
+    AWS does not answer at all.
     """
     from cloudtrain import api
     from cloudtrain.console.account import print_checks
@@ -37,4 +38,6 @@ def check(
         console.print_json({"checks": [each.to_json() for each in checks]})
     else:
         print_checks(checks)
-    return EXIT_CLOUD if any(each.result == "fail" for each in checks) else 0
+    # Who asks is the one question that everybody may ask: without an answer AWS cannot be reached.
+    is_unreachable = any(each.name == "identity" and each.result == "unknown" for each in checks)
+    return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0

@@ -6,6 +6,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import json_option
+from cloudtrain.errors import UserError, did_you_mean
 
 
 @click.command()
@@ -16,10 +17,12 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> int:
     """Show what instances with GPUs cost in a region, from where and of what day the prices are."""
     from datetime import UTC, datetime
 
-    from cloudtrain import api, catalog
+    from cloudtrain import api, catalog, limits
     from cloudtrain.console.account import prices_to_json, print_prices
 
     region = region or api.find_settings().region or catalog.priced_regions()[0]
+    if region not in limits.regions() and not refresh:
+        raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(limits.regions())))
     today = datetime.now(UTC).date()
     known = api.refresh_prices(region, today=today) if refresh else api.prices()
     if as_json:

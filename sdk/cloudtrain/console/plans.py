@@ -20,8 +20,10 @@ def print_plan(plan: Plan) -> None:
     from cloudtrain.units import format_duration, format_size
 
     cluster = plan.cluster
-    ranks = f"{cluster.processes_per_instance or '?'} ranks each, world size {cluster.world_size or '?'}"
-    where = "instances on this machine" if plan.target == "local" else f"x {cluster.instance_type}"
+    each = cluster.processes_per_instance
+    ranks = f"{each or '?'} rank{'' if each == 1 else 's'} each, world size {cluster.world_size or '?'}"
+    here = f"instance{'' if cluster.instances == 1 else 's'} on this machine"
+    where = here if plan.target == "local" else f"x {cluster.instance_type}"
     rows = [
         ("run", plan.run),
         ("cluster", f"{cluster.instances} {where}, {ranks}"),

@@ -254,6 +254,8 @@ def explain(error: Exception) -> tuple[str, str]:
         return _explain_refusal(error_code(error), error.operation_name, error.response["Error"].get("Message", ""))
     if isinstance(error, BotoCoreError):
         return f"no answer: {_first_line(str(error))}", "check the network, the region and AWS_ENDPOINT_URL"
+    if isinstance(error, ValueError) and "endpoint" in str(error).lower():
+        return f"no answer: {_first_line(str(error))}", "write AWS_ENDPOINT_URL as http://host:port"
     if isinstance(error, ResponseParserError):
         return "what answers does not know this call of AWS", "check AWS_ENDPOINT_URL"
     return f"a bug in cloudtrain: {type(error).__name__}: {_first_line(str(error))}", "please report it"

@@ -115,6 +115,8 @@ def _check_of_script(context: Context, uri: str, own: _Held) -> Check:
     count = sum(len(files) for files in own.folders.values()) + len(own.foreign)
     if count:
         return passed("checkpoints", f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
+    if "://" in context.plan.resume:
+        return _nothing_to_resume(uri)
     return _check_empty(uri, context.plan.run)
 
 
