@@ -75,6 +75,9 @@ def test_a_submit_uploads_once_and_creates_the_job(cli: Cli, submitted: str) -> 
     code = read(channels["code"])
     run_json = json.loads(read(f"{channels['cloudtrain']}/run.json")["Body"].read())
     assert run_json["run"] == submitted
+    plan_json = json.loads(read(f"s3://cloudtrain-test/cloudtrain/{submitted}/plan.json")["Body"].read())
+    assert plan_json["request"]["TrainingJobName"] == submitted
+    assert set(plan_json["source"]) == {"commit", "branch", "dirty", "diff"}
     assert run_json["checkpoint"]["uri"] == f"s3://cloudtrain-test/cloudtrain/{submitted}/checkpoints"
 
     time.sleep(1)  # S3 dates have whole seconds

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+PLAN_FILE = "plan.json"
 _POLL_SECONDS = 5.0
 _STATUS_EVENTS = 1000
 """Log lines that `status` reads from the end of the first host's stream."""
@@ -131,6 +132,8 @@ class SageMakerBackend:
         with _aws_errors("upload the code"):
             self._upload_once(bundle.path, plan.locations.code)
             self._put_text(f"{plan.locations.config}/{CONFIG_FILE}", plan.config.to_json())
+            # Beside the run, not in a channel: what was decided, and of which commit and changes the code was.
+            self._put_text(f"{plan.locations.config.rpartition('/')[0]}/{PLAN_FILE}", plan.to_file())
             for upload in plan.uploads:
                 self._upload_tree(Path(upload.path), upload.uri)
         with _aws_errors("create the training job"):
