@@ -44,13 +44,13 @@ LONGEST_RUNTIME_SECONDS = 28 * 86400
 """Source: AWS's reference of StoppingCondition, "maximum 28 days"; botocore's model does not hold it."""
 JOB_TAG = "cloudtrain:job"
 """Tag by which cloudtrain finds a job's runs."""
-RESERVED_PREFIXES = ("CLOUDTRAIN_", "SM_")
-"""Beginnings of variables that the container and its launcher set."""
 RESERVED_VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_GPUS", "CLOUDTRAIN_HOSTS_HERE", "CLOUDTRAIN_HOST_ADDRESSES"),
+    *("CLOUDTRAIN_RENDEZVOUS_PORT", "TRAINING_JOB_NAME"),
 )
-"""Variables by which ranks find each other: the launcher sets them."""
+"""Variables by which ranks find each other and their folders: the launcher sets them, and all that begin with SM_."""
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
 _TASK_FORM = matching(
@@ -109,12 +109,9 @@ class Code(Section):
                 hint = "give it relative to code.directory; only what lies there travels"
                 yield Finding(f'expected a path below the directory, got "{path}"', (name,), hint)
         for name in self.env:
-            if name in RESERVED_VARIABLES:
+            if name in RESERVED_VARIABLES or name.startswith("SM_"):
                 message = "the launcher sets this variable for each rank"
                 yield Finding(message, ("env", name), "remove it", is_key=True)
-            elif name.startswith(RESERVED_PREFIXES):
-                message = "variables that begin so belong to the container and its launcher"
-                yield Finding(message, ("env", name), "rename it", is_key=True)
         yield from self._argument_rules()
 
     def _argument_rules(self) -> Iterator[Finding]:

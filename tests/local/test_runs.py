@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -385,30 +386,42 @@ def test_what_ignores_the_notice_is_killed_after_the_grace_time(cli: Cli, job: C
     assert processes_of(run) == []
 
 
-def test_time_that_is_over_stops_a_run_and_is_the_reason(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
-    from cloudtrain.container import JobFolder, run_job
-    from cloudtrain.container.processes import descendants
+OVER = """
+import json, sys
+from pathlib import Path
+from cloudtrain.container import JobFolder, run_job
+from cloudtrain.container.processes import descendants
 
-    request = {
-        "TrainingJobName": "over-261120-101500-1a2b3c",
-        "AlgorithmSpecification": {"ContainerEntrypoint": ["/bin/sh", "-c", "echo up; sleep 600"]},
-        "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
-        "StoppingCondition": {"MaxRuntimeInSeconds": 1},
-        "OutputDataConfig": {"S3OutputPath": (tmp_path / "out").as_uri()},
-    }
-    transitions: list[str] = []
-    outcome = run_job(
-        request,
-        JobFolder(tmp_path / "job"),
-        gpus=(),
-        stop_grace_seconds=5,
-        is_stopped=lambda: False,
-        on_transition=lambda transition: transitions.append(str(transition.state)),
-    )
-    assert (str(outcome.state), outcome.reason.partition(":")[0]) == ("STOPPED", "MaxRuntimeExceeded")
+folder = Path(sys.argv[1])
+request = {
+    "TrainingJobName": "over-261120-101500-1a2b3c",
+    "AlgorithmSpecification": {"ContainerEntrypoint": ["/bin/sh", "-c", "echo up; sleep 600"]},
+    "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 1},
+    "OutputDataConfig": {"S3OutputPath": (folder / "out").as_uri()},
+}
+seen = []
+outcome = run_job(
+    request,
+    JobFolder(folder / "job"),
+    gpus=(),
+    stop_grace_seconds=5,
+    is_stopped=lambda: False,
+    on_transition=lambda transition: seen.append(str(transition.state)),
+)
+print(json.dumps([str(outcome.state), outcome.reason, seen, len(descendants())]))
+"""
+
+
+def test_time_that_is_over_stops_a_run_and_is_the_reason(tmp_path: Path) -> None:
+    """In a process of its own: a job ends every descendant of the process that watches it."""
+    command = [sys.executable, "-c", OVER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    state, reason, transitions, left = json.loads(done.stdout)
+    assert (state, reason.partition(":")[0]) == ("STOPPED", "MaxRuntimeExceeded")
     assert transitions == ["STARTING", "RUNNING", "STOPPING"]
     assert (tmp_path / "job" / "logs" / "algo-2.log").read_text() == "up\n"
-    assert descendants() == []
+    assert left == 0
 
 
 def test_ctrl_c_leaves_the_run_going_and_says_how_to_come_back(cli: Cli, small: Small) -> None:

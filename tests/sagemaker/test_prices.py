@@ -290,11 +290,14 @@ def test_a_region_without_prices(cli: Cli, price_list: PriceList) -> None:
     done = cli("prices", "--region", "eu-wset-1", "--refresh")
     assert done.code == 3
     assert "no training prices for eu-wset-1" in done.err
-    known = cli("prices", "--region", "eu-wset-1")
+    unknown = cli("prices", "--region", "eu-wset-1")
+    assert unknown.code == 2
+    assert 'did you mean "eu-west-1"?' in unknown.err
+    known = cli("prices", "--region", "eu-west-3")
     assert known.code == 0
-    assert known.out.startswith("no price is known for eu-wset-1; known regions: us-west-2")
-    assert cli("prices", "--region", "eu-wset-1", "--json").json == {
-        "region": "eu-wset-1",
+    assert known.out.startswith("no price is known for eu-west-3; known regions: us-west-2")
+    assert cli("prices", "--region", "eu-west-3", "--json").json == {
+        "region": "eu-west-3",
         "as_of": None,
         "age_days": None,
         "prices": {},

@@ -83,7 +83,7 @@ limts: {}
             "cluster.spot=maybe",
             'expected true, false or a mapping with max_wait, got "maybe"; write spot: {max_wait: 36h}',
         ),
-        ("code.env={SM_MODEL_DIR: x}", "code.env.SM_MODEL_DIR: variables that begin so belong to the container"),
+        ("code.env={SM_MODEL_DIR: x}", "code.env.SM_MODEL_DIR: the launcher sets this variable"),
         ("data.x=''", "data.x: expected s3://bucket/prefix or a path, got nothing"),
         ("data.x=.", "holds the code folder, which would be uploaded whole as data"),
         ("data.x=/dev/null", "expected a file or folder, and /dev/null is neither"),
