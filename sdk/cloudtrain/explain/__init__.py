@@ -15,11 +15,11 @@ from cloudtrain.explain.classes import FailureClass
 from cloudtrain.explain.facts import Facts, read_facts
 from cloudtrain.explain.findings import Group
 from cloudtrain.explain.reader import Reader
-from cloudtrain.explain.rules import Place, Weight, first_match
+from cloudtrain.explain.rules import Place, first_match
 from cloudtrain.run import LogLine, State, Status
 from cloudtrain_runtime.contract import sort_hosts
 
-__all__ = ["Explanation", "FailureClass", "Facts", "explain", "read_facts"]
+__all__ = ["Explanation", "Facts", "FailureClass", "explain", "read_facts"]
 
 _MESSAGE_CHARACTERS = 400
 _PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
@@ -111,17 +111,21 @@ def _from_status(status: Status, facts: Facts) -> Explanation | None:
     if status.state in (State.STOPPED, State.STOPPING):
         return _of_stop(status, facts)
     place = Place.REASON if status.state is State.FAILED else Place.MESSAGE
-    if _OWN_REASON.match(status.reason):
-        return None
-    matched = first_match(status.reason, place)
+    matched = None if _OWN_REASON.match(status.reason) else first_match(status.reason, place)
     if matched is not None:
         rule, match = matched
         return _bare(status, rule.failure, _first_line(status.reason), _fill(rule.action, facts, match.groupdict()))
+    return _of_wait(status, facts)
+
+
+def _of_wait(status: Status, facts: Facts) -> Explanation | None:
+    """Return the explanation of a run that does not train now, though nothing has failed."""
     if status.state in (State.QUEUED, State.STARTING):
         return _bare(status, None, status.reason or "the run has not started yet")
     if status.state is State.INTERRUPTED:
-        action = _fill("Nothing: it goes on when capacity is back, at the latest after [cluster.spot.max_wait].", facts, {})
-        return _bare(status, FailureClass.SPOT, status.reason or "spot capacity was taken away", action)
+        action = "Nothing: it goes on when capacity is back, at the latest after [cluster.spot.max_wait]."
+        message = status.reason or "spot capacity was taken away"
+        return _bare(status, FailureClass.SPOT, message, _fill(action, facts, {}))
     return None
 
 
@@ -222,7 +226,8 @@ def _hang(log: Reader, missing: tuple[int, ...]) -> str:
     if work is None:
         return f"{_ranks(missing, '')} did not come to a barrier"
     number, operation = work
-    return f"{_ranks(missing, '')} did not come to {operation} number {number}; the others waited {log.collectives.seconds:.0f} s"
+    waited = f"the others waited {log.collectives.seconds:.0f} s"
+    return f"{_ranks(missing, '')} did not come to {operation} number {number}; {waited}"
 
 
 def _ranks(ranks: tuple[int, ...], otherwise: str) -> str:
@@ -249,7 +254,7 @@ def _unknown(status: Status, log: Reader) -> Explanation:
         return _bare(status, None, "nothing has failed so far")
     reported = {name: host.root_rank for name, host in log.went_on.hosts.items() if (host.root_rank or -1) >= 0}
     message = _first_line(status.reason) or log.last_line or "the run has left neither a reason nor a log"
-    action = "Read the end of each host's log; a program that ends with an exit code and no message can be run here: --local."
+    action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
     host = next(iter(reported), None)
     told = _bare(status, FailureClass.UNKNOWN, message, action)
     return dataclasses.replace(told, host=host, rank=reported[host] if host is not None else None)

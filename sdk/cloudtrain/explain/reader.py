@@ -37,7 +37,9 @@ _KNOWN_TO_PROGRAM = re.compile(
 )
 _HEADS = ("Traceback (", "Original Traceback (", "rank ")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_CONTINUATION = re.compile(r"^\s+\S|^nccl\w+(?:Error|Usage|Argument|Progress): |^Last error:|^CUDA kernel errors|^Compile with")
+_CONTINUATION = re.compile(
+    r"^\s+\S|^nccl\w+(?:Error|Usage|Argument|Progress): |^Last error:|^CUDA kernel errors|^Compile with"
+)
 _CONTINUATIONS = 8
 _REPORT_RANK = re.compile(r"^\s+rank\s+: (?P<rank>\d+) \(local_rank: \d+\)")
 _PROGRESS_EVENTS = frozenset({"started", "step", "evaluation", "checkpoint", "finished"})
@@ -191,7 +193,12 @@ class Reader:
     ) -> None:
         named = _NAMED_RANK.search(text)
         rank = int(named["rank"]) if named else stream.rank
-        if rank is None and host.root_rank is not None and host.root_rank >= 0 and text.lstrip().startswith("traceback"):
+        if (
+            rank is None
+            and host.root_rank is not None
+            and host.root_rank >= 0
+            and text.lstrip().startswith("traceback")
+        ):
             rank = host.root_rank
         stream.previous = text
         self.findings.add(Finding(*matched, Raised(text.strip()), line.host, rank, self._moment(host, line)))

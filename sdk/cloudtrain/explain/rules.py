@@ -10,7 +10,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from cloudtrain.explain.classes import FailureClass as C  # noqa: N817 (the table is read by columns)
+from cloudtrain.explain.classes import FailureClass as C
 
 
 class Place(enum.Flag):
@@ -151,9 +151,9 @@ RULES: tuple[Rule, ...] = (
         C.IMAGE_PULL,
         _SAGEMAKER,
         r"CannotStartContainerError|CannotPullContainer|[Cc]annot pull algorithm container|manifest (for .* not found"
-        r"|unknown)|Requested image .*not found|ensure that the (training )?image .*exists|[Cc]annot find the requested "
-        r"image|executable file not found in \$PATH|exec format error",
-        "Mend cluster.image ([cluster.image]): it must exist in this region's ECR, the role must be allowed to pull it, "
+        r"|unknown)|Requested image .*not found|ensure that the (training )?image .*exists"
+        r"|[Cc]annot find the requested image|executable file not found in \$PATH|exec format error",
+        "Mend [cluster.image]: it must exist in this region's ECR, the role must be allowed to pull it, "
         "and it needs bash and python for linux/amd64.",
     ),
     # a full disk while the channels are downloaded; wording of the storage agent, from support threads
@@ -331,14 +331,14 @@ RULES: tuple[Rule, ...] = (
         C.DEPENDENCY_INSTALL,
         _RAISED,
         r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
-        "Add {module} to [code.requirements]; if it is a file of your own, look whether it travels: cloudtrain files JOB.",
+        "Add {module} to [code.requirements]; if it is a file of your own, see whether it travels: cloudtrain files JOB.",
     ),
     _rule(
         C.DEPENDENCY_INSTALL,
         _RAISED,
         r"^ImportError: .*(?:cannot open shared object file|undefined symbol|version `|incompatible)"
         r"|^(?:[\w.]*)PackageNotFoundError|VersionConflict",
-        "Pin versions that fit the container's PyTorch in [code.requirements]: a package there was built for another one.",
+        "Pin versions that fit the container's PyTorch in [code.requirements]: one there was built for another.",
     ),
     # ------------------------------------------------------------ S3 and IAM from within the container
     # botocore.exceptions.ClientError
@@ -354,8 +354,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.IAM,
         _ANY,
-        r"An error occurred \((?:AccessDenied\w*|UnauthorizedOperation|UnrecognizedClientException|InvalidClientTokenId)\)"
-        r" when calling the (?P<operation>\w+) operation",
+        r"An error occurred \((?:AccessDenied\w*|UnauthorizedOperation|UnrecognizedClientException"
+        r"|InvalidClientTokenId)\) when calling the (?P<operation>\w+) operation",
         "Let the role [role] call {operation}, or take the call out of the job.",
         needles=("An error occurred (",),
     ),
@@ -490,8 +490,8 @@ RULES: tuple[Rule, ...] = (
         _RAISED,
         r"no kernel image is available|Found no NVIDIA driver|CUDA driver version is insufficient"
         r"|PTX was compiled with an unsupported toolchain|NVIDIA driver on your system is too old",
-        "The container's CUDA does not fit [cluster.instance_type]: choose another [cluster.framework] "
-        "(or cluster.image [cluster.image]).",
+        "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework "
+        "([cluster.image]).",
     ),
     # ------------------------------------------------------------ a collective that nobody finished
     # hiyouga/LlamaFactory#7396 and pytorch/pytorch#118369, from torch 1.13 to 2.9
@@ -556,8 +556,10 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.NCCL,
         _RAISED,
-        r"nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidUsage|InvalidArgument)|NCCL error|DistBackendError",
-        "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause. " + _WAY,
+        r"nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidUsage|InvalidArgument)|NCCL error"
+        r"|DistBackendError",
+        "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause. "
+        + _WAY,
         Weight.SYMPTOM,
     ),
     # NCCL's own warnings, at the start of a line: algo-1:462:462 [0] init.cc:523 NCCL WARN ...
