@@ -167,7 +167,7 @@ def _reason_lines(reason: str) -> list[str]:
 
 def _is_past(log: Reader, group: Group, status: Status) -> bool:
     """Whether the job went on after it; what the run's reason repeats was the end all the same."""
-    if not log.went_on.after(group.first.host, group.last):
+    if not log.went_on.after(group.last):
         return False
     words = _first_line(group.first.raised.text)
     return len(words) < 8 or words[:_MESSAGE_CHARACTERS] not in status.reason  # noqa: PLR2004 (`Killed` is in many)
@@ -252,7 +252,8 @@ def _host_in(reason: str) -> str | None:
 def _unknown(status: Status, log: Reader) -> Explanation:
     if status.state is not State.FAILED:
         return _bare(status, None, "nothing has failed so far")
-    reported = {name: host.root_rank for name, host in log.went_on.hosts.items() if (host.root_rank or -1) >= 0}
+    hosts = log.went_on.hosts.items()
+    reported = {name: log_.root_rank for name, log_ in hosts if log_.root_rank is not None and log_.root_rank >= 0}
     message = _first_line(status.reason) or log.last_line or "the run has left neither a reason nor a log"
     action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
     host = next(iter(reported), None)

@@ -19,12 +19,14 @@ class Moment:
     """When something was said.
 
     Attributes:
+        host: Whose log it stands in.
         time: Seconds since the epoch, or None where the log has no clock.
         order: Number of the line in the order of reading.
         lines: Ordinary lines that its host had printed before.
         progress: Signs of progress that its host had given before.
     """
 
+    host: str
     time: float | None
     order: int
     lines: int
@@ -44,10 +46,14 @@ class Finding:
     rule: Rule
     found: dict[str, str]
     raised: Raised
-    host: str
     rank: int | None
     moment: Moment
     was_logged: bool = False
+
+    @property
+    def host(self) -> str:
+        """Whose log it stands in."""
+        return self.moment.host
 
     @property
     def weight(self) -> int:
@@ -149,7 +155,7 @@ class Findings:
         """Take in a finding; one that the job has survived before starts anew."""
         key = (id(finding.rule), _signature(finding))
         group = self.groups.get(key)
-        if group is None or self._went_on.after(group.first.host, group.last):
+        if group is None or self._went_on.after(group.last):
             self.groups.pop(key, None)
             group = self.groups[key] = Group(finding, finding.moment)
             self._make_room()
@@ -166,7 +172,7 @@ class Findings:
         del self.groups[least]
 
     def _survived(self, group: Group) -> bool:
-        return self._went_on.after(group.first.host, group.last)
+        return self._went_on.after(group.last)
 
 
 def _order(findings: Findings, key: tuple[int, str]) -> int:
@@ -196,9 +202,9 @@ class WentOn:
         self.hosts: dict[str, HostLog] = {}
         self.last_progress: float | None = None
 
-    def after(self, host: str, moment: Moment) -> bool:
-        """Whether the job went on after this moment on this host."""
-        log = self.hosts.get(host)
+    def after(self, moment: Moment) -> bool:
+        """Whether the job went on after this moment."""
+        log = self.hosts.get(moment.host)
         if log is not None and (
             log.lines - moment.lines >= self.LINES or log.progress - moment.progress >= self.PROGRESS
         ):

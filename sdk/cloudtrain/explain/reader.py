@@ -80,6 +80,7 @@ class Reader:
         if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
             self._read_event(host, line, event)
             return
+        self.collectives.read(text)
         stream = self._streams.get((line.host, rank))
         if stream is None:
             stream = self._streams[line.host, rank] = _Stream(rank)
@@ -135,7 +136,7 @@ class Reader:
         self._flush(stream, keep_chain=True)
         rank = stream.rank if opened.rank is None else opened.rank
         rule, found, told = classify(raised, stream.chain)
-        finding = Finding(rule, found, told, line.host, rank, self._moment(host, line), stream.logged)
+        finding = Finding(rule, found, told, rank, self._moment(host, line), stream.logged)
         # The words of the exception come first, also where an earlier one of the chain tells why.
         stream.pending = dataclasses.replace(finding, raised=told)
         stream.chain = (*stream.chain, raised)[-4:]
@@ -174,7 +175,6 @@ class Reader:
     # ------------------------------------------------------------ lines
 
     def _read_line(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> None:
-        self.collectives.read(text)
         for needle, rules in _LINE_RULES:
             if needle in text and (matched := match_line(text, rules)) is not None:
                 self._add_line(host, line, stream, text, matched)
@@ -201,10 +201,10 @@ class Reader:
         ):
             rank = host.root_rank
         stream.previous = text
-        self.findings.add(Finding(*matched, Raised(text.strip()), line.host, rank, self._moment(host, line)))
+        self.findings.add(Finding(*matched, Raised(text.strip()), rank, self._moment(host, line)))
 
     def _moment(self, host: HostLog, line: LogLine) -> Moment:
-        return Moment(line.time, self._order, host.lines, host.progress, host.step)
+        return Moment(line.host, line.time, self._order, host.lines, host.progress, host.step)
 
     # ------------------------------------------------------------ events
 
@@ -235,7 +235,7 @@ class Reader:
         matched = _match_message(told, message)
         if matched is not None:
             rule, found, raised = matched
-            self.findings.add(Finding(rule, found, raised, line.host, place, moment))
+            self.findings.add(Finding(rule, found, raised, place, moment))
         elif host.root_rank is None:
             host.root_rank = place
 

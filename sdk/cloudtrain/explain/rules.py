@@ -331,7 +331,7 @@ RULES: tuple[Rule, ...] = (
         C.DEPENDENCY_INSTALL,
         _RAISED,
         r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
-        "Add {module} to [code.requirements]; if it is a file of your own, see whether it travels: cloudtrain files JOB.",
+        "Add {module} to [code.requirements]; if it is a file of your own, does it travel? cloudtrain files JOB.",
     ),
     _rule(
         C.DEPENDENCY_INSTALL,
@@ -458,8 +458,7 @@ RULES: tuple[Rule, ...] = (
         C.USER_CODE,
         _ANY,
         r"Duplicate GPU detected : rank (?P<first>\d+) and rank (?P<second>\d+)",
-        "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group: "
-        "ranks {first} and {second} share a GPU.",
+        "Call torch.cuda.set_device with LOCAL_RANK before init_process_group: ranks {first} and {second} share a GPU.",
         needles=("Duplicate GPU detected",),
     ),
     _rule(
