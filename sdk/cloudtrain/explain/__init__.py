@@ -179,7 +179,7 @@ def _best(groups: Iterable[Group], log: Reader) -> Group | None:
     def key(group: Group) -> tuple[int, float, int]:
         moment = group.first.moment
         host = log.went_on.hosts.get(group.first.host)
-        time = moment.time or (host.failed_at if host is not None else None)
+        time = host.failed_at if moment.time is None and host is not None else moment.time
         return group.first.weight, float("inf") if time is None else time, moment.order
 
     return min(groups, key=key, default=None)
@@ -254,7 +254,7 @@ def _unknown(status: Status, log: Reader) -> Explanation:
         return _bare(status, None, "nothing has failed so far")
     hosts = log.went_on.hosts.items()
     reported = {name: log_.root_rank for name, log_ in hosts if log_.root_rank is not None and log_.root_rank >= 0}
-    message = _first_line(status.reason) or log.last_line or "the run has left neither a reason nor a log"
+    message = _first_line(status.reason) or _first_line(log.last_line) or "the run has left neither a reason nor a log"
     action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
     host = next(iter(reported), None)
     told = _bare(status, FailureClass.UNKNOWN, message, action)

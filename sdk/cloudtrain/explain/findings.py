@@ -162,21 +162,20 @@ class Findings:
         group.add(finding)
 
     def _make_room(self) -> None:
+        """Forget what the job has survived; then the newest of what is furthest from the cause, but the last."""
         if len(self.groups) <= _GROUPS_KEPT:
             return
-        newest = next(reversed(self.groups))
-        least = max(
-            (key for key in self.groups if key != newest),
-            key=lambda key: (self._survived(self.groups[key]), self.groups[key].first.weight, -_order(self, key)),
-        )
-        del self.groups[least]
+        *older, _ = self.groups
+        for key in older:
+            if self._went_on.after(self.groups[key].last):
+                del self.groups[key]
+        if len(self.groups) > _GROUPS_KEPT:
+            *older, _ = self.groups
+            del self.groups[max(older, key=self._distance)]
 
-    def _survived(self, group: Group) -> bool:
-        return self._went_on.after(group.last)
-
-
-def _order(findings: Findings, key: tuple[int, str]) -> int:
-    return findings.groups[key].last.order
+    def _distance(self, key: tuple[int, str]) -> tuple[int, int]:
+        group = self.groups[key]
+        return group.first.weight, group.first.moment.order
 
 
 def _signature(finding: Finding) -> str:

@@ -230,7 +230,7 @@ class Reader:
             host.failed_at = float(failed_at)
         message = str(event.get("message", ""))
         told = message.partition(" failed: ")[2]
-        moment = dataclasses.replace(self._moment(host, line), time=line.time or host.failed_at)
+        moment = dataclasses.replace(self._moment(host, line), time=host.failed_at if line.time is None else line.time)
         place = rank if isinstance(rank, int) else None
         matched = _match_message(told, message)
         if matched is not None:
