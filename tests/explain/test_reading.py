@@ -33,6 +33,8 @@ def long_log() -> Iterator[LogLine]:
         else:
             text = f"epoch 0 batch {number} loss 2.13 lr 3e-4 and what else is said in a line of ordinary length"
         yield LogLine(f"algo-{number % 4 + 1}", text, number / 1000)
+    for number in range(4 * WentOn.LINES):
+        yield LogLine(f"algo-{number % 4 + 1}", "nothing new", LINES / 1000)
     for text in (
         "Traceback (most recent call last):",
         '  File "/opt/ml/code/train.py", line 3, in main',
