@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from cloudtrain.explain.facts import Facts, read_facts
 from cloudtrain.explain.findings import Group
 from cloudtrain.explain.reader import Reader
 from cloudtrain.explain.rules import Place, first_match
+from cloudtrain.explain.tracebacks import as_exception
 from cloudtrain.run import LogLine, State, Status
 from cloudtrain_runtime.contract import sort_hosts
 
@@ -23,10 +24,10 @@ __all__ = ["Explanation", "Facts", "FailureClass", "explain", "read_facts"]
 
 _MESSAGE_CHARACTERS = 400
 _PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
-_OWN_REASON = re.compile(r"^rank \d+ |^AlgorithmError|^torchrun on |^pip could not install")
+_OWN_REASON = re.compile(r"^rank \d+ |^AlgorithmError|^torchrun on |^pip could not install|^the container of ")
 """Reasons that only repeat what a process has said: the log knows more."""
 
-_PYTHON_IN_REASON = re.compile(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*")
+_TOLD_BY_RANK = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,24 @@ def _read(lines: Iterable[LogLine]) -> Reader:
     return reader
 
 
-def _reason_lines(reason: str) -> list[str]:
-    """Return a reason as log lines. AWS's toolkit puts a traceback into one line, in quotes."""
-    if not reason.startswith("AlgorithmError"):
-        return reason.splitlines()
-    lines = reason.replace("\\n", "\n").splitlines()
-    unquoted = (re.sub(r'^ErrorMessage "+', "", line).rstrip('"').strip() for line in lines)
-    return [match[0] if (match := _PYTHON_IN_REASON.search(line)) else line for line in unquoted]
+def _reason_lines(reason: str) -> Iterator[str]:
+    """Yield a reason as the log lines that it is made of.
+
+    AWS's toolkit quotes the exception, `ErrorMessage "ValueError: ..."`; ours starts with the rank.
+    """
+    lines = reason.removeprefix("AlgorithmError: ").replace("\\n", "\n").splitlines()
+    has_frames = any(line.startswith("  File ") for line in lines)
+    for line in lines:
+        text = re.sub(r'^\s*ErrorMessage "+', "", line).rstrip('"')
+        told = _TOLD_BY_RANK.sub("", text)
+        if told != text:
+            yield text
+        if not has_frames and as_exception(told) is not None and not told.startswith("ExecuteUserScriptError"):
+            if told == text:
+                yield "Traceback (most recent call last):"
+            yield told
+        elif told == text:
+            yield text
 
 
 def _is_past(log: Reader, group: Group, status: Status) -> bool:
@@ -245,7 +257,7 @@ def _host_of(rank: int, world_size: int | None, log: Reader) -> str | None:
 
 
 def _host_in(reason: str) -> str | None:
-    match = re.match(r"rank \d+ on (\S+) ", reason)
+    match = re.search(r"\brank \d+ on (\S+) ", reason)
     return match[1] if match else None
 
 

@@ -36,7 +36,7 @@ _KNOWN_TO_PROGRAM = re.compile(
     r"\b(?:WARN|WARNING|INFO|DEBUG|[Rr]etry(?:ing)?|[Ii]gnor(?:ed|ing)|[Ss]kipp(?:ed|ing))\b|--- Logging error ---"
 )
 _HEADS = ("Traceback (", "Original Traceback (", "rank ")
-_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause", "-- Process ")
 _CONTINUATION = re.compile(
     r"^\s+\S|^nccl\w+(?:Error|Usage|Argument|Progress): |^Last error:|^CUDA kernel errors|^Compile with"
 )

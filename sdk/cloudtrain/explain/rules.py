@@ -252,6 +252,14 @@ RULES: tuple[Rule, ...] = (
         _MORE_HOST_MEMORY,
         needles=("SIGKILL", "exitcode: -9"),
     ),
+    # a shell: train.sh: line 3:    27 Killed                  python train.py
+    _rule(
+        C.HOST_MEMORY,
+        _PRINTED,
+        r"^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$",
+        _MORE_HOST_MEMORY,
+        needles=("Killed",),
+    ),
     # docker and AWS's toolkit: 128 + 9
     _rule(
         C.HOST_MEMORY,
