@@ -170,7 +170,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.DATA,
         _SAGEMAKER,
-        r"matched no files|Data download failed|No S3 objects found|manifest file",
+        r"matched no files|nothing lies at|Data download failed|No S3 objects found|manifest file",
         "Mend the address of the channel in data: nothing usable lies there (cloudtrain check JOB lists it).",
     ),
     # InternalServerError: We encountered an internal error. Please try again. (SageMaker's docs on FailureReason)
@@ -552,11 +552,13 @@ RULES: tuple[Rule, ...] = (
         needles=("NET/OFI", "aws-ofi-nccl", "efa"),
     ),
     # ncclRemoteError: torch's getNcclErrorDetailStr says "a call failed possibly due to a network error or a remote
-    # process exiting prematurely"; an aborted communicator is one that torch ended
+    # process exiting prematurely"; an aborted communicator is one that torch ended; retrieving ncclUniqueId fails when
+    # rank 0 has gone before it wrote it (yifan123/flow_grpo#171)
     _rule(
         C.NCCL,
         _RAISED,
-        r"ncclRemoteError|NCCL communicator (?:was|has been) aborted|remote process exiting prematurely",
+        r"ncclRemoteError|NCCL communicator (?:was|has been) aborted|remote process exiting prematurely"
+        r"|retrieving ncclUniqueId from|possible application crash on rank",
         _PEER,
         Weight.ECHO,
     ),
@@ -605,12 +607,21 @@ RULES: tuple[Rule, ...] = (
         _PEER,
         Weight.ECHO,
     ),
+    # Gloo's connectFullMesh, when an interface or address is wrong (pytorch/pytorch#135355)
+    _rule(
+        C.NCCL,
+        _RAISED,
+        r"gloo/transport|connectFullMesh failed",
+        "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env. " + _WAY,
+        Weight.SYMPTOM,
+    ),
     # ------------------------------------------------------------ torchrun, MPI, AWS's toolkit: reports of others
     _rule(
         C.UNKNOWN,
         _RAISED,
         r"ChildFailedError|SignalException|ExecuteUserScriptError|got signal: 15|SIGTERM|KeyboardInterrupt"
-        r"|CalledProcessError.*torchrun|SystemExit",
+        # a launcher in a launcher (facebookresearch/maskrcnn-benchmark#1329)
+        r"|CalledProcessError: .*(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|python)|SystemExit",
         _PEER,
         Weight.ECHO,
     ),
