@@ -29,7 +29,7 @@ def main() -> None:
         raise
     except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
         record_failure(f"{type(error).__name__}: {error}", traceback.format_exc())
-        traceback.print_exc()
+        say_traceback(traceback.format_exc())
         # Without the interpreter's shutdown, which may abort (see `leave`) and then hide the reason.
         leave(1)
 
@@ -47,6 +47,15 @@ def run_rank() -> None:
         run_script(config)
     else:
         run_task(config)
+
+
+def say_traceback(text: str) -> None:
+    """Print a traceback with the rank before each line, as torch's own hook does for scripts, and in one write.
+
+    Ranks share their host's log: without both, the lines of two that fail together cannot be told apart.
+    """
+    rank = os.environ.get("RANK", "?")
+    say("\n".join(f"[rank{rank}]: {line}" for line in text.rstrip().splitlines()))
 
 
 def record_failure(message: str, callstack: str) -> None:

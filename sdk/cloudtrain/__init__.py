@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cloudtrain.api import (
         check,
+        explain,
         files,
         find_settings,
         get_run,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         SpecError,
         UserError,
     )
+    from cloudtrain.explain import Explanation, FailureClass
     from cloudtrain.plan import Plan
     from cloudtrain.preflight import Check
     from cloudtrain.run import LogLine, Progress, Run, State, Status
@@ -55,6 +57,8 @@ __all__ = [
     "CloudError",
     "CloudtrainError",
     "DriftError",
+    "Explanation",
+    "FailureClass",
     "JobSpec",
     "LogLine",
     "MissingExtraError",
@@ -70,6 +74,7 @@ __all__ = [
     "Status",
     "UserError",
     "check",
+    "explain",
     "files",
     "find_settings",
     "get_run",
@@ -85,6 +90,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "check",
+        "explain",
         "files",
         "find_settings",
         "get_run",
@@ -100,6 +106,7 @@ _HOMES = {
         *("BundleError", "CloudError", "CloudtrainError", "DriftError", "MissingExtraError", "Problem"),
         *("RunNotFoundError", "SettingsError", "SpecError", "UserError"),
     ),
+    "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
     "preflight": ("Check",),
     "run": ("LogLine", "Progress", "Run", "State", "Status"),

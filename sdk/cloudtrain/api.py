@@ -1,4 +1,4 @@
-"""The verbs: validate, plan, check, submit, status, logs, stop, list, prices. Only here the floors below meet."""
+"""The verbs: validate, plan, check, submit, status, logs, explain, stop, list, prices. Here alone the floors meet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, survey
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.entry import find_module
-from cloudtrain.errors import CloudError, Problem, RunNotFoundError, SpecError, UserError
+from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, Problem, RunNotFoundError, SpecError, UserError
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
@@ -25,6 +25,7 @@ from cloudtrain.spec import JobSpec, read_job
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
     from cloudtrain.backends.sagemaker import SageMakerBackend
+    from cloudtrain.explain import Explanation
     from cloudtrain.preflight import Check
 
 HOME_VARIABLE = "CLOUDTRAIN_HOME"
@@ -293,6 +294,26 @@ def logs(reference: str, *, follow: bool = False, settings: Settings | None = No
         RunNotFoundError: there is no such run.
     """
     return get_run(reference, settings=settings).logs(follow=follow)
+
+
+def explain(run: str | Run, *, settings: Settings | None = None) -> Explanation:
+    """Tell why a run has failed: the first error of all ranks that is no echo, its class, and the next thing to do.
+
+    Args:
+        run: Its reference, or its handle.
+        settings: The account; by default from environment and files.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        CloudError: AWS refused or cannot be reached.
+    """
+    from cloudtrain.explain import explain as explain_lines
+
+    handle = run if isinstance(run, Run) else get_run(run, settings=settings)
+    found = handle.status()
+    # What has succeeded or was stopped needs no log.
+    lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
+    return explain_lines(found, lines, handle.facts())
 
 
 def stop(reference: str, *, settings: Settings | None = None) -> Run:

@@ -260,10 +260,14 @@ class Status:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of a run's log, without its newline."""
+    """One line of a run's log, without its newline.
+
+    `time` is when the backend took it in, in seconds since the epoch, or None where it keeps no such time.
+    """
 
     host: str
     text: str
+    time: float | None = None
 
 
 class Operations(Protocol):
@@ -283,6 +287,10 @@ class Operations(Protocol):
 
     def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
         """Yield the log lines of all hosts, each once; with `follow` until the run has ended."""
+        ...
+
+    def facts(self, run: str) -> Mapping[str, str]:
+        """Return the job's own values by field of job.yaml, as far as they are known."""
         ...
 
     def stop(self, run: str) -> None:
@@ -327,6 +335,10 @@ class Run:
     def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
         """Yield the log lines of all hosts; with `follow` until the run has ended."""
         return self._operations.logs(self.id, follow=follow)
+
+    def facts(self) -> Mapping[str, str]:
+        """Return the job's own values by field of job.yaml, such as `cluster.volume`, as far as they are known."""
+        return self._operations.facts(self.id)
 
     def wait(
         self,

@@ -146,14 +146,14 @@ def test_followed_logs_repeat_nothing(logged: str) -> None:
     backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.05)
     tokens: dict[str, str] = {}
     stream = backend._streams(logged)[0]  # noqa: SLF001 (one page at a time can only be seen from inside)
-    assert len(list(backend._new_messages(stream, tokens))) == 4  # noqa: SLF001
-    assert list(backend._new_messages(stream, tokens)) == []  # noqa: SLF001
+    assert len(list(backend._new_events(stream, tokens))) == 4  # noqa: SLF001
+    assert list(backend._new_events(stream, tokens)) == []  # noqa: SLF001
     client("logs").put_log_events(
         logGroupName=LOG_GROUP,
         logStreamName=stream,
         logEvents=[{"timestamp": int(time.time() * 1000) + 1000, "message": "later"}],
     )
-    assert list(backend._new_messages(stream, tokens)) == ["later"]  # noqa: SLF001
+    assert [event["message"] for event in backend._new_events(stream, tokens)] == ["later"]  # noqa: SLF001
 
 
 def test_status_reads_progress_from_the_log(cli: Cli, logged: str) -> None:

@@ -28,7 +28,20 @@ train:
 def test_help_names_every_command(cli: Cli) -> None:
     done = cli("--help")
     assert done.code == 0
-    for name in ("validate", "plan", "files", "check", "submit", "status", "logs", "list", "stop", "prices", "schema"):
+    for name in (
+        "validate",
+        "plan",
+        "files",
+        "check",
+        "submit",
+        "status",
+        "logs",
+        "explain",
+        "list",
+        "stop",
+        "prices",
+        "schema",
+    ):
         assert f"  {name} " in done.out
         assert cli(name, "--help").code == 0
 

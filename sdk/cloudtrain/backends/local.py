@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -21,10 +21,11 @@ from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, re
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
 from cloudtrain.plan import LOCAL, Plan
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events
-from cloudtrain_runtime.contract import GRACE_VARIABLE
+from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
+_REQUEST_FILE = "request.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
@@ -62,8 +63,8 @@ class LocalBackend:
         ignore = self.runs.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")  # runs are nobody's source code
-        _write(folder / "config" / "run.json", plan.config.to_json())
-        _write(folder / "request.json", json.dumps(plan.request, indent=1) + "\n")
+        _write(folder / "config" / CONFIG_FILE, plan.config.to_json())
+        _write(folder / _REQUEST_FILE, json.dumps(plan.request, indent=1) + "\n")
         _write(folder / PLAN_FILE, plan.to_file() + "\n")
         write_state(folder, RecordedState(State.QUEUED))
         self._start(folder)
@@ -166,6 +167,13 @@ class LocalBackend:
         for folder in sorted(folders, key=lambda path: path.name.rsplit("-", 3)[1:], reverse=True):
             yield self.status(folder.name)
 
+    def facts(self, run: str) -> Mapping[str, str]:
+        """Return the job's own values by field of job.yaml, as far as its files are whole."""
+        from cloudtrain.explain import read_facts
+
+        folder = self._folder(run)
+        return read_facts(_read_object(folder / _REQUEST_FILE), _read_object(folder / "config" / CONFIG_FILE))
+
     # ------------------------------------------------------------ stop
 
     def stop(self, run: str) -> None:
@@ -205,11 +213,16 @@ class LocalBackend:
 
 def _read_plan(folder: Path) -> dict[str, Any]:
     """Return what plan.json holds, or nothing when it is missing or damaged."""
+    return _read_object(folder / PLAN_FILE)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one when it is missing or damaged."""
     try:
-        plan = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return plan if isinstance(plan, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _read_events(folder: Path) -> Iterable[dict[str, Any]]:

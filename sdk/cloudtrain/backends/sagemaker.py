@@ -24,7 +24,7 @@ from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import distribution_argument
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
-from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
+from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -257,13 +257,13 @@ class SageMakerBackend:
             )
             for stream in self._streams(run):
                 host = stream.rpartition("/")[2].rpartition("-")[0]
-                for message in self._new_messages(stream, tokens):
-                    yield LogLine(host, message)
+                for event in self._new_events(stream, tokens):
+                    yield LogLine(host, event["message"], event["timestamp"] / 1000)
             if is_over:
                 return
             time.sleep(self.poll_seconds)
 
-    def _new_messages(self, stream: str, tokens: dict[str, str]) -> Iterator[str]:
+    def _new_events(self, stream: str, tokens: dict[str, str]) -> Iterator[Mapping[str, Any]]:
         """Yield what has come since the token of this stream; the same token twice means the end for now."""
         while True:
             with _aws_errors("read the log"):
@@ -273,7 +273,7 @@ class SageMakerBackend:
                     startFromHead=True,
                     **({"nextToken": tokens[stream]} if stream in tokens else {}),
                 )
-            yield from (event["message"] for event in page["events"])
+            yield from page["events"]
             if page["nextForwardToken"] == tokens.get(stream):
                 return
             tokens[stream] = page["nextForwardToken"]
@@ -293,6 +293,26 @@ class SageMakerBackend:
                             started=job.get("CreationTime"),
                             ended=job.get("TrainingEndTime"),
                         )
+
+    def facts(self, run: str) -> Mapping[str, str]:
+        """Return the job's own values by field of job.yaml; those of run.json only where S3 lets us read it."""
+        from cloudtrain.explain import read_facts
+
+        job = self._describe(run)
+        channels = {channel["ChannelName"]: channel for channel in job.get("InputDataConfig", [])}
+        uri = channels.get(CONFIG_CHANNEL, {}).get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+        try:
+            config = self._read_json(f"{uri}/{CONFIG_FILE}") if uri else {}
+        except CloudError:
+            config = {}
+        return read_facts(job, config)
+
+    def _read_json(self, uri: str) -> Mapping[str, Any]:
+        bucket, key = _split(uri)
+        with _aws_errors(f"read {uri}"):
+            body = self._client("s3").get_object(Bucket=bucket, Key=key, **self._expected_owner())["Body"].read()
+        content = json.loads(body)
+        return content if isinstance(content, dict) else {}
 
     # ------------------------------------------------------------ stop
 

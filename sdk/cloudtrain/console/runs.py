@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_json, program, say, table, table_lines
-from cloudtrain.errors import EXIT_INTERRUPTED
+from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cloudtrain.explain import Explanation
     from cloudtrain.run import LogLine, Run, Status
 
 _ID_WIDTH = 40
@@ -120,6 +121,8 @@ def follow(run: Run, *, job: str, as_json: bool) -> int:
             print_json(run.status().to_json())
         return _detached(run)
     _summary(out, status, job)
+    if status.exit_code == EXIT_RUN_FAILED:
+        _explain(out, run)
     if as_json:
         print_json(status.to_json())
     return status.exit_code or 0
@@ -157,6 +160,57 @@ def _summary(out: Console, status: Status, job: str) -> None:
     lines = ["", *table_lines(_status_rows(status)), "", f"next: {_next_command(status, job)}"]
     for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _explain(out: Console, run: Run) -> None:
+    """Print why a followed run has failed. What cannot be read does not hide how it ended."""
+    from cloudtrain import api
+    from cloudtrain.errors import CloudError
+
+    try:
+        lines = _explanation_lines(api.explain(run), run.reference)
+    except CloudError as error:
+        lines = [f"not explained: {error}"]
+    for line in ("", *lines):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_explanation(found: Explanation, reference: str) -> None:
+    """Print why a run has failed, and what to do."""
+    for line in _explanation_lines(found, reference):
+        print(line)
+
+
+def _explanation_lines(found: Explanation, reference: str) -> list[str]:
+    rows = [("state", f"{found.state}: {found.message}" if found.message else str(found.state))]
+    if found.failure is not None:
+        rows.append(("why", found.failure.words))
+    where = [f"rank {found.rank}"] if found.rank is not None else []
+    where += [found.host] if found.host is not None else []
+    where += [f"after step {found.step}"] if found.step is not None else []
+    if where:
+        rows.append(("where", ", ".join(where)))
+    rows += [("" if index else "traceback", line) for index, line in enumerate(found.traceback)]
+    if len(found.ranks) > 1:
+        rows.append(
+            ("told by", f"ranks {_spans(found.ranks)}" + (f" on {', '.join(found.hosts)}" if found.hosts else ""))
+        )
+    if found.action:
+        rows.append(("do", found.action))
+    if found.failure is not None:
+        rows.append(("whole log", f"{program()} logs {reference}"))
+    return table_lines(rows)
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """Return numbers in order as people write them: `0-7, 9`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def _next_command(status: Status, job: str) -> str:

@@ -1,0 +1,25 @@
+"""The command that tells why a run has failed."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import json_option, run_argument
+
+
+@click.command()
+@run_argument
+@json_option
+def explain(run: str, as_json: bool) -> int:
+    """Tell why a run has failed: the first error of all hosts and ranks, its class, and the next thing to do."""
+    from cloudtrain import api
+    from cloudtrain.console import runs as shown
+
+    handle = api.get_run(run)
+    found = api.explain(handle)
+    if as_json:
+        console.print_json(found.to_json())
+    else:
+        shown.print_explanation(found, handle.reference)
+    return 0

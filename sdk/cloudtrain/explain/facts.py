@@ -1,0 +1,57 @@
+"""The job's own values by field of job.yaml, read from what was sent: they stand in the actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Facts = Mapping[str, str]
+"""Value as people write it, by dotted path of the field; a field that is not there is not known."""
+
+_SECONDS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def read_facts(request: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is known of a job.
+
+    Args:
+        request: The CreateTrainingJob document, or the description of the job.
+        config: The content of run.json, or nothing.
+    """
+    found = {**dict(_of_request(request)), **dict(_of_config(config))}
+    return {name: str(value) for name, value in found.items() if value not in (None, "", [], "[]")}
+
+
+def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    resources = request.get("ResourceConfig") or {}
+    stopping = request.get("StoppingCondition") or {}
+    network = request.get("VpcConfig") or {}
+    volume = resources.get("VolumeSizeInGB")
+    yield "cluster.instance_type", resources.get("SelectedInstanceType") or resources.get("InstanceType")
+    yield "cluster.instances", resources.get("InstanceCount")
+    yield "cluster.volume", f"{volume}GB" if volume else None
+    yield "cluster.image", (request.get("AlgorithmSpecification") or {}).get("TrainingImage")
+    yield "cluster.network.subnets", ", ".join(network.get("Subnets", []))
+    yield "cluster.network.security_groups", ", ".join(network.get("SecurityGroupIds", []))
+    yield "cluster.network.isolation", "true" if request.get("EnableNetworkIsolation") else None
+    yield "cluster.spot.max_wait", _duration(stopping.get("MaxWaitTimeInSeconds"))
+    yield "cluster.max_pending", _duration(stopping.get("MaxPendingTimeInSeconds"))
+    yield "limits.runtime", _duration(stopping.get("MaxRuntimeInSeconds"))
+    yield "role", str(request.get("RoleArn", "")).rpartition("/")[2]
+
+
+def _of_config(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "code.script", config.get("script")
+    yield "code.task", config.get("task")
+    yield "code.requirements", config.get("requirements")
+    for name, value in (config.get("train") or {}).items():
+        yield f"train.{name}", value if isinstance(value, str | int | float) else None
+    for name, value in (config.get("checkpoint") or {}).items():
+        yield f"checkpoint.{name}", value
+
+
+def _duration(seconds: Any) -> str | None:
+    """Return seconds as job.yaml writes them, such as `36h`."""
+    if not isinstance(seconds, int) or seconds <= 0:
+        return None
+    return next(f"{seconds // size}{unit}" for unit, size in _SECONDS if seconds % size == 0)

@@ -1,0 +1,56 @@
+"""Realistic logs: what went wrong first, where, and what to do."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from explain_support import CASES, FACTS, Case
+
+from cloudtrain.explain import FailureClass, explain
+from cloudtrain.run import LogLine
+
+
+def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
+    """Return lines as a backend gives them that reads one host's log after the other."""
+    return sorted(lines, key=lambda line: line.host)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("order", [tuple, by_host], ids=["by-clock", "by-host"])
+def test_case(case: Case, order: type[tuple]) -> None:
+    found = explain(case.status, iter(order(case.lines)), FACTS)
+    expected = case.expected
+    assert found.failure == expected["class"], found
+    assert expected["action"] in found.action
+    assert expected.get("message", "") in found.message
+    assert found.message
+    for name in ("host", "rank"):
+        assert getattr(found, name) == expected.get(name, getattr(found, name)), found
+    if "ranks" in expected:
+        assert list(found.ranks) == expected["ranks"]
+
+
+def test_there_are_enough_and_of_every_class() -> None:
+    assert len(CASES) >= 40
+    told = {case.expected["class"] for case in CASES}
+    assert told == {str(failure) for failure in FailureClass}
+    assert sum(case.name.partition("-")[2].startswith("trap-") for case in CASES) >= 8
+
+
+def test_every_action_is_whole() -> None:
+    for case in CASES:
+        found = explain(case.status, case.lines)
+        assert not set("[]{}") & set(found.action), found.action
+        assert len(found.traceback) <= 10
+
+
+def test_an_ended_run_without_failure_has_no_class() -> None:
+    for case in itertools.islice(CASES, 5):
+        from dataclasses import replace
+
+        from cloudtrain.run import State
+
+        for state in (State.SUCCEEDED, State.STOPPED):
+            found = explain(replace(case.status, state=state, reason=""), case.lines)
+            assert found.failure is None

@@ -1,0 +1,140 @@
+"""How a log is read: in little memory, by any order of hosts, in spite of damage."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from cloudtrain.explain import FailureClass, explain
+from cloudtrain.explain.collectives import Collectives
+from cloudtrain.explain.facts import read_facts
+from cloudtrain.explain.findings import WentOn
+from cloudtrain.explain.rules import RULES, Place
+from cloudtrain.run import LogLine, State, Status
+
+FAILED = Status("r", "sagemaker", State.FAILED)
+LINES = 200_000
+
+
+def long_log() -> Iterator[LogLine]:
+    """Yield a log of four hosts in which every tenth line belongs to an exception that was handled, all different."""
+    for number in range(LINES):
+        kind = number % 10
+        if kind == 0:
+            text = f'CLOUDTRAIN {{"event": "step", "step": {number}, "loss": 2.1, "time": {number / 1000}}}'
+        elif kind == 1:
+            text = "Traceback (most recent call last):"
+        elif kind == 2:
+            text = f'  File "/opt/ml/code/part{number}.py", line 3, in read'
+        elif kind == 3:
+            text = f"ValueError: {'abcdefghij'[number // 10 % 10] * (number // 100 % 60)} is no sample"
+        else:
+            text = f"epoch 0 batch {number} loss 2.13 lr 3e-4 and what else is said in a line of ordinary length"
+        yield LogLine(f"algo-{number % 4 + 1}", text, number / 1000)
+    for number in range(4 * WentOn.LINES):
+        yield LogLine(f"algo-{number % 4 + 1}", "nothing new", LINES / 1000)
+    for text in (
+        "Traceback (most recent call last):",
+        '  File "/opt/ml/code/train.py", line 3, in main',
+        "KeyError: 'x'",
+    ):
+        yield LogLine("algo-3", text, LINES / 1000)
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    tracemalloc.start()
+    try:
+        found = explain(FAILED, long_log())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
+    assert found.message == "KeyError: 'x'"
+
+
+def test_a_flood_of_different_errors_at_the_end_keeps_the_first() -> None:
+    def flood() -> Iterator[LogLine]:
+        for number in range(2000):
+            yield LogLine("algo-1", "Traceback (most recent call last):", float(number))
+            words = "".join("abcdefghij"[int(digit)] for digit in str(number))
+            yield LogLine("algo-1", f"{words.capitalize()}Error: went wrong", float(number))
+
+    assert explain(FAILED, flood()).message == "AError: went wrong"
+
+
+def test_each_line_rule_is_found_by_its_needles() -> None:
+    for rule in RULES:
+        assert bool(rule.needles) == (Place.LINE in rule.places), rule.pattern.pattern
+
+
+def test_a_job_that_goes_on_has_survived() -> None:
+    tail = [LogLine("algo-1", f"epoch {number} done") for number in range(WentOn.LINES)]
+    error = [LogLine("algo-1", "ERROR: No matching distribution found for numpyy")]
+    assert explain(FAILED, [*error, *tail]).failure is FailureClass.UNKNOWN
+    assert explain(FAILED, [*error, *tail[1:]]).failure is FailureClass.DEPENDENCY_INSTALL
+
+
+def test_damage_is_no_bug() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        "CLOUDTRAIN {not json",
+        'CLOUDTRAIN {"event": "failed"}',
+        'CLOUDTRAIN {"event": "failed", "rank": "one", "failed_at": "then", "message": 3}',
+        "[rank99]: Traceback (most recent call last):",
+        '[rank99]:   File "x',
+        "\x1b[31m\r\r",
+        "During handling of the above exception, another exception occurred:",
+        "x" * 1_000_000,
+        "[rank1]: ",
+    ]
+    found = explain(FAILED, [LogLine("algo-1", text) for text in lines])
+    assert found.failure is FailureClass.UNKNOWN
+    assert len(found.message) <= 400
+
+
+@pytest.mark.parametrize(
+    ("lines", "world", "missing"),
+    [
+        ([], 4, ()),
+        (["[1, 3] finished collective #4, but didn't join collective #5 (count from 1)"], 4, (1, 3)),
+    ],
+)
+def test_who_is_missing(lines: list[str], world: int, missing: tuple[int, ...]) -> None:
+    collectives = Collectives()
+    for line in lines:
+        collectives.read(line)
+    assert collectives.missing(world) == missing
+
+
+def test_nobody_is_accused_when_only_few_have_reported() -> None:
+    collectives = Collectives()
+    collectives.read(
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1) "
+        "ran for 600000 milliseconds before timing out."
+    )
+    assert collectives.missing(16) == ()
+
+
+def test_facts_are_read_from_what_was_sent() -> None:
+    request = {
+        "RoleArn": "arn:aws:iam::123456789012:role/service-role/training",
+        "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 200},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 86400, "MaxWaitTimeInSeconds": 129600},
+        "VpcConfig": {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1", "sg-2"]},
+    }
+    config = {"train": {"batch_size": 16, "clip_grad_norm": None}, "checkpoint": {"keep": 3}, "script": None}
+    assert read_facts(request, config) == {
+        "cluster.instance_type": "ml.p4d.24xlarge",
+        "cluster.instances": "2",
+        "cluster.volume": "200GB",
+        "cluster.network.subnets": "subnet-1",
+        "cluster.network.security_groups": "sg-1, sg-2",
+        "cluster.spot.max_wait": "36h",
+        "limits.runtime": "1d",
+        "role": "training",
+        "train.batch_size": "16",
+        "checkpoint.keep": "3",
+    }
+    assert read_facts({}, {}) == {}

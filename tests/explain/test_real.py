@@ -1,0 +1,112 @@
+"""Real runs that really fail, explained from what they have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import Cli
+
+import cloudtrain
+
+pytestmark = pytest.mark.processes
+
+JOB = """\
+name: boom
+code: {script: train.py, args: ARGS}
+cluster: {instance_type: ml.g5.xlarge, instances: 2, processes_per_instance: 1}
+"""
+SCRIPT = """\
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+
+def work(step):
+    if step == 2 and dist.get_rank() == 1:
+        if "raise" in sys.argv:
+            raise KeyError("label_17")
+        if "kill" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "data" in sys.argv:
+            open(os.environ.get("SM_CHANNEL_TRAIN", "/opt/ml/input/data/train") + "/part-1.csv").close()
+    dist.all_reduce(torch.ones(3))
+
+
+if "module" in sys.argv:
+    import package_that_is_not_there
+
+dist.init_process_group("gloo")
+print("error: 0.5 is the error of this step, no Error at all")
+for step in range(4):
+    work(step)
+"""
+
+Boom = Callable[[str], Path]
+
+
+@pytest.fixture
+def boom(job: Callable[..., Path]) -> Boom:
+    """Write a job of two ranks on two hosts that fails in one of several ways."""
+    return lambda how: job(JOB.replace("ARGS", f"[{how}]"), train_py=SCRIPT)
+
+
+def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
+    done = cli("submit", boom("raise"), "--local", "--follow", "--json")
+    assert done.code == 4
+    assert done.json["exit_code"] == 4
+    shown = done.err[done.err.index("state      FAILED: KeyError: 'label_17'") :].splitlines()
+    assert shown[1:3] == ["why        the job's own code", "where      rank 1, algo-2"]
+    assert shown[-2] == "do         Mend train.py:11, and try it here first: cloudtrain submit JOB --local."
+    found = cli("explain", done.json["run"], "--json").json
+    assert found == {
+        "run": done.json["run"],
+        "state": "FAILED",
+        "class": "user_code",
+        "rank": 1,
+        "host": "algo-2",
+        "step": None,
+        "message": "KeyError: 'label_17'",
+        "traceback": [
+            '  File "train.py", line 25, in <module>',
+            "    work(step)",
+            '  File "train.py", line 11, in work',
+            '    raise KeyError("label_17")',
+            "KeyError: 'label_17'",
+        ],
+        "ranks": [1],
+        "hosts": ["algo-2"],
+        "action": "Mend train.py:11, and try it here first: cloudtrain submit JOB --local.",
+    }
+    assert cli("explain", done.json["run"]).out.splitlines()[:3] == shown[:3]
+
+
+@pytest.mark.parametrize(
+    ("how", "failure", "ranks", "action"),
+    [
+        ("kill", "host_memory", [1], "cluster.instance_type (now ml.g5.xlarge)"),
+        ("data", "data", [1], "Look whether the file lies in the channel"),
+        ("module", "dependency_install", [0, 1], "Add package_that_is_not_there to code.requirements"),
+    ],
+)
+def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action: str) -> None:
+    run = cloudtrain.submit(boom(how), local=True)
+    assert run.wait(120).exit_code == 4
+    found = cloudtrain.explain(run)
+    assert found.failure == failure
+    assert set(found.ranks) <= set(ranks)
+    assert found.rank in ranks
+    assert action in found.action
+    assert found == cloudtrain.explain(run.reference)
+
+
+def test_what_has_not_failed_is_not_explained_away(cli: Cli, boom: Boom) -> None:
+    run = cloudtrain.submit(boom("well"), local=True)
+    assert run.wait(120).exit_code == 0
+    found = cli("explain", run.id, "--json")
+    assert found.code == 0
+    assert (found.json["class"], found.json["message"]) == (None, "the run has succeeded")
+    assert cli("explain", "boom-261121-075712-4008c0").code == 2
