@@ -1,7 +1,7 @@
 """Where the code comes from: commit, branch and the changes that are not committed.
 
-git is only asked, never told: it takes no locks, writes no index, and runs no hook, file system monitor, external diff
-or text conversion that a configuration names.
+git is only asked, never told: it takes no locks, writes no index, and runs no hook, file system monitor, filter,
+external diff or text conversion that a configuration names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def read_source(directory: Path) -> Source | None:
     Args:
         directory: The code folder, which may lie anywhere in a repository.
     """
-    status = _git(directory, *_STATUS, "--", ".")
+    filters = _without_filters(directory)
+    status = _git(directory, *filters, *_STATUS, "--", ".")
     if status is None:
         return None
     lines = status.decode("utf-8", "replace").splitlines()
@@ -55,13 +56,22 @@ def read_source(directory: Path) -> Source | None:
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
         dirty=bool(changes),
-        diff=_diff(directory) if has_commit and is_tracked_changed else "",
+        diff=_diff(directory, filters) if has_commit and is_tracked_changed else "",
     )
 
 
-def _diff(directory: Path) -> str:
+def _without_filters(directory: Path) -> tuple[str, ...]:
+    """Return options that switch off the filters which a configuration names: git would start their programs."""
+    listed = _git(directory, "config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$") or b""
+    names = {key.rpartition(".")[0] for key in listed.decode("utf-8", "replace").split("\0") if key}
+    off = ("clean=", "process=", "smudge=", "required=false")
+    switched = (f"{name}.{value}" for name in sorted(names) if "=" not in name for value in off)
+    return tuple(word for option in switched for word in ("-c", option))
+
+
+def _diff(directory: Path, filters: tuple[str, ...]) -> str:
     """Return the diff of tracked files below a folder, without what looks like a secret, bounded."""
-    data = _git(directory, *_DIFF, "--", ".", most_bytes=MAX_DIFF_BYTES + 1) or b""
+    data = _git(directory, *filters, *_DIFF, "--", ".", most_bytes=MAX_DIFF_BYTES + 1) or b""
     text = b"".join(_without_secrets(data[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
     return text if len(data) <= MAX_DIFF_BYTES else f"{text}\n(cut here: the diff is longer)\n"
 

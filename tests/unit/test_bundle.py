@@ -375,7 +375,17 @@ def test_a_token_is_found_wherever_it_stands_and_not_in_binaries() -> None:
     assert in_text(b"\0" + ID.encode()) == []
 
 
-NAMED_SECRETS = [".env", ".env.production", "prod.env", "id_rsa", "server.pem", "a.key", ".netrc", "credentials"]
+NAMED_SECRETS = [
+    ".env",
+    ".env.production",
+    "prod.env",
+    ".ENV",
+    ".env~",
+    "id_rsa",
+    "id_ed25519_work",
+    ".netrc",
+    "credentials",
+]
 NAMED_SECRETS += ["client_secret_1.json", "terraform.tfstate", "kaggle.json", "store.p12", "secrets.toml"]
 
 
@@ -424,13 +434,70 @@ def test_folders_of_credentials_refuse(tmp_path: Path) -> None:
 def test_all_secrets_are_told_at_once(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py=f"'{ID}'\n")
     for number in range(14):
-        (folder / f"{number:02}.pem").write_text("x")
+        (folder / f"{number:02}.env").write_text("x")
     with pytest.raises(BundleError) as caught:
         collect(folder)
     assert caught.value.message.startswith("15 files look like they hold secrets")
-    assert "  00.pem: private key\n" in caught.value.message
+    assert "  00.env: environment file\n" in caught.value.message
     assert caught.value.message.endswith("and 5 more places")
     assert len(survey(folder).refused) == 15
+
+
+HEX = "0123456789abcdef0123456789abcdef01234567"
+FORTY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzzzzKEY"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'os.environ["AWS_SECRET_ACCESS_KEY"] = "{FORTY}"',
+        f'"os.environ[\\"AWS_SECRET_ACCESS_KEY\\"] = \\"{FORTY}\\"\\n"',
+        f'os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "{FORTY}")',
+        f"ENV AWS_SECRET_ACCESS_KEY {FORTY}",
+        f"os.environ['WANDB_API_KEY']='{HEX}'",
+        f"wandb_api_key: {HEX}",
+        f"RUN wandb login {HEX}",
+        f'wandb.login(relogin=True, key="{HEX}")',
+        "//registry.npmjs.org/:_authToken=0a1b2c3d4e5f6a7b8c9d0e",
+        '"auth": "dXNlcjpwYXNzd29yZDEyMzQ1Njc4"',
+    ],
+)
+def test_secrets_are_found_however_people_write_them(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BundleError, match="look"):
+        collect(tree(tmp_path / "a", a_py=text + "\n"))
+    wide = tree(tmp_path / "b")
+    (wide / "notes.txt").write_bytes(text.encode("utf-16"))
+    with pytest.raises(BundleError, match="look"):
+        collect(wide)
+
+
+@pytest.mark.parametrize(
+    "text", ["hf_" + "datasetloaderconfig" * 2, "sk-" + "learn" * 8, "ASIANDEVELOPMENTBANK", "password " + "0" * 40]
+)
+def test_words_of_a_tokens_shape_are_none(tmp_path: Path, text: str) -> None:
+    folder = tree(tmp_path / "a", a_py=f"x = '{text}'\n")
+    (folder / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+    (folder / "piano.key").write_text("C major\n")
+    assert own_names(folder) == ["a.py", "ca.pem", "piano.key"]
+    (folder / "own.pem").write_text("-----BEGIN PRIVATE KEY-----\nMIIB\n")
+    with pytest.raises(BundleError, match="private key"):
+        collect(folder)
+
+
+def test_everything_that_cannot_travel_is_told_at_once(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="", setup_py="")
+    (folder / "gone").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe")
+    (folder / ".env").write_text("x")
+    with pytest.raises(BundleError) as caught:
+        collect(folder)
+    for part in (
+        "gone is a link",
+        "pipe is neither file nor folder",
+        "setup.py lies at the root",
+        ".env: environment file",
+    ):
+        assert part in caught.value.message
 
 
 def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:

@@ -159,3 +159,27 @@ def test_it_costs_next_to_nothing(folder: Path) -> None:
 
 def test_the_same_code_is_the_same_code_wherever_it_comes_from() -> None:
     assert CodeInfo("d", 1, 1, Source("c", "main", dirty=False)) == CodeInfo("d", 1, 1)
+
+
+def test_filters_of_a_configuration_are_not_started(tmp_path: Path) -> None:
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    trap = tmp_path / "trap"
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+    git("init")
+    (folder / "a.txt").write_text("one\n")
+    (folder / ".gitattributes").write_text("*.txt filter=evil\n")
+    git("add", ".")
+    git("commit", "-m", "x")
+    git("config", "filter.evil.clean", f"touch {trap}; cat")
+    git("config", "filter.evil.required", "true")
+    (folder / "a.txt").write_text("two\n")
+    source = read_source(folder)
+    assert source is not None
+    assert source.dirty
+    assert "+two" in source.diff
+    assert not trap.exists()

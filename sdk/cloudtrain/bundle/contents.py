@@ -138,9 +138,11 @@ def collect(directory: Path, *, home: Path | None = None, progress: Progress | N
     Raises:
         BundleError: something in the folder cannot travel, or looks like a credential and is not named.
     """
-    contents = survey(directory, home=home, progress=progress)
+    contents, broken = _survey(directory, home=home, progress=progress)
     if contents.refused:
-        raise BundleError(_refusal(contents.refused), contents.way_out)
+        broken.append(BundleError(_refusal(contents.refused), contents.way_out))
+    if broken:
+        raise _all_of(broken)
     return contents
 
 
@@ -150,12 +152,30 @@ def survey(directory: Path, *, home: Path | None = None, progress: Progress | No
     Raises:
         BundleError: something in the folder cannot travel.
     """
+    contents, broken = _survey(directory, home=home, progress=progress)
+    if broken:
+        raise _all_of(broken)
+    return contents
+
+
+def _all_of(broken: list[BundleError]) -> BundleError:
+    """Return one error that tells several, each with its hint."""
+    if len(broken) == 1:
+        return broken[0]
+    told = [f"{error.message}\n    {error.hint}" for error in broken[:_MOST_SHOWN]]
+    if len(broken) > _MOST_SHOWN:
+        told.append(f"and {len(broken) - _MOST_SHOWN} more")
+    return BundleError("the code folder cannot travel as it is:\n  " + "\n  ".join(told), "mend each of them")
+
+
+def _survey(directory: Path, *, home: Path | None, progress: Progress | None) -> tuple[Contents, list[BundleError]]:
+    """Return what is there, and what of it cannot travel."""
     walk = _Walk(directory, home)
     walk.run()
-    _check_names(walk.files)
+    broken = [*walk.broken, *_check_names(walk.files)]
     files = sorted([*walk.files, *_runtime_files()], key=lambda file: file.name)
     total = sum(file.status.st_size for file in files)
-    _check_size(files, total)
+    broken += _check_size(files, total)
     digests = Digests(directory, home / BUNDLES_FOLDER if home is not None else None)
     entries, refused, done = [_worker()], walk.refused, 0
     for file in files:
@@ -170,9 +190,8 @@ def survey(directory: Path, *, home: Path | None = None, progress: Progress | No
     digests.save()
     refused.sort(key=lambda finding: (finding.name, finding.line or 0))
     entries.sort()
-    return Contents(
-        tuple(entries), tuple(sorted(walk.left_out, key=lambda left: left.name)), tuple(refused), _info(entries)
-    )
+    left_out = tuple(sorted(walk.left_out, key=lambda left: left.name))
+    return Contents(tuple(entries), left_out, tuple(refused), _info(entries)), broken
 
 
 def _info(entries: Iterable[Entry]) -> CodeInfo:
@@ -240,24 +259,24 @@ def _way_out(name: str) -> str:
     )
 
 
-def _check_names(files: Iterable[_File]) -> None:
-    for file in files:
-        if file.name == "setup.py":
-            raise BundleError(
-                "setup.py lies at the root of the code folder, where AWS's training toolkit would try to install it",
-                f"name it in {OWN_IGNORE}, or point code.directory at the folder of the sources",
-            )
-        if file.name == WORKER_SCRIPT or file.name.startswith(f"{RUNTIME_PACKAGE}/"):
-            raise BundleError(f"the code folder has a {WORKER_SCRIPT} or {RUNTIME_PACKAGE}/ of its own", "rename it")
+def _check_names(files: Iterable[_File]) -> Iterator[BundleError]:
+    names = [file.name for file in files]
+    if "setup.py" in names:
+        yield BundleError(
+            "setup.py lies at the root of the code folder, where AWS's training toolkit would try to install it",
+            f"name it in {OWN_IGNORE}, or point code.directory at the folder of the sources",
+        )
+    if any(name == WORKER_SCRIPT or name.startswith(f"{RUNTIME_PACKAGE}/") for name in names):
+        yield BundleError(f"the code folder has a {WORKER_SCRIPT} or {RUNTIME_PACKAGE}/ of its own", "rename it")
 
 
-def _check_size(files: list[_File], total: int) -> None:
+def _check_size(files: list[_File], total: int) -> Iterator[BundleError]:
     if total <= MAX_BYTES:
         return
     own = [file for file in files if file.why != RUNTIME]
     largest = sorted(own, key=lambda file: -file.status.st_size)[:_MOST_SHOWN]
     lines = "\n  ".join(f"{file.status.st_size / 1e6:10.1f} MB  {shown(file.name)}" for file in largest)
-    raise BundleError(
+    yield BundleError(
         f"the code folder has {total / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB travel",
         f"name what should stay in {OWN_IGNORE}; the largest files:\n  {lines}",
     )
@@ -320,12 +339,13 @@ class _Walk:
         self.files: list[_File] = []
         self.left_out: list[LeftOut] = []
         self.refused: list[Finding] = []
+        self.broken: list[BundleError] = []
         self._root = str(root)
         self._resolved = os.path.realpath(root)
         self._never = _names_of_home(self._resolved, home)
 
     def run(self) -> None:
-        """Fill `files`, `left_out` and `refused`."""
+        """Fill `files`, `left_out`, `refused` and `broken`."""
         stack = [_Folder("", (), _rules_above(Path(self._resolved)))]
         while stack:
             stack.extend(self._enter(stack.pop()))
@@ -343,7 +363,11 @@ class _Walk:
             folder = folder._replace(closed=True)
         folder = self._with_own_rules(folder, names)
         for child in children:
-            below = self._look(folder, child)
+            try:
+                below = self._look(folder, child)
+            except BundleError as error:  # told with everything else that cannot travel
+                self.broken.append(error)
+                continue
             if below is not None:
                 yield below
 
