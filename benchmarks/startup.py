@@ -24,8 +24,8 @@ def starts() -> list[Command]:
     cloudtrain, python, job = str(BIN / "cloudtrain"), sys.executable, "examples/digits/job.yaml"
     return [
         Command("`cloudtrain --help`", [cloudtrain, "--help"], REPOSITORY, "0.20 s"),
-        Command("`cloudtrain validate`", [cloudtrain, "validate", job], REPOSITORY, "0.35 s, 1/8 of the import"),
-        Command("`cloudtrain plan`", [cloudtrain, "plan", job], REPOSITORY, "0.35 s, 1/8 of the import"),
+        Command("`cloudtrain validate`", [cloudtrain, "validate", job], REPOSITORY, "0.40 s, 1/8 of the import"),
+        Command("`cloudtrain plan`", [cloudtrain, "plan", job], REPOSITORY, "0.40 s, 1/8 of the import"),
         Command("`import boto3`", [python, "-c", "import boto3"], REPOSITORY),
         Command("`import sagemaker.pytorch`", [python, "-W", "ignore", "-c", "import sagemaker.pytorch"], REPOSITORY),
     ]
