@@ -25,6 +25,7 @@ _COMMANDS = {
     "logs": ("runs", "Print a run's log."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),
+    "sandbox": ("sandbox", "Serve a local AWS whose training jobs really run."),
     "schema": ("schema", "Print the JSON Schema of job.yaml."),
     "prices": ("prices", "Show what instances cost, and how old the prices are."),
 }
