@@ -273,7 +273,8 @@ def get_run(reference: str, *, settings: Settings | None = None) -> Run:
     local = _local()
     here = _sandbox_of(run) if backend in (SANDBOX, None) and not local.has(run) else None
     if backend == SANDBOX and here is None:
-        raise RunNotFoundError(f"no sandbox that runs here has a run {run}", "its runs end with it; see: cloudtrain list")
+        hint = "the runs of a sandbox end with it; see: cloudtrain list"
+        raise RunNotFoundError(f"no sandbox that runs here has a run {run}", hint)
     if here is not None:
         handle = Run(run, here)
     elif backend == LOCAL or (backend is None and local.has(run)):

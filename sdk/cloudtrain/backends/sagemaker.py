@@ -235,7 +235,9 @@ class SageMakerBackend:
             return Progress()
         with _aws_errors("read the log"):
             page = self._client("logs").get_log_events(
-                logGroupName=LOG_GROUP, logStreamName=_newest_of_first_host(streams), startFromHead=False,
+                logGroupName=LOG_GROUP,
+                logStreamName=_newest_of_first_host(streams),
+                startFromHead=False,
                 limit=_STATUS_EVENTS,
             )
         parsed = (parse_event(event["message"]) for event in page["events"])

@@ -11,7 +11,7 @@ from cloudtrain.cli.options import json_option
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback; 0 (default) takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback (default: a free one).")
 @click.option("--home", type=click.Path(path_type=Path), help="Its folder (default: `sandbox` in the folder of runs).")
 @click.option(
     "--processes",

@@ -79,7 +79,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `artifacts` are paths by name, `exit_codes` those of the containers by host; -9 means SIGKILL."""
+    """How a job ended: paths of artifacts by name, exit codes of the containers by host (-9 means SIGKILL)."""
 
     state: State
     reason: str

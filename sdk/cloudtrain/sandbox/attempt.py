@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cloudtrain.container import JobFolder, Outcome, run_job, visible_gpus
+from cloudtrain.container import JobFolder, Outcome, Transition, run_job, visible_gpus
 from cloudtrain.container.processes import adopt_orphans, descendants, kill
 from cloudtrain.run import State
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
             gpus=visible_gpus(),
             stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
             is_stopped=stopped.is_set,
-            on_transition=lambda transition: None,
+            on_transition=_ignore,
         )
     except Exception as error:  # noqa: BLE001 (whatever it was, the job must end)
         traceback.print_exc()
@@ -55,6 +55,10 @@ def main(argv: list[str]) -> int:
     partial.write_text(json.dumps(content), encoding="utf-8")
     partial.replace(folder.root / OUTCOME_FILE)
     return 0
+
+
+def _ignore(transition: Transition) -> None:
+    """The sandbox has told it already."""
 
 
 def _end_with_the_sandbox() -> None:

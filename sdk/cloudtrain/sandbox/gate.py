@@ -60,10 +60,8 @@ class Gate:
         if "errors" in fault.kinds:
             return _refuse(environ, start_response, *_BROKEN)
         answer = self._answer(environ, start_response, operation)
-        if "resets" in fault.kinds:
-            return _cut(environ, list(answer), keep=0.0)
-        if "torn" in fault.kinds:
-            return _cut(environ, list(answer), keep=0.5)
+        if fault.kinds:
+            return _cut(environ, list(answer), keep=0.0 if "resets" in fault.kinds else 0.5)
         return answer
 
     def _answer(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
@@ -92,12 +90,12 @@ class Gate:
 
 def operation_of(environ: Mapping[str, Any]) -> str:
     """Return the name of an operation as AWS names it, by the protocol that the request is written in."""
-    target = environ.get("HTTP_X_AMZ_TARGET", "")
+    target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
     if target:
-        return str(target).rpartition(".")[2]
+        return target.rpartition(".")[2]
     if environ.get("CONTENT_TYPE", "").startswith(_FORM):
         return parse_qs(_body(environ).decode("utf-8", "replace")).get("Action", ["?"])[0]
-    method = environ["REQUEST_METHOD"]
+    method = str(environ["REQUEST_METHOD"])
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for (verb, name), operation in _UPLOADS.items():
         if verb == method and name in query:

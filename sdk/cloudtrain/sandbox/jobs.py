@@ -199,7 +199,7 @@ class TrainingJob:
         """Return the answer to DescribeTrainingJob: every field of the request, and what has become of it."""
         with self._lock:
             asked = {name: value for name, value in self.request.items() if name not in _NOT_DESCRIBED}
-            seconds = int(round(self.seconds_trained))
+            seconds = round(self.seconds_trained)
             has_run = self.ended is not None
             told = {
                 **self.summary(),

@@ -202,7 +202,10 @@ def _inputs(request: Mapping[str, Any]) -> Iterator[str]:
     for channel in request.get("InputDataConfig", ()):
         if len(channel["DataSource"]) != 1:
             yield f"Channel {channel['ChannelName']} must have exactly one DataSource"
-    for uri in (request["OutputDataConfig"]["S3OutputPath"], request.get("CheckpointConfig", {}).get("S3Uri", "s3://a")):
+    for uri in (
+        request["OutputDataConfig"]["S3OutputPath"],
+        request.get("CheckpointConfig", {}).get("S3Uri", "s3://a"),
+    ):
         if not re.match(r"s3://[a-z0-9]", uri):
             yield f"{uri!r} is no S3 uri"
 
@@ -234,8 +237,8 @@ def _sandbox_only(request: Mapping[str, Any]) -> Iterator[str]:
         "sagemaker_submit_directory",
     } <= set(parameters):
         yield (
-            f"{_OURS} containers are not started here, so their own entry point is not known: give ContainerEntrypoint, "
-            "or the hyperparameters sagemaker_program and sagemaker_submit_directory of a framework estimator"
+            f"{_OURS} no image is started here, so its own entry point is not known: give ContainerEntrypoint, or "
+            " the hyperparameters sagemaker_program and sagemaker_submit_directory of a framework estimator"
         )
     if request.get("CheckpointConfig", {}).get("LocalPath", _CHECKPOINTS).rstrip("/") != _CHECKPOINTS:
         yield f"{_OURS} CheckpointConfig.LocalPath must be {_CHECKPOINTS}"

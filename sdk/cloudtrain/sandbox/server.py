@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -112,32 +112,32 @@ def _start(options: Options) -> tuple[Any, Sandbox]:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
-    from cloudtrain.sandbox.gate import Gate
+    from cloudtrain.sandbox.gate import Environ, Gate, StartResponse
     from cloudtrain.sandbox.life import Life, Service
     from cloudtrain.sandbox.operations import TrainingJobs
     from cloudtrain.sandbox.transfer import USER_AGENT
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    gate: list[Gate] = []
+
+    def answer(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        return gate(environ, start_response)  # which needs the port, that the server chooses
+
     try:
         server = make_server(
             "127.0.0.1",
             options.port,
-            lambda environ, start_response: gate[0](environ, start_response),
+            answer,
             threaded=True,
             request_handler=MotoRequestHandler,
         )
     except (OSError, SystemExit) as error:
         raise UserError(f"port {options.port} cannot be used: {error}", "choose another with --port") from None
-    server.daemon_threads = True
     endpoint = f"http://127.0.0.1:{server.server_port}"
     role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
     environment = environment_of(endpoint, role, BUCKET)
     session = boto3.Session(aws_access_key_id="service", aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (moto takes any)
     config = Config(user_agent_extra=USER_AGENT, max_pool_connections=50)
-    s3, logs, iam = (
-        session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam")
-    )
+    s3, logs, iam = (session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam"))
     sky = Sky(options.weather)
     container = {name: value for name, value in environment.items() if name.startswith("AWS_")}
     service = Service(
@@ -154,7 +154,7 @@ def _start(options: Options) -> tuple[Any, Sandbox]:
         Life(job, service).start()
 
     jobs = TrainingJobs(REGION, time.time, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
-    gate.append(Gate(DomainDispatcherApplication(create_backend_app), jobs, sky))
+    gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))
