@@ -98,12 +98,13 @@ def request(served: Served, name: str, script: str, **fields: Any) -> dict[str, 
         "AlgorithmSpecification": {
             "TrainingImage": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.5.1-cpu-py311",
             "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["/bin/sh", "-c", script],
+            "ContainerEntrypoint": ["/bin/sh", "-c", 'eval "$SCRIPT"'],
             "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}],
         },
         "OutputDataConfig": {"S3OutputPath": f"s3://{served.told['bucket']}/out"},
         "ResourceConfig": resources,
         "StoppingCondition": stopping,
+        "Environment": {"SCRIPT": script, **fields.pop("Environment", {})},
         **fields,
     }
 

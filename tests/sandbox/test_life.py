@@ -81,7 +81,7 @@ def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     assert all(end == start for (_, end), (start, _) in itertools.pairwise(spans))
     assert done["CreationTime"] <= done["TrainingStartTime"] <= done["TrainingEndTime"]
     assert done["BillableTimeInSeconds"] == done["TrainingTimeInSeconds"] >= 0
-    assert done["Environment"] == {"A": "b"}
+    assert done["Environment"]["A"] == "b"
     assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [("loss", 0.25)]
     said = ["loss=3.5", "loss=0.25", "last"]
     assert sandbox.lines("whole", "algo-1") == [*said, "part-0 part-2", sandbox.told["endpoint"]]
