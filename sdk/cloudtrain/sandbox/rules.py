@@ -16,6 +16,7 @@ from cloudtrain.sandbox.jobs import ACCOUNT
 
 MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
 _OURS = "cloudtrain sandbox:"
+_MAPPINGS = ("Environment", "HyperParameters")
 _CHECKPOINTS = "/opt/ml/checkpoints"
 
 
@@ -93,7 +94,8 @@ def no_objects(uri: str, region: str, role: str, said: str) -> ServiceError:
 def _constraint(request: Mapping[str, Any], violation: Violation) -> str:
     """Return the sentence for one value."""
     path, value = violation.path, _at(request, violation.path)
-    name = ".".join(_camel(part) for part in path)
+    fields = len(path) - 1 if path[0] in _MAPPINGS else len(path)  # names of a mapping are the user's
+    name = ".".join((*(_camel(part) for part in path[:fields]), *map(str, path[fields:])))
     shape = _limit(path, is_key=violation.is_key)
     shown = path[-1] if violation.is_key else value
     if shown is None:

@@ -153,13 +153,17 @@ def _start(options: Options) -> tuple[Any, Sandbox]:
     def start(job: TrainingJob) -> None:
         Life(job, service).start()
 
-    jobs = TrainingJobs(REGION, time.time, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
+    jobs = TrainingJobs(REGION, _now, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
     gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))
     iam.put_role_policy(RoleName=ROLE, PolicyName="training", PolicyDocument=json.dumps(_PERMISSIONS))
     return server, Sandbox(endpoint, role, BUCKET, environment, os.getpid())
+
+
+def _now() -> float:
+    return round(time.time(), 3)  # AWS tells milliseconds
 
 
 def _trust_of(iam: Any, arn: str) -> str | None:
