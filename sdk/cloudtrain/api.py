@@ -237,9 +237,10 @@ def submit(
         skip_check = True
     spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
-    backend = _in_sandbox(found, settings) if sandbox else _backend(LOCAL if local else SAGEMAKER, settings)
+    cloud = _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
+    backend: Backend = _local() if local else cloud
     if not local:
-        (_in_sandbox(found, settings) if sandbox else _sagemaker(settings)).check_ready()
+        cloud.check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
     from cloudtrain.bundle.archive import write_bundle
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import botocore.session
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import until
 
 from cloudtrain.errors import UserError
 from cloudtrain.sandbox import jobs
 from cloudtrain.sandbox.jobs import TrainingJob
+from cloudtrain.sandbox.life import Life, Service
 from cloudtrain.sandbox.logs import batches
 from cloudtrain.sandbox.weather import Sky, Weather
 
@@ -86,6 +89,20 @@ def test_every_status_is_one_of_awss() -> None:
     assert (set(jobs._NEXT) - {""}) | set().union(*jobs._NEXT.values()) <= secondary  # noqa: SLF001
     assert set(jobs._ENDS.values()) <= set(model.shape_for("TrainingJobStatus").enum)  # noqa: SLF001
     assert set(jobs._MESSAGES) <= secondary  # noqa: SLF001
+
+
+def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
+    job, clock = _job(StoppingCondition={"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800})
+    sky = Sky(Weather(capacity_after_seconds=10**6))
+    life = Life(job, Service(folder=tmp_path, environment={}, s3=None, logs=None, sky=sky))
+    life.start()
+    until(lambda: job.secondary == "Pending")
+    clock.now += 1800
+    until(lambda: job.is_final)
+    assert [entry["Status"] for entry in job.describe()["SecondaryStatusTransitions"]] == [
+        *("Starting", "Pending", "Stopping", "Stopped")
+    ]
+    assert "ModelArtifacts" not in job.describe()
 
 
 # ---------------------------------------------------------------- weather

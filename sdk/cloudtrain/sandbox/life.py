@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Service:
         logs: Likewise.
         most_processes: Ranks that an instance may have here.
         stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
+        ending: Set when the sandbox ends: nothing is started any more.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Service:
     sky: Sky
     most_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS
+    ending: threading.Event = field(default_factory=threading.Event)
 
 
 class Life:
@@ -89,10 +91,12 @@ class Life:
 
     def _run(self) -> None:
         try:
-            while not self.job.is_final:
+            while not self.job.is_final and not self._service.ending.is_set():
                 if self._wait_for_instances():
                     self._attempt()
         except Exception:  # noqa: BLE001 (a job whose life has a bug must not look alive)
+            if self._service.ending.is_set():
+                return
             traceback.print_exc()
             if not self.job.is_final:
                 self._fail(_INTERNAL_ERROR)
@@ -211,6 +215,8 @@ class Life:
         return document
 
     def _start(self, root: Path) -> None:
+        if self._service.ending.is_set():
+            raise RuntimeError("the sandbox ends")
         with (root / "attempt.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cloudtrain.sandbox.attempt", str(root)],

@@ -23,6 +23,7 @@ REGION = "us-west-2"
 STATE_FILE = "sandbox.json"
 LOG_FILE = "sandbox.log"
 _LOCK_FILE = "sandbox.lock"
+_LOCK_SECONDS = 1.0
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -108,13 +109,20 @@ def hold_home(home: Path) -> IO[str]:
         lock = (home / _LOCK_FILE).open("w")
     except OSError as error:
         raise UserError(f"{home}: cannot be a sandbox's folder: {error.strerror}", "choose one with --home") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        hint = "use it, end it with `cloudtrain sandbox --stop`, or choose another folder with --home"
-        raise UserError(f"a sandbox runs already in {home}", hint) from None
-    return lock
+    (home / ".gitignore").write_text("*\n", encoding="utf-8")  # nobody's source code
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Who only looks whether a sandbox runs holds the lock for a moment, too.
+            if time.monotonic() > deadline:
+                lock.close()
+                hint = "use it, end it with `cloudtrain sandbox --stop`, or choose another folder with --home"
+                raise UserError(f"a sandbox runs already in {home}", hint) from None
+            time.sleep(_POLL_SECONDS)
+        else:
+            return lock
 
 
 def record(home: Path, sandbox: Sandbox) -> None:
@@ -146,7 +154,7 @@ def start_sandbox(home: Path) -> Sandbox:
     if running is not None:
         return running
     home.mkdir(parents=True, exist_ok=True)
-    with (home / LOG_FILE).open("wb") as log:
+    with (home / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "cloudtrain", "sandbox", "--home", str(home)],
             stdin=subprocess.DEVNULL,
@@ -156,7 +164,9 @@ def start_sandbox(home: Path) -> Sandbox:
         )
     deadline = time.monotonic() + _START_SECONDS
     while (started := find_sandbox(home)) is None:
-        if process.poll() is not None or time.monotonic() > deadline:
+        # One that another command starts at this moment is as good.
+        has_ended = process.poll() is not None and not _is_held(home)
+        if has_ended or time.monotonic() > deadline:
             tail = (home / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()[-2000:]
             raise CloudtrainError(f"the sandbox did not start:\n{tail}", f"see {home / LOG_FILE}")
         time.sleep(_POLL_SECONDS)

@@ -24,6 +24,7 @@ from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 BUCKET = "cloudtrain-sandbox"
 ROLE = "cloudtrain-sandbox"
 _JOBS_FOLDER = "jobs"
+_KILLS = 2
 _TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -79,7 +80,8 @@ def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    server, sandbox = _start(options)
+    ending = threading.Event()
+    server, sandbox = _start(options, ending)
     try:
         record(options.home, sandbox)
         on_ready(sandbox)
@@ -89,7 +91,9 @@ def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
         (options.home / STATE_FILE).unlink(missing_ok=True)
         server.shutdown()
         server.server_close()
-        kill(descendants())
+        ending.set()
+        for _ in range(_KILLS):  # what was being started when the first blow fell
+            kill(descendants())
         lock.close()
     # Threads of jobs may still wait for processes that are gone; nothing is left that they could do.
     os._exit(0)
@@ -103,7 +107,7 @@ def _require_parts() -> None:
             raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
 
 
-def _start(options: Options) -> tuple[Any, Sandbox]:
+def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     """Start the server in a thread, then make the account through it as any client would."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]  # nothing of the user's account may reach moto, or a container
@@ -148,6 +152,7 @@ def _start(options: Options) -> tuple[Any, Sandbox]:
         sky=sky,
         most_processes=options.most_processes,
         stop_grace_seconds=options.stop_grace_seconds,
+        ending=ending,
     )
 
     def start(job: TrainingJob) -> None:
