@@ -68,7 +68,7 @@ def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
         UserError: the port is taken, or the folder belongs to another sandbox.
     """
     _require_parts()
-    lock = hold_home(options.home)
+    _lock = hold_home(options.home)  # held until this process is gone
     from cloudtrain.container.processes import adopt_orphans, descendants, kill
 
     shutil.rmtree(options.home / _JOBS_FOLDER, ignore_errors=True)
@@ -94,7 +94,6 @@ def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
         ending.set()
         for _ in range(_KILLS):  # what was being started when the first blow fell
             kill(descendants())
-        lock.close()
     # Threads of jobs may still wait for processes that are gone; nothing is left that they could do.
     os._exit(0)
 
