@@ -129,6 +129,25 @@ def test_answers_have_the_shape_of_the_aws_model(sandbox: Any) -> None:
     assert [tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]] == ["more"]
 
 
+def test_the_selected_type_of_several_is_told(sandbox: Any) -> None:
+    preferences = [{"InstanceType": name, "InstanceCount": 2} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
+    resources = {"InstancePreferences": preferences, "VolumeSizeInGB": 10}
+    sandbox.create("prefers", 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"', ResourceConfig=resources)
+    told = sandbox.end_of("prefers")["ResourceConfig"]
+    assert (told["SelectedInstanceType"], told["SelectedInstanceCount"]) == ("ml.p4d.24xlarge", 2)
+    assert told["InstancePreferences"] == preferences
+    config = json.loads("".join(sandbox.lines("prefers", "algo-2")))
+    assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
+
+
+def test_tensorboard_files_are_copied_below_the_jobs_name(sandbox: Any) -> None:
+    script = 'cd "$CLOUDTRAIN_ML_ROOT/output/tensorboard"; mkdir a; echo x > a/events'
+    board = {"S3OutputPath": f"s3://{sandbox.told['bucket']}/board"}
+    sandbox.create("board", script, TensorBoardOutputConfig=board)
+    assert sandbox.end_of("board")["TrainingJobStatus"] == "Completed"
+    assert sandbox.keys("board/") == ["board/board/tensorboard-output/a/events"]
+
+
 # ---------------------------------------------------------------- jobs that do not
 
 

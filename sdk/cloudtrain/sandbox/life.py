@@ -361,6 +361,8 @@ def _read_outcome(root: Path) -> dict[str, Any]:
 def _failure_reason(outcome: Mapping[str, Any], folder: JobFolder, hosts: tuple[str, ...]) -> str:
     """Return FailureReason as SageMaker writes it: failure file and exit code of the host that failed first."""
     codes = [code for code in outcome["exit_codes"].values() if code != 0]
+    if not outcome["reason"]:
+        return _INTERNAL_ERROR
     if not codes:  # nothing was started
         return f"ClientError: {outcome['reason']}"[:FAILURE_CHARACTERS]
     code = codes[0] if codes[0] >= 0 else 128 - codes[0]

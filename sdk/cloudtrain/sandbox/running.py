@@ -68,14 +68,14 @@ class Sandbox:
         """Return a boto3 session whose every client talks to this sandbox, whatever the environment says."""
         import boto3
 
-        endpoint = self.endpoint
+        endpoint = self.endpoint  # also where a caller names another, as the SageMaker SDK does for STS
 
         class SandboxSession(boto3.Session):  # type: ignore[misc]
             def client(self, *arguments: Any, **options: Any) -> Any:
-                return super().client(*arguments, **{"endpoint_url": endpoint, **options})
+                return super().client(*arguments, **{**options, "endpoint_url": endpoint})
 
             def resource(self, *arguments: Any, **options: Any) -> Any:
-                return super().resource(*arguments, **{"endpoint_url": endpoint, **options})
+                return super().resource(*arguments, **{**options, "endpoint_url": endpoint})
 
         return SandboxSession(
             aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
