@@ -146,7 +146,8 @@ def test_the_plain_estimator_trains_here_and_gets_its_model_back(
         )
         estimator.fit({"train": f"s3://{bucket}/plain"}, wait=False)
         job = estimator.latest_training_job.name
-        sdk.logs_for_job(job, wait=True, poll=2)  # what fit(wait=True) does, which polls every 10 s
+        sdk.wait_for_job(job, poll=1)
+        sdk.logs_for_job(job, wait=True, poll=1)  # what fit(wait=True) does, which looks every 30 s for the end
         sdk.download_data(str(tmp_path), bucket, estimator.model_data.removeprefix(f"s3://{bucket}/"))
     shown = capfd.readouterr().out
     assert "Training - Training image download completed. Training in progress." in shown

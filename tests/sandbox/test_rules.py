@@ -55,6 +55,10 @@ def test_the_plan_that_has_everything_is_valid() -> None:
             ),
         ),
         (lambda r: r["Environment"].update({"A": "x" * 513}), "at 'environment.A' failed to satisfy constraint"),
+        (
+            lambda r: r["Environment"].update({"1": "x"}),
+            "Value at 'environment.1' failed to satisfy constraint: name: ",
+        ),
         (lambda r: r.pop("RoleArn"), "Value null at 'roleArn' failed to satisfy constraint: Member must not be null"),
         (lambda r: r.update(TrainingJobName="-", RoleArn="x"), "3 validation errors detected: "),
         (

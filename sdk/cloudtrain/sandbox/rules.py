@@ -96,13 +96,12 @@ def _constraint(request: Mapping[str, Any], violation: Violation) -> str:
     path, value = violation.path, _at(request, violation.path)
     fields = len(path) - 1 if path[0] in _MAPPINGS else len(path)  # names of a mapping are the user's
     name = ".".join((*(_camel(part) for part in path[:fields]), *map(str, path[fields:])))
-    shape = _limit(path, is_key=violation.is_key)
-    shown = path[-1] if violation.is_key else value
-    if shown is None:
+    if value is None:
         return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
+    shape = None if violation.is_key else _limit(path)
     if shape is None:
         return f"Value at '{name}' failed to satisfy constraint: {violation.message}"
-    return f"Value '{shown}' at '{name}' failed to satisfy constraint: Member must {_bound(shown, shape)}"
+    return f"Value '{value}' at '{name}' failed to satisfy constraint: Member must {_bound(value, shape)}"
 
 
 def _bound(value: Any, shape: Mapping[str, Any]) -> str:
@@ -118,9 +117,7 @@ def _bound(value: Any, shape: Mapping[str, Any]) -> str:
     return f"satisfy regular expression pattern: {pattern}"
 
 
-def _limit(path: FieldPath, *, is_key: bool) -> Mapping[str, Any] | None:
-    if is_key:
-        return limit_of(str(path[0])).get("key") and {"min": 0, "max": 256, "pattern": ".*"}
+def _limit(path: FieldPath) -> Mapping[str, Any] | None:
     try:
         return limit_of(*("[]" if isinstance(part, int) else str(part) for part in path))
     except KeyError:
