@@ -26,13 +26,13 @@ def boto_session() -> Any:
 
 
 @contextlib.contextmanager
-def sdk_session(session: Any, client: Any) -> Iterator[Any]:
+def sdk_session(session: Any, client: Any, bucket: str = BUCKET) -> Iterator[Any]:
     """Yield a SageMaker SDK session around a boto3 session and client, without telemetry and without its log."""
     with settings_checked_once():
         from sagemaker.session import Session
 
         yield Session(
-            boto_session=session, sagemaker_client=client, default_bucket=BUCKET, sagemaker_config=NO_TELEMETRY
+            boto_session=session, sagemaker_client=client, default_bucket=bucket, sagemaker_config=NO_TELEMETRY
         )
 
 

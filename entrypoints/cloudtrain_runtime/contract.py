@@ -41,6 +41,9 @@ GRACE_VARIABLE: Final = "CLOUDTRAIN_STOP_GRACE_SECONDS"
 GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
 """Number of GPUs that this host may use, when the launcher should not count them itself."""
 
+MOST_PROCESSES_VARIABLE: Final = "CLOUDTRAIN_MOST_PROCESSES"
+"""Most ranks that a host may have, whatever was asked for: a sandbox stands in for instances of 8 GPUs with 2 ranks."""
+
 HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
 """Number of the job's hosts that share this machine's CPUs (local runs)."""
 

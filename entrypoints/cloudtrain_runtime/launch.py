@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
     ML_ROOT_VARIABLE,
+    MOST_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     STOP_GRACE_SECONDS,
     WORKER_SCRIPT,
@@ -76,6 +77,7 @@ def main() -> int:
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _fail(tree, f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
+    config = replace(config, processes_per_instance=processes_here(config.processes_per_instance))
     if config.requirements is not None and not _install(tree, config.requirements):
         return _fail(tree, f"pip could not install {config.requirements}; its output is in the log of {host.name}")
     environment = {**os.environ, **host_variables(tree, config, host)}
@@ -94,6 +96,15 @@ def main() -> int:
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
         return _fail(tree, text)
     return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def processes_here(asked: int | None) -> int | None:
+    """Return the ranks of this host: what was asked for, or fewer where the place has room for fewer."""
+    most = int(os.environ.get(MOST_PROCESSES_VARIABLE, "0"))
+    if most == 0 or (asked is not None and asked <= most):
+        return asked
+    say(f"{most} ranks on this instance instead of {asked or 'one per GPU'}: {MOST_PROCESSES_VARIABLE}={most}")
+    return most
 
 
 def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]) -> list[str]:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker import SageMakerBackend
     from cloudtrain.explain import Explanation
     from cloudtrain.preflight import Check
+    from cloudtrain.sandbox import Sandbox
 
+SANDBOX = "sandbox"
 HOME_VARIABLE = "CLOUDTRAIN_HOME"
 HOME_FOLDER = ".cloudtrain"
 
@@ -211,6 +213,7 @@ def submit(
     spec: JobSpec | str | Path,
     *,
     local: bool = False,
+    sandbox: bool = False,
     settings: Settings | None = None,
     skip_check: bool = False,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
@@ -221,6 +224,8 @@ def submit(
     Args:
         spec: The job, or the path of its file.
         local: Run on this machine instead of SageMaker.
+        sandbox: Send to the local AWS; one is started in the background when none runs. Its account is asked nothing
+            before, because it has no quotas and holds nothing of the real one.
         settings: The account; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
@@ -230,11 +235,16 @@ def submit(
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
         CloudError: a check failed, AWS refused or cannot be reached; nothing was started.
     """
+    if sandbox:
+        found = start_sandbox()
+        settings = found.settings(settings or find_settings(spec))
+        skip_check = True
     spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
-    backend = _backend(LOCAL if local else SAGEMAKER, settings)
+    cloud = _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
+    backend: Backend = _local() if local else cloud
     if not local:
-        _sagemaker(settings).check_ready()
+        cloud.check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
     from cloudtrain.bundle.archive import write_bundle
 
@@ -266,7 +276,13 @@ def get_run(reference: str, *, settings: Settings | None = None) -> Run:
     """
     backend, run = parse_reference(reference)
     local = _local()
-    if backend == LOCAL or (backend is None and local.has(run)):
+    here = _sandbox_of(run) if backend in (SANDBOX, None) and not local.has(run) else None
+    if backend == SANDBOX and here is None:
+        hint = "the runs of a sandbox end with it; see: cloudtrain list"
+        raise RunNotFoundError(f"no sandbox that runs here has a run {run}", hint)
+    if here is not None:
+        handle = Run(run, here)
+    elif backend == LOCAL or (backend is None and local.has(run)):
         handle = Run(run, local)
     elif backend == SAGEMAKER or (settings or find_settings()).region is not None:
         handle = Run(run, _backend(SAGEMAKER, settings or find_settings()))
@@ -333,15 +349,84 @@ def list_runs(
     """Yield runs, newest first: those of this machine, then those of the account.
 
     Args:
-        local: Whether to list this machine's runs.
+        local: Whether to list this machine's runs, and those of its sandbox while that runs.
         sagemaker: Whether to list the account's; by default when the settings are complete.
         settings: The account; by default from environment and files.
     """
     if local:
         yield from _local().list()
+        if (found := find_sandbox()) is not None:
+            yield from _in_sandbox(found, found.settings(Settings())).list()
     settings = settings or find_settings()
     if sagemaker or (sagemaker is None and not settings.missing):
         yield from _sagemaker(settings).list()
+
+
+def start_sandbox(home: Path | None = None) -> Sandbox:
+    """Return the sandbox of this machine; start one in the background when none runs. It lives until `stop_sandbox`.
+
+    Args:
+        home: Its folder; by default `sandbox` in the folder of runs.
+
+    Raises:
+        CloudtrainError: it did not start.
+    """
+    from cloudtrain.sandbox import start_sandbox as start
+
+    return start(home or _make_home() / SANDBOX)
+
+
+def find_sandbox(home: Path | None = None) -> Sandbox | None:
+    """Return the sandbox that runs on this machine, or None."""
+    folder = home or find_home() / SANDBOX
+    if not folder.is_dir():
+        return None
+    from cloudtrain.sandbox import find_sandbox as find
+
+    return find(folder)
+
+
+def stop_sandbox(home: Path | None = None) -> bool:
+    """End the sandbox and everything that it has started; return False when there was none."""
+    from cloudtrain.sandbox import stop_sandbox as stop
+
+    return stop(home or find_home() / SANDBOX)
+
+
+def serve_sandbox(
+    *,
+    home: Path | None = None,
+    port: int = 0,
+    most_processes: int = 2,
+    stop_grace_seconds: float = 120,
+    weather_file: Path | None = None,
+    on_ready: Callable[[dict[str, Any]], None],
+) -> None:
+    """Be the sandbox until this process is told to end.
+
+    Args:
+        home: Its folder; by default `sandbox` in the folder of runs.
+        port: Port on loopback; 0 takes a free one.
+        most_processes: Ranks that an instance may have.
+        stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
+        weather_file: YAML file with what goes wrong.
+        on_ready: Given what a client needs, once it answers.
+
+    Raises:
+        UserError: the port, the folder or the weather cannot be used.
+        MissingExtraError: moto, torch or psutil is not installed.
+    """
+    from cloudtrain.sandbox.server import Options, serve
+    from cloudtrain.sandbox.weather import Weather
+
+    options = Options(
+        home=(home or _make_home() / SANDBOX).absolute(),
+        port=port,
+        most_processes=most_processes,
+        stop_grace_seconds=stop_grace_seconds,
+        weather=Weather() if weather_file is None else Weather.from_file(weather_file),
+    )
+    serve(options, lambda sandbox: on_ready(sandbox.to_json()))
 
 
 def find_settings(job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
@@ -439,6 +524,28 @@ def _sagemaker(settings: Settings) -> SageMakerBackend:
     from cloudtrain.backends.sagemaker import SageMakerBackend
 
     return SageMakerBackend(settings, prices=prices())
+
+
+def _in_sandbox(sandbox: Sandbox, settings: Settings) -> SageMakerBackend:
+    from cloudtrain.backends.sagemaker import SageMakerBackend
+
+    poll_seconds = 0.5  # nobody counts the calls
+    return SageMakerBackend(
+        settings, prices=prices(), poll_seconds=poll_seconds, session=sandbox.session(), name=SANDBOX
+    )
+
+
+def _sandbox_of(run: str) -> SageMakerBackend | None:
+    """Return the backend of this machine's sandbox when it has a run, else None."""
+    found = find_sandbox()
+    if found is None:
+        return None
+    backend = _in_sandbox(found, found.settings(Settings()))
+    try:
+        backend.status(run)
+    except RunNotFoundError:
+        return None
+    return backend
 
 
 def _backend(name: str, settings: Settings) -> Backend:

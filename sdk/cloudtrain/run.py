@@ -71,7 +71,7 @@ def parse_reference(text: str) -> tuple[str | None, str]:
         RunNotFoundError: the text is neither.
     """
     backend, colon, run = text.rpartition(":")
-    if not is_run_id(run) or backend not in ("", "local", "sagemaker"):
+    if not is_run_id(run) or backend not in ("", "local", "sagemaker", "sandbox"):
         raise RunNotFoundError(
             f"{text!r} is not a run id", "run ids look like digits-261120-101500-1a2b3c; see: cloudtrain list"
         )
@@ -310,7 +310,7 @@ class Run:
 
     @property
     def backend(self) -> str:
-        """Name of the backend: `local` or `sagemaker`."""
+        """Name of the backend: `local`, `sagemaker` or `sandbox`."""
         return self._operations.name
 
     @property

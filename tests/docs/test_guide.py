@@ -1,23 +1,32 @@
-"""The guide's job file is one: every field of it validates, and every field is in it."""
+"""The guide's job file is one, and its weather is: every field of them validates, and every field is in them."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 from support import REPOSITORY, Cli
 
+from cloudtrain.sandbox.weather import Weather
 from cloudtrain.spec import JobSpec
 
 GUIDE = (REPOSITORY / "docs" / "guide.md").read_text()
-(JOB,) = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
+(JOB, WEATHER) = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
 
 
 def test_it_validates_and_plans(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(JOB, gpt_py="class GPT:\n    def __init__(self, layers): ...\n", **{"requirements.txt": "numpy"})
     assert cli("validate", path).err == ""
     assert cli("plan", path, "--region", "us-west-2", "--json").json["batch"]["global"] == 16 * 4 * 16
+
+
+def test_its_weather_has_every_field() -> None:
+    document = yaml.safe_load(WEATHER)
+    Weather.from_document(document)
+    assert list(document) == [field.name for field in dataclasses.fields(Weather)]
 
 
 def fields(model: Any) -> set[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain_runtime import launch
+from cloudtrain_runtime import launch, toolkit
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 
 CONFIG = RunConfig(
@@ -80,6 +80,28 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.count_gpus() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert launch.count_gpus() == 0
+
+
+@pytest.mark.parametrize(("asked", "most", "ranks"), [(8, 2, 2), (None, 2, 2), (1, 2, 1), (8, 0, 8), (None, 0, None)])
+def test_a_place_with_room_for_fewer_ranks_says_so(
+    asked: int | None, most: int, ranks: int | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_MOST_PROCESSES", str(most))
+    assert launch.processes_here(asked) == ranks
+    assert ("ranks on this instance instead of" in capfd.readouterr().out) == (ranks != asked)
+
+
+def test_the_toolkit_starts_an_estimators_script_with_its_hyperparameters() -> None:
+    parameters = {"lr": 0.1, "epochs": 3, "flag": True, "name": "a b", "sagemaker_program": "train.py", "e": 1}
+    assert toolkit.arguments(parameters) == [
+        *("-e", "1", "--epochs", "3", "--flag", "True", "--lr", "0.1", "--name", "a b")
+    ]
+    assert toolkit.starter(parameters, HOST, {}) == [sys.executable]
+    environ = {"CLOUDTRAIN_HOST_ADDRESSES": '{"algo-1": "127.0.0.1"}', "CLOUDTRAIN_MOST_PROCESSES": "2"}
+    assert toolkit.starter({**parameters, "sagemaker_torch_distributed_enabled": True}, HOST, environ)[1:] == [
+        *("-m", "torch.distributed.run", "--nnodes=3", "--nproc_per_node=2", "--master_addr=127.0.0.1"),
+        *("--master_port=7777", "--node_rank=2"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -82,17 +82,27 @@ def map_state(status: str, secondary: str) -> State:
 
 
 class SageMakerBackend:
-    """Training jobs in one account and region."""
+    """Training jobs in one account and region.
 
-    name = SAGEMAKER
+    Args:
+        session: boto3 session to send with; by default one from the environment.
+        name: Another name where the session leads elsewhere, such as to a sandbox.
+    """
 
     def __init__(
-        self, settings: Settings, *, prices: catalog.Prices | None = None, poll_seconds: float = _POLL_SECONDS
+        self,
+        settings: Settings,
+        *,
+        prices: catalog.Prices | None = None,
+        poll_seconds: float = _POLL_SECONDS,
+        session: Any = None,
+        name: str = SAGEMAKER,
     ) -> None:
+        self.name = name
         self.settings = settings
         self.prices = prices or catalog.bundled_prices()
         self.poll_seconds = poll_seconds
-        self._session_: Any = None
+        self._session_: Any = session
         self._clients: dict[str, Any] = {}
 
     def check_ready(self) -> None:
@@ -230,7 +240,10 @@ class SageMakerBackend:
             return Progress()
         with _aws_errors("read the log"):
             page = self._client("logs").get_log_events(
-                logGroupName=LOG_GROUP, logStreamName=streams[0], startFromHead=False, limit=_STATUS_EVENTS
+                logGroupName=LOG_GROUP,
+                logStreamName=_newest_of_first_host(streams),
+                startFromHead=False,
+                limit=_STATUS_EVENTS,
             )
         parsed = (parse_event(event["message"]) for event in page["events"])
         return fold_events(event for event in parsed if event is not None)
@@ -609,6 +622,12 @@ def _reason(job: Mapping[str, Any]) -> str:
         return "stopped by request"
     transitions = job.get("SecondaryStatusTransitions") or [{}]
     return str(transitions[-1].get("StatusMessage", ""))
+
+
+def _newest_of_first_host(streams: list[str]) -> str:
+    """Return the stream that the first host writes to now: instances that replace others begin streams of their own."""
+    first = streams[0].rpartition("-")[0]
+    return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
 
 
 def _with_metrics(progress: Progress, final: Mapping[str, float]) -> Progress:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "explain": ("explain", "Tell why a run has failed, and what to do."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),
+    "sandbox": ("sandbox", "Serve a local AWS whose training jobs really run."),
     "schema": ("schema", "Print the JSON Schema of job.yaml."),
     "prices": ("prices", "Show what instances cost, and how old the prices are."),
 }

@@ -96,6 +96,7 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
 @job_options
 @account_options
 @click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
+@click.option("--sandbox", is_flag=True, help="Send to the local AWS; one is started when none runs (see sandbox).")
 @click.option("--skip-check", is_flag=True, help="Submit without asking the account first (see check).")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @json_option
@@ -107,6 +108,7 @@ def submit(
     bucket: str | None,
     region: str | None,
     local: bool,
+    sandbox: bool,
     skip_check: bool,
     follow: bool,
     as_json: bool,
@@ -116,12 +118,15 @@ def submit(
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_unknown_checks
 
+    if local and sandbox:
+        raise click.UsageError("--local and --sandbox are two places; give one")
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
     with console.progress("packing the code") as progress:
         run = api.submit(
             spec,
             local=local,
+            sandbox=sandbox,
             settings=settings,
             skip_check=skip_check,
             on_checks=say_unknown_checks,

@@ -30,6 +30,11 @@ def print_json(content: Mapping[str, Any]) -> None:
     print(json.dumps(content, indent=2, default=str))
 
 
+def print_line_of_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON object on one line, at once: who started this command waits for it."""
+    print(json.dumps(content), flush=True)
+
+
 def print_text(text: str) -> None:
     """Print text to standard output as it is."""
     print(text, end="" if text.endswith("\n") else "\n")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,7 @@ from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
     ML_ROOT_VARIABLE,
+    MOST_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     MlTree,
     describe_exit,
@@ -78,11 +79,12 @@ class Transition:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `artifacts` are paths by name."""
+    """How a job ended: paths of artifacts by name, exit codes of the containers by host (-9 means SIGKILL)."""
 
     state: State
     reason: str
     artifacts: Mapping[str, str]
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
 
 
 def run_job(
@@ -175,7 +177,7 @@ class _Job:
             environment = self._environment(host) | {PORT_VARIABLE: str(port), ADDRESSES_VARIABLE: addresses}
             with self.folder.log(host).open("ab") as log:
                 self.started[host] = subprocess.Popen(
-                    self._command(),
+                    self._command(host),
                     cwd=self.folder.tree(host).root,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -184,10 +186,12 @@ class _Job:
                     start_new_session=True,
                 )
 
-    def _command(self) -> list[str]:
+    def _command(self, host: str) -> list[str]:
         entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")
         if entrypoint:
             return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
+        if not self.folder.tree(host).run_config.is_file():  # an estimator's own request: nothing of ours travels
+            return [sys.executable, "-m", "cloudtrain_runtime.toolkit"]
         # AWS's toolkit would start mpirun, which this machine need not have; torchrun starts the same root script.
         return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
 
@@ -200,12 +204,15 @@ class _Job:
             **passed,
             "PATH": f"{self.folder.root / 'bin'}:{self.environ.get('PATH', os.defpath)}",
             processes.RUN_VARIABLE: self.name,
-            "TRAINING_JOB_ARN": f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}",
+            "TRAINING_JOB_ARN": self.environ.get(
+                "TRAINING_JOB_ARN", f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}"
+            ),
             ML_ROOT_VARIABLE: str(self.folder.tree(host).root),
             HOSTS_HERE_VARIABLE: str(len(self.hosts)),
             GRACE_VARIABLE: str(self.grace),
             GPUS_VARIABLE: str(len(gpus)),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            **({MOST_PROCESSES_VARIABLE: most} if (most := self.environ.get(MOST_PROCESSES_VARIABLE)) else {}),
             **self.request.get("Environment", {}),
         }
 
@@ -289,7 +296,7 @@ class _Job:
             artifacts["model_folder"] = str(first.model)
         if pack_folder(first.output_data, target / "output.tar.gz"):
             artifacts["output"] = str(target / "output.tar.gz")
-        return Outcome(state, reason, artifacts)
+        return Outcome(state, reason, artifacts, dict(self.exit_codes))
 
     def close(self) -> None:
         self.events.close()

@@ -76,7 +76,7 @@ def stage_inputs(
         shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
         _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, download)
     if "ContainerEntrypoint" not in request["AlgorithmSpecification"]:
-        _unpack_submit_directory(tree, request)
+        _unpack_submit_directory(tree, request, download)
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
     if checkpoints is not None:
         _share(tree.checkpoints, path_of(checkpoints))
@@ -113,11 +113,16 @@ def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], download: Dow
         link.symlink_to(path)
 
 
-def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any]) -> None:
+def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], download: Download) -> None:
     """Unpack the code as AWS's training toolkit does before it starts anything."""
     uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
     in_container = uri.removeprefix("/opt/ml/")
     archive = tree.root / in_container if in_container != uri else path_of(uri)
+    if uri.startswith("s3://"):
+        folder = tree.root / "input" / "code"
+        folder.mkdir()
+        download(uri, folder)
+        archive = folder / uri.rpartition("/")[2]
     if not archive.is_file():
         raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
     with tarfile.open(archive) as packed:

@@ -1,0 +1,57 @@
+"""Command that serves a local AWS: sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import json_option
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback (default: a free one).")
+@click.option("--home", type=click.Path(path_type=Path), help="Its folder (default: `sandbox` in the folder of runs).")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Most ranks per instance, however many GPUs its type has.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=120,
+    show_default=True,
+    help="Seconds between SIGTERM and SIGKILL.",
+)
+@click.option("--weather", type=click.Path(path_type=Path), help="YAML file with what goes wrong.")
+@click.option("--stop", is_flag=True, help="End the sandbox of this folder and everything it has started.")
+@json_option
+def sandbox(
+    port: int, home: Path | None, processes: int, grace: float, weather: Path | None, stop: bool, as_json: bool
+) -> int:
+    """Serve a local AWS on loopback whose training jobs really run, until it is interrupted.
+
+    The first line of standard output is one JSON object: endpoint, role, bucket, and what a client must export.
+    """
+    from cloudtrain import api
+
+    if stop:
+        was_there = api.stop_sandbox(home)
+        if as_json:
+            console.print_json({"stopped": was_there})
+        else:
+            console.say("the sandbox has ended" if was_there else "no sandbox runs here")
+        return 0
+    api.serve_sandbox(
+        home=home,
+        port=port,
+        most_processes=processes,
+        stop_grace_seconds=grace,
+        weather_file=weather,
+        on_ready=console.print_line_of_json,
+    )
+    return 0

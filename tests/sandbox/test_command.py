@@ -1,0 +1,99 @@
+"""The command `sandbox`: what it prints, refuses, starts and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import Cli, command, until
+
+from cloudtrain.sandbox import find_sandbox
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli) -> None:
+    with own_sandbox() as served:
+        assert set(served.told) >= {"endpoint", "role", "bucket", "environment"}
+        assert set(served.environment) == {
+            *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"),
+            *("AWS_EC2_METADATA_DISABLED", "CLOUDTRAIN_ROLE", "CLOUDTRAIN_BUCKET", "CLOUDTRAIN_REGION"),
+        }
+        assert served.client("sts").get_caller_identity()["Account"] == "123456789012"
+        # By the environment alone, every command goes there.
+        served.create("digits-261120-101500-1a2b3c", "true")
+        served.end_of("digits-261120-101500-1a2b3c")
+        listed = cli("list", "--sagemaker", "--json", environ=served.environment).json["runs"]
+        assert [(run["run"], run["state"]) for run in listed] == [("digits-261120-101500-1a2b3c", "SUCCEEDED")]
+        # The account that a user has is not that of the containers.
+        served.create("keys", "echo $AWS_ACCESS_KEY_ID $AWS_PROFILE $AWS_REGION")
+        served.end_of("keys")
+        assert served.lines("keys") == ["sandbox us-west-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weather", "message"),
+    [
+        (("--weather", "w.yaml"), "capacity_after: 3", 'did you mean "capacity_after_seconds"'),
+        (("--weather", "w.yaml"), None, "No such file"),
+        (("--port", "PORT"), None, "cannot be used"),
+        (("--home", "file"), None, "cannot be a sandbox's folder"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(
+    arguments: tuple[str, ...], weather: str | None, message: str, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    if weather is not None:
+        (tmp_path / "w.yaml").write_text(weather)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = [word.replace("PORT", str(taken.getsockname()[1])) for word in arguments]
+        done = cli("sandbox", *words, cwd=tmp_path)
+    assert done.code == 2, done.err
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+def test_two_that_start_at_once_use_one_sandbox(tmp_path: Path, cli: Cli) -> None:
+    home = tmp_path / "runs-home" / "sandbox"
+    program = (
+        "from cloudtrain.sandbox import start_sandbox; from pathlib import Path; "
+        f"print(start_sandbox(Path({str(home)!r})).process)"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=60)[0].strip() for process in both]
+    found = find_sandbox(home)
+    assert found is not None
+    assert told == [str(found.process)] * 2
+    refused = cli("sandbox")
+    assert (refused.code, "a sandbox runs already" in refused.err) == (2, True)
+    assert cli("sandbox", "--stop").code == 0
+    with contextlib.suppress(psutil.NoSuchProcess):  # or nobody has asked for its exit code yet
+        assert psutil.Process(found.process).status() == psutil.STATUS_ZOMBIE
+    assert find_sandbox(home) is None
+    assert cli("sandbox", "--stop", "--json").json == {"stopped": False}
+
+
+def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [str(command()), "sandbox", "--home", str(tmp_path / "one")], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    process.stdout.close()
+    port = int(told["endpoint"].rpartition(":")[2])
+    with socket.socket() as probe:
+        until(lambda: probe.connect_ex(("127.0.0.1", port)) != 0, 5)

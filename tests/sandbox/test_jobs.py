@@ -1,0 +1,155 @@
+"""The state machine of a training job under a clock of the test's, weather, log batches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import until
+
+from cloudtrain.errors import UserError
+from cloudtrain.sandbox import jobs
+from cloudtrain.sandbox.jobs import TrainingJob
+from cloudtrain.sandbox.life import Life, Service
+from cloudtrain.sandbox.logs import batches
+from cloudtrain.sandbox.weather import Sky, Weather
+
+REQUEST = {
+    "TrainingJobName": "job",
+    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 10},
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/out/"},
+    "Tags": [{"Key": "a", "Value": "b"}],
+}
+
+
+class Clock:
+    """Moves only when told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _job(**fields: Any) -> tuple[TrainingJob, Clock]:
+    clock = Clock()
+    return TrainingJob({**REQUEST, **fields}, "us-west-2", clock), clock
+
+
+def _go(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
+    for seconds, status in steps:
+        clock.now += seconds
+        job.enter(status)
+
+
+def test_time_counts_on_instances_only_and_spot_is_billed_less() -> None:
+    job, clock = _job(EnableManagedSpotTraining=True)
+    _go(job, clock, (5, "Pending"), (50, "Starting"), (5, "Downloading"), (10, "Training"), (100, "Interrupted"))
+    assert job.status == "InProgress"
+    _go(job, clock, (7, "Starting"), (500, "Downloading"), (10, "Training"))
+    clock.now += 30
+    assert job.seconds_trained == 150
+    _go(job, clock, (20, "Uploading"), (30, "Completed"))
+    told = job.describe()
+    assert told["TrainingTimeInSeconds"] == 110 + 90
+    assert told["BillableTimeInSeconds"] == 200 * jobs.SPOT_SHARE
+    assert told["TrainingStartTime"] == 1060
+    assert told["TrainingEndTime"] == clock.now
+    assert told["ModelArtifacts"]["S3ModelArtifacts"] == "s3://bucket/out/job/output/model.tar.gz"
+    assert all(one["EndTime"] == other["StartTime"] for one, other in pairwise(told["SecondaryStatusTransitions"]))
+    assert "Tags" not in told
+
+
+def test_a_job_that_is_stopped_stays_stopping_until_the_end() -> None:
+    job, clock = _job()
+    _go(job, clock, (1, "Downloading"), (1, "Training"), (1, "Stopping"))
+    assert job.status == "Stopping"
+    _go(job, clock, (1, "Uploading"))
+    assert (job.status, job.secondary) == ("Stopping", "Uploading")
+    _go(job, clock, (1, "MaxRuntimeExceeded"))
+    assert (job.status, job.secondary, job.is_final) == ("Stopped", "MaxRuntimeExceeded", True)
+
+
+@pytest.mark.parametrize("wrong", ["Training", "Uploading", "Completed", "Starting"])
+def test_a_job_takes_no_way_that_sagemaker_does_not_know(wrong: str) -> None:
+    job, _ = _job()
+    with pytest.raises(ValueError, match=f"does not go from Starting to {wrong}"):
+        job.enter(wrong)
+
+
+def test_every_status_is_one_of_awss() -> None:
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    secondary = set(model.shape_for("SecondaryStatus").enum)
+    assert (set(jobs._NEXT) - {""}) | set().union(*jobs._NEXT.values()) <= secondary  # noqa: SLF001
+    assert set(jobs._ENDS.values()) <= set(model.shape_for("TrainingJobStatus").enum)  # noqa: SLF001
+    assert set(jobs._MESSAGES) <= secondary  # noqa: SLF001
+
+
+def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
+    job, clock = _job(StoppingCondition={"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800})
+    sky = Sky(Weather(capacity_after_seconds=10**6))
+    life = Life(job, Service(folder=tmp_path, environment={}, s3=None, logs=None, sky=sky))
+    life.start()
+    until(lambda: job.secondary == "Pending")
+    clock.now += 1800
+    until(lambda: job.is_final)
+    assert [entry["Status"] for entry in job.describe()["SecondaryStatusTransitions"]] == [
+        *("Starting", "Pending", "Stopping", "Stopped")
+    ]
+    assert "ModelArtifacts" not in job.describe()
+
+
+# ---------------------------------------------------------------- weather
+
+
+def test_counts_strike_the_next_calls_and_probabilities_repeat_with_the_seed() -> None:
+    sky = Sky(Weather.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}}))
+    struck = ["throttle" in sky.fault("A").kinds for _ in range(4)]
+    assert struck == [True, True, False, False]
+    assert sky.fault("A").slow_seconds == 1
+    assert "throttle" not in sky.fault("B").kinds
+
+    def rolls(seed: int) -> list[bool]:
+        sky = Sky(Weather.from_document({"seed": seed, "errors": {"*": 0.5}}))
+        return ["errors" in sky.fault("A").kinds for _ in range(200)]
+
+    assert rolls(1) == rolls(1) != rolls(2)
+    assert 60 < sum(rolls(1)) < 140
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"capacity_after": 3}, 'did you mean "capacity_after_seconds"'),
+        ({"interrupt_at_step": "x"}, "must be a whole number"),
+        ({"dead_instance": {"host": "algo-1"}}, "must have host and step"),
+        ({"throttle": 3}, "must map operations to numbers"),
+        ([], "must be a mapping"),
+    ],
+)
+def test_a_mistake_in_the_weather_is_told(document: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Weather.from_document(document)
+
+
+# ---------------------------------------------------------------- logs
+
+
+@given(st.lists(st.text(alphabet="aä€😀", max_size=40).map(lambda text: text * 20_000), max_size=12))
+def test_batches_keep_every_character_within_cloudwatchs_limits(lines: list[str]) -> None:
+    found = list(batches(lines))
+    assert "".join(message for batch in found for message in batch) == "".join(lines)
+    for batch in found:
+        sizes = [len(message.encode()) + 26 for message in batch]
+        assert sum(sizes) <= 1_048_576
+        assert 26 < max(sizes) <= 256 * 1024
+
+
+def test_a_batch_has_at_most_ten_thousand_lines() -> None:
+    assert [len(batch) for batch in batches(["x"] * 10_001)] == [10_000, 1]

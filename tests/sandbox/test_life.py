@@ -1,0 +1,315 @@
+"""What happens to training jobs in the sandbox: real processes, real HTTP, as a client of AWS sees it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import psutil
+import pytest
+from botocore.exceptions import ClientError, HTTPClientError
+from sandbox_support import request
+from support import processes_of, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.aws]
+
+TRAIN = """
+mkdir -p "$CLOUDTRAIN_ML_ROOT/model"; echo weights > "$CLOUDTRAIN_ML_ROOT/model/model.pt"
+echo "loss=3.5"; echo "loss=0.25"; echo last
+"""
+FOREVER = "echo ready; while true; do sleep 0.1; done"
+STUBBORN = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
+
+
+def statuses(description: dict[str, Any]) -> list[str]:
+    return [entry["Status"] for entry in description["SecondaryStatusTransitions"]]
+
+
+def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
+    """Return what in an answer is not of its output shape, or of another type than the shape says."""
+    if shape.type_name == "structure":
+        if not isinstance(answer, dict):
+            return [path]
+        found = [f"{path}.{name}" for name in answer if name not in shape.members]
+        known = {name: value for name, value in answer.items() if name in shape.members}
+        return found + [
+            bad for name, value in known.items() for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
+        ]
+    if shape.type_name == "list":
+        return [bad for item in answer for bad in unknown_fields(item, shape.member, f"{path}[]")]
+    if shape.type_name == "map":
+        return [bad for item in answer.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
+    if getattr(shape, "enum", None):
+        return [] if answer in shape.enum else [f"{path}={answer}"]
+    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "float": float, "timestamp": object}
+    return [] if isinstance(answer, kinds[shape.type_name]) else [path]
+
+
+def model_of(operation: str) -> Any:
+    return botocore.session.get_session().get_service_model("sagemaker").operation_model(operation)
+
+
+# ---------------------------------------------------------------- a job that succeeds
+
+
+def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
+    s3 = sandbox.client("s3")
+    for index in range(4):
+        s3.put_object(Bucket=sandbox.told["bucket"], Key=f"data/part-{index}", Body=b"x")
+    script = TRAIN + 'echo $(ls "$CLOUDTRAIN_ML_ROOT/input/data/train"); echo $AWS_ENDPOINT_URL'
+    source = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": f"s3://{sandbox.told['bucket']}/data",
+        "S3DataDistributionType": "ShardedByS3Key",
+    }
+    fields = {
+        "instances": 2,
+        "Tags": [{"Key": "team", "Value": "vision"}],
+        "Environment": {"A": "b"},
+        "InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": source}}],
+    }
+    sandbox.create("whole", script, **fields)
+    done = sandbox.end_of("whole")
+    assert done["TrainingJobStatus"] == done["SecondaryStatus"] == "Completed"
+    assert statuses(done) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    spans = [(entry["StartTime"], entry["EndTime"]) for entry in done["SecondaryStatusTransitions"]]
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert done["CreationTime"] <= done["TrainingStartTime"] <= done["TrainingEndTime"]
+    assert done["BillableTimeInSeconds"] == done["TrainingTimeInSeconds"] >= 0
+    assert done["Environment"]["A"] == "b"
+    assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [("loss", 0.25)]
+    said = ["loss=3.5", "loss=0.25", "last"]
+    assert sandbox.lines("whole", "algo-1") == [*said, "part-0 part-2", sandbox.told["endpoint"]]
+    assert sandbox.lines("whole", "algo-2") == [*said, "part-1 part-3", sandbox.told["endpoint"]]
+    place = done["ModelArtifacts"]["S3ModelArtifacts"]
+    assert place == f"s3://{sandbox.told['bucket']}/out/whole/output/model.tar.gz"
+    body = s3.get_object(Bucket=sandbox.told["bucket"], Key="out/whole/output/model.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+        assert archive.extractfile("model.pt").read() == b"weights\n"  # type: ignore[union-attr]
+
+
+def test_answers_have_the_shape_of_the_aws_model(sandbox: Any) -> None:
+    sandbox.create("shape", TRAIN, Tags=[{"Key": "team", "Value": "vision"}])
+    sandbox.end_of("shape")
+    client = sandbox.client("sagemaker")
+    arn = sandbox.describe("shape")["TrainingJobArn"]
+    calls = {
+        "DescribeTrainingJob": {"TrainingJobName": "shape"},
+        "ListTrainingJobs": {"NameContains": "shape"},
+        "ListTags": {"ResourceArn": arn},
+        "AddTags": {"ResourceArn": arn, "Tags": [{"Key": "more", "Value": "1"}]},
+    }
+    methods = {
+        "DescribeTrainingJob": client.describe_training_job,
+        "ListTrainingJobs": client.list_training_jobs,
+        "ListTags": client.list_tags,
+        "AddTags": client.add_tags,
+    }
+    raw: dict[str, Any] = {}
+    client.meta.events.register(
+        "after-call.sagemaker", lambda http_response, model, **_: raw.update({model.name: http_response.content})
+    )
+    for name, arguments in calls.items():
+        methods[name](**arguments)
+        answer, shape = json.loads(raw[name]), model_of(name).output_shape
+        assert unknown_fields(answer, shape) == []
+        assert set(shape.required_members) <= set(answer)
+    asked = set(model_of("CreateTrainingJob").input_shape.members)
+    described = set(model_of("DescribeTrainingJob").output_shape.members)
+    from cloudtrain.sandbox.jobs import _NOT_DESCRIBED
+
+    assert asked - described == set(_NOT_DESCRIBED)
+    assert {tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]} == {"team", "more"}
+    client.delete_tags(ResourceArn=arn, TagKeys=["team"])
+    assert [tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]] == ["more"]
+
+
+def test_the_selected_type_of_several_is_told(sandbox: Any) -> None:
+    preferences = [{"InstanceType": name, "InstanceCount": 2} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
+    resources = {"InstancePreferences": preferences, "VolumeSizeInGB": 10}
+    sandbox.create("prefers", 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"', ResourceConfig=resources)
+    told = sandbox.end_of("prefers")["ResourceConfig"]
+    assert (told["SelectedInstanceType"], told["SelectedInstanceCount"]) == ("ml.p4d.24xlarge", 2)
+    assert told["InstancePreferences"] == preferences
+    config = json.loads("".join(sandbox.lines("prefers", "algo-2")))
+    assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
+
+
+def test_tensorboard_files_are_copied_below_the_jobs_name(sandbox: Any) -> None:
+    script = 'cd "$CLOUDTRAIN_ML_ROOT/output/tensorboard"; mkdir a; echo x > a/events'
+    board = {"S3OutputPath": f"s3://{sandbox.told['bucket']}/board"}
+    sandbox.create("board", script, TensorBoardOutputConfig=board)
+    assert sandbox.end_of("board")["TrainingJobStatus"] == "Completed"
+    assert sandbox.keys("board/") == ["board/board/tensorboard-output/a/events"]
+
+
+# ---------------------------------------------------------------- jobs that do not
+
+
+def test_a_failure_file_and_the_exit_code_become_the_reason(sandbox: Any) -> None:
+    script = (
+        'mkdir -p "$CLOUDTRAIN_ML_ROOT/output"; printf "no such column" > "$CLOUDTRAIN_ML_ROOT/output/failure"; exit 3'
+    )
+    sandbox.create("fails", script)
+    sandbox.create("fails-silently", "kill -9 $$")
+    done = sandbox.end_of("fails")
+    assert done["FailureReason"] == "AlgorithmError: no such column, exit code: 3"
+    assert statuses(done) == ["Starting", "Downloading", "Training", "Failed"]
+    assert "ModelArtifacts" not in done
+    assert sandbox.end_of("fails-silently")["FailureReason"] == "AlgorithmError: , exit code: 137"
+
+
+def test_stop_sends_sigterm_and_then_sigkill(sandbox: Any) -> None:
+    client = sandbox.client("sagemaker")
+    kind = f"trap 'echo told; exit 0' TERM; {FOREVER}"
+    sandbox.create("stops", kind)
+    sandbox.create("stubborn", STUBBORN)
+    for name in ("stops", "stubborn"):
+        until(lambda name=name: sandbox.describe(name)["SecondaryStatus"] == "Training" and processes_of(name), 30)
+        until(lambda name=name: _ready(sandbox, name), 30)
+        client.stop_training_job(TrainingJobName=name)
+    for name in ("stops", "stubborn"):
+        done = sandbox.end_of(name)
+        assert statuses(done)[-4:] == ["Training", "Stopping", "Uploading", "Stopped"]
+        assert done["TrainingJobStatus"] == done["SecondaryStatus"] == "Stopped"
+        assert processes_of(name) == []
+    assert sandbox.lines("stops") == ["ready", "told"]
+    with pytest.raises(ClientError, match="the training job is in status Stopped"):
+        client.stop_training_job(TrainingJobName="stops")
+
+
+def _ready(sandbox: Any, name: str) -> bool:
+    try:
+        return "ready" in sandbox.lines(name)
+    except ClientError:
+        return False
+
+
+def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
+    sandbox.create("too-long", FOREVER, StoppingCondition={"MaxRuntimeInSeconds": 1})
+    done = sandbox.end_of("too-long")
+    assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
+    assert done["TrainingTimeInSeconds"] >= 1
+    sandbox.weather(capacity_after_seconds=3600)
+    spot = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
+    sandbox.create("never-comes", FOREVER, StoppingCondition=spot, EnableManagedSpotTraining=True)
+    done = sandbox.end_of("never-comes")
+    assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
+    assert statuses(done) == ["Starting", "Pending", "MaxWaitTimeExceeded"]
+    assert "TrainingStartTime" not in done
+
+
+def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
+    sandbox.weather(capacity_after_seconds=1)
+    sandbox.create("waits", TRAIN)
+    sandbox.secondary("waits", "Pending")
+    assert statuses(sandbox.end_of("waits"))[:4] == ["Starting", "Pending", "Starting", "Downloading"]
+    sandbox.weather(capacity_error_after_seconds=0.5)
+    sandbox.create("gives-up", TRAIN)
+    assert sandbox.end_of("gives-up")["FailureReason"].startswith("CapacityError: Unable to provision")
+    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.create("stopped-early", TRAIN)
+    sandbox.secondary("stopped-early", "Pending")
+    sandbox.client("sagemaker").stop_training_job(TrainingJobName="stopped-early")
+    assert statuses(sandbox.end_of("stopped-early")) == ["Starting", "Pending", "Stopping", "Stopped"]
+
+
+def test_an_instance_that_dies_is_an_internal_error_and_retried_on_request(sandbox: Any) -> None:
+    sandbox.weather(dead_instance={"host": "algo-2", "step": 2})
+    script = 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 2'
+    sandbox.create("dies", script, instances=2)
+    sandbox.create("retries", script, instances=2, RetryStrategy={"MaximumRetryAttempts": 1})
+    assert sandbox.end_of("dies")["FailureReason"].startswith("InternalServerError: ")
+    done = sandbox.end_of("retries")
+    assert done["TrainingJobStatus"] == "Completed"
+    assert "Restarting" in statuses(done)
+
+
+def test_interrupted_spot_instances_come_back_with_the_checkpoints(sandbox: Any) -> None:
+    sandbox.weather(interrupt_at_step=[3])
+    # Counts in a file that SageMaker keeps in step with S3; each attempt starts in an empty tree.
+    script = """
+    cd "$CLOUDTRAIN_ML_ROOT"; n=$(cat checkpoints/step 2>/dev/null || echo 0); echo "from $n"
+    while [ $n -lt 6 ]; do
+      n=$((n + 1)); echo $n > checkpoints/step; echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": $n}"; sleep 0.3
+    done
+    """
+    fields = {
+        "EnableManagedSpotTraining": True,
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 120},
+        "CheckpointConfig": {"S3Uri": f"s3://{sandbox.told['bucket']}/kept"},
+    }
+    sandbox.create("spot", script, **fields)
+    done = sandbox.end_of("spot")
+    assert done["TrainingJobStatus"] == "Completed"
+    assert statuses(done) == [
+        *("Starting", "Downloading", "Training", "Interrupted"),
+        *("Starting", "Downloading", "Training", "Uploading", "Completed"),
+    ]
+    starts = [line for line in sandbox.lines("spot") if line.startswith("from")]
+    assert starts[0] == "from 0"
+    assert starts[1] in ("from 3", "from 4", "from 5")
+    assert done["BillableTimeInSeconds"] < done["TrainingTimeInSeconds"]
+    body = sandbox.client("s3").get_object(Bucket=sandbox.told["bucket"], Key="kept/step")["Body"].read()
+    assert body == b"6\n"
+
+
+# ---------------------------------------------------------------- weather of the calls
+
+
+def test_calls_are_throttled_broken_cut_and_torn(sandbox: Any) -> None:
+    client, s3 = sandbox.client("sagemaker"), sandbox.client("s3")
+    s3.put_object(Bucket=sandbox.told["bucket"], Key="weather", Body=b"0123456789")
+    sandbox.weather(throttle={"ListTrainingJobs": 1}, errors={"GetObject": 1})
+    with pytest.raises(ClientError, match="ThrottlingException"):
+        client.list_training_jobs()
+    client.list_training_jobs()
+    with pytest.raises(ClientError, match="InternalError") as broken:
+        s3.get_object(Bucket=sandbox.told["bucket"], Key="weather")
+    assert broken.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
+    sandbox.weather(resets={"CreateTrainingJob": 1}, torn={"GetObject": 1})
+    with pytest.raises(HTTPClientError):
+        client.create_training_job(**request(sandbox, "cut", TRAIN))
+    assert sandbox.describe("cut")["TrainingJobName"] == "cut"  # it was done, only the answer is lost
+    with pytest.raises(HTTPClientError):
+        s3.get_object(Bucket=sandbox.told["bucket"], Key="weather")["Body"].read()
+    sandbox.end_of("cut")
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_nothing_is_left_after_the_end(own_sandbox: Any, tmp_path: Path) -> None:
+    with own_sandbox() as served:
+        served.create("left", STUBBORN, instances=2)
+        until(lambda: len(processes_of("left")) >= 2, 30)
+        children = psutil.Process(served.process.pid).children(recursive=True)
+        port = served.port
+        assert len(children) >= 3
+    assert served.process.returncode == 0
+    assert [child for child in children if child.is_running()] == []
+    assert processes_of("left") == []
+    _nothing_listens(port)
+    assert not (tmp_path / "own-sandbox" / "sandbox.json").exists()
+
+
+def test_nothing_is_left_when_the_sandbox_is_killed(own_sandbox: Any) -> None:
+    with own_sandbox() as served:
+        served.create("orphans", STUBBORN)
+        until(lambda: processes_of("orphans"), 30)
+        children = psutil.Process(served.process.pid).children(recursive=True)
+        served.process.kill()
+        until(lambda: not any(child.is_running() for child in children), 20)
+    _nothing_listens(served.port)
+
+
+def _nothing_listens(port: int) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
