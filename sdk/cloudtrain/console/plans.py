@@ -70,8 +70,9 @@ def _length(length: LengthPlan) -> str:
 
 def _checkpoints(plan: Plan) -> str:
     every = plan.to_json()["checkpoint"]["every"]
-    at_most = f", at most {plan.length.checkpoints:,} of them" if plan.length.checkpoints is not None else ""
-    return f"every {every}{at_most}"
+    if plan.length.checkpoints is None:
+        return f"every {every}"
+    return f"every {every}, at most {plan.length.checkpoints:,} written, {plan.config.checkpoint.keep} kept"
 
 
 def _cost(plan: Plan) -> str:
