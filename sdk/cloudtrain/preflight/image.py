@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cloudtrain import catalog
-from cloudtrain.preflight.base import Check, Context, command, error_code, failed, is_denied, passed
+from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, is_denied, passed
 
 _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
-    r"(?P<repository>[a-z0-9._/-]+?)(?:@(?P<digest>sha256:[0-9a-f]{64})|:(?P<tag>[\w.-]+))?"
+    r"(?P<repository>[a-z0-9._/-]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
@@ -41,24 +41,12 @@ def parse_image(uri: str) -> ImageUri | None:
 
 
 def check_image(context: Context) -> Iterator[Check]:
-    """Check that the image is in ECR, in the job's region, and exists."""
+    """Check that the image exists. That it is in ECR and in the job's region, the plan has seen to."""
     uri = context.plan.image
     image = parse_image(uri)
     if image is None:
-        yield failed("image", f"{uri} is not in ECR, the only registry that the job can pull from", _push(context, uri))
-    elif image.region != context.region:
-        yield failed(
-            "image", f"{uri} is in {image.region}; SageMaker pulls from the job's region only", _push(context, uri)
-        )
-    else:
-        yield _check_registry(context, uri, image)
-
-
-def _push(context: Context, uri: str) -> str:
-    account = context.settings.account or "ACCOUNT"
-    name = uri.rpartition("/")[2].partition("@")[0]
-    target = f"{account}.dkr.ecr.{context.region}.amazonaws.com/{name}"
-    return f"{command('docker', 'tag', uri, target)} && {command('docker', 'push', target)}, and name that image"
+        raise UnansweredError(f"{uri} is not in ECR")
+    yield _check_registry(context, uri, image)
 
 
 def _check_registry(context: Context, uri: str, image: ImageUri) -> Check:
