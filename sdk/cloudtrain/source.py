@@ -1,8 +1,8 @@
 """Where the code comes from: commit, branch and the changes that are not committed.
 
-git is only asked, never told: it takes no locks, writes no index, fetches nothing, and runs no hook, file system monitor,
-external diff, text conversion or filter that a configuration names. Without its filter a file that one rewrites, as Git
-LFS does, counts as changed when its time is not what git's index remembers.
+git is only asked, never told: it takes no locks, writes no index, fetches nothing, and runs no hook, file system
+monitor, external diff, text conversion or filter that a configuration names. Without its filter a file that one
+rewrites, as Git LFS does, counts as changed when its time is not what git's index remembers.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _without_secrets(diff: bytes) -> Iterator[bytes]:
     start = b"diff --git "
     for part in diff.split(b"\n" + start):
         head, _, _ = part.partition(b"\n")
-        name = head.decode("utf-8", "replace").rstrip('"').rpartition(" b/")[2] or "?"
+        name = head.decode("utf-8", "replace").rstrip('"').rpartition(" b/")[2]
         lead = b"" if part.startswith(start) or not part else b"\n" + start
         hidden = _is_secret(name) or credentials.in_text(part)
         yield lead + (head + b"\n(not recorded: looks like a secret)" if hidden else part)

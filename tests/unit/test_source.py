@@ -1,3 +1,4 @@
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -116,6 +117,80 @@ def test_no_program_of_a_configuration_is_started(tmp_path: Path, folder: Path, 
     assert (folder / ".git" / "index").read_bytes() == index
 
 
+@pytest.mark.parametrize("command", ["clean", "process"])
+def test_no_filter_is_started(tmp_path: Path, folder: Path, git: Git, command: str) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
+    trap.chmod(0o755)
+    (folder / ".gitattributes").write_text("*.py filter=my.evil\n")
+    git("config", f"filter.my.evil.{command}", str(trap))
+    (folder / "job" / "train.py").write_text("two\n")
+    subprocess.run(["git", "-C", folder, "diff", "HEAD"], check=False, capture_output=True)
+    assert (tmp_path / "sprung").exists()  # so git itself does start it
+    (tmp_path / "sprung").unlink()
+    source = read_source(folder / "job")
+    assert source is not None
+    assert "+two" in source.diff
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_required_filter_such_as_lfs_is_no_obstacle(tmp_path: Path, folder: Path, git: Git) -> None:
+    large = folder / "job" / "large.dat"
+    large.write_text("the content\n")
+    os.utime(large, (10**9, 10**9))  # git looks into what is as young as its index
+    (folder / "job" / ".gitattributes").write_text("*.dat filter=lfs\n")
+    git("config", "filter.lfs.clean", "echo pointer")
+    git("add", ".")
+    git("commit", "-q", "-m", "second")
+    assert git("show", "HEAD:job/large.dat") == "pointer\n"
+    for name in ("clean", "smudge", "process"):
+        git("config", f"filter.lfs.{name}", f"touch {tmp_path}/sprung; exit 1")
+    git("config", "filter.lfs.required", "true")
+    source = read_source(folder)
+    assert source is not None
+    assert (source.dirty, source.diff) == (False, "")
+    large.write_text("another content\n")
+    source = read_source(folder)
+    assert source is not None
+    assert source.dirty
+    assert "+another content" in source.diff
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_filter_that_cannot_be_overridden_is_an_end(tmp_path: Path, folder: Path) -> None:
+    with (folder / ".git" / "config").open("a") as file:
+        file.write(f'[filter "a=b"]\n\tclean = "touch {tmp_path}/sprung; cat"\n')
+    (folder / ".gitattributes").write_text("*.py filter=a=b\n")
+    (folder / "job" / "train.py").write_text("two\n")
+    assert read_source(folder) is None
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_nothing_is_fetched(tmp_path: Path, folder: Path, git: Git) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\nexit 1\n")
+    trap.chmod(0o755)
+    blob = git("rev-parse", "HEAD:job/train.py").strip()
+    (folder / "job" / "train.py").write_text("two\n")
+    (folder / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.url": "ssh://localhost/x",
+        "remote.origin.promisor": "true",
+        "core.sshCommand": str(trap),
+        "protocol.allow": "always",
+    }.items():
+        git("config", name, value)
+    subprocess.run(["git", "-C", folder, "diff", "HEAD"], check=False, capture_output=True)
+    assert (tmp_path / "sprung").exists()  # so git itself does start it
+    (tmp_path / "sprung").unlink()
+    source = read_source(folder)
+    assert source is not None
+    assert source.dirty
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_variables_of_a_hook_do_not_mislead(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_source(folder)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
@@ -145,6 +220,18 @@ def test_secrets_are_not_recorded(folder: Path, git: Git) -> None:
     assert "diff --git a/.env b/.env\n(not recorded: looks like a secret)\n" in source.diff
     assert "diff --git a/job/train.py b/job/train.py\n(not recorded: looks like a secret)\n" in source.diff
     assert source.diff.endswith("-one\n+two\n")
+
+
+@pytest.mark.parametrize("name", [".docker/config.json", ".aws/config", "id_ed25519_work", "server.key", ".ENV~"])
+def test_of_what_may_be_a_secret_by_its_name_nothing_is_recorded(folder: Path, git: Git, name: str) -> None:
+    path = folder / "job" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("hunter2\n")
+    git("add", "-f", ".")
+    source = read_source(folder)
+    assert source is not None
+    assert f"b/job/{name}\n(not recorded: looks like a secret)" in source.diff
+    assert "hunter2" not in source.diff
 
 
 def test_it_costs_next_to_nothing(folder: Path) -> None:
