@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudtrain.bundle import credentials
@@ -35,9 +35,11 @@ _SAFE = (
 _MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF")
 """Set inside hooks: they would answer for another repository."""
 _FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+_MOST_PATHS = 200
+"""Paths that are named to git; with more the words for it would grow too long."""
 _NONE_FOUND = 1
 """What git config exits with when no name matches."""
-_STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=all")
+_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=normal", "--ignore-submodules=all")
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "HEAD")
 
 
@@ -51,17 +53,17 @@ def read_source(directory: Path) -> Source | None:
     status = _git(directory, *quiet, *_STATUS, "--", ".") if quiet is not None else None
     if quiet is None or status is None:
         return None
-    lines = status.decode("utf-8", "replace").splitlines()
-    head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
-    commit, branch = head.get("branch.oid", ""), head.get("branch.head", "")
-    changes = [line for line in lines if not line.startswith("#")]
+    records = os.fsdecode(status).split("\0")[:-1]
+    head = dict(record[2:].split(" ", 1) for record in records if record.startswith("# branch."))
+    commit = head.get("branch.oid", "")
+    branch = os.fsencode(head.get("branch.head", "")).decode("utf-8", "replace")  # a plan is printed and kept
     has_commit = commit not in ("", "(initial)")
-    is_tracked_changed = any(not line.startswith("?") for line in changes)
+    changed = tuple(_changed(records))
     return Source(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
-        dirty=bool(changes),
-        diff=_diff(directory, quiet) if has_commit and is_tracked_changed else "",
+        dirty=any(not record.startswith("#") for record in records),
+        diff=_diff(directory, quiet, changed) if has_commit and changed else "",
     )
 
 
@@ -80,9 +82,27 @@ def _without_filters(directory: Path) -> tuple[str, ...] | None:
     return tuple(word for driver in sorted(drivers) for end in nothing for word in ("-c", f"filter.{driver}.{end}"))
 
 
-def _diff(directory: Path, quiet: tuple[str, ...]) -> str:
+_FIELDS_BEFORE_PATH = {"1": 8, "2": 9, "u": 10}
+"""Of a changed, a renamed and an unmerged file: git-status(1), porcelain format version 2."""
+
+
+def _changed(records: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of tracked files that changed, from the root of the repository."""
+    rest = iter(records)
+    for record in rest:
+        fields = _FIELDS_BEFORE_PATH.get(record[:1])
+        if fields is None:
+            continue
+        yield record.split(" ", fields)[fields]
+        if record.startswith("2"):
+            yield next(rest)  # what it was called before
+
+
+def _diff(directory: Path, quiet: tuple[str, ...], changed: tuple[str, ...]) -> str:
     """Return the diff of tracked files below a folder, without what looks like a secret, bounded."""
-    data = _git(directory, *quiet, *_DIFF, "--", ".", most_bytes=MAX_DIFF_BYTES + 1) or b""
+    # Where its index is stale, as in a copied repository, git would compare every file; status has just done so.
+    paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MOST_PATHS else ["."]
+    data = _git(directory, *quiet, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1) or b""
     text = b"".join(_without_secrets(data[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
     return text if len(data) <= MAX_DIFF_BYTES else f"{text}\n(cut here: the diff is longer)\n"
 

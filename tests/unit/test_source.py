@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -72,12 +73,58 @@ def test_the_diff_holds_what_is_staged(folder: Path, git: Git) -> None:
     assert "+new\n" in source.diff
 
 
+@pytest.mark.parametrize("name", ["with space.py", "st*r.py", "tab\tline\n.py", "größe.py", ":(top)x.py"])
+def test_the_diff_holds_files_with_any_name_and_renamed_ones(folder: Path, git: Git, name: str) -> None:
+    (folder / "job" / "train.py").write_text("".join(f"{number}\n" for number in range(50)))
+    git("add", ".")
+    git("commit", "-q", "-m", "second")
+    (folder / "job" / "train.py").rename(folder / "job" / name)
+    git("add", ".")
+    (folder / "job" / name).write_text("".join(f"{number}\n" for number in range(51)))
+    source = read_source(folder / "job")
+    assert source is not None
+    assert "rename from job/train.py" in source.diff
+    assert source.diff.endswith("+50\n")
+
+
+def test_many_changes_are_all_in_the_diff(folder: Path, git: Git) -> None:
+    for number in range(300):
+        (folder / "job" / f"{number}.py").write_text(f"new {number}\n")
+    git("add", ".")
+    source = read_source(folder / "job")
+    assert source is not None
+    assert source.diff.count("+new ") == 300
+
+
+def test_a_stale_index_costs_little(tmp_path: Path, folder: Path, git: Git) -> None:
+    for number in range(2000):
+        (folder / "other" / f"{number}.py").write_text(f"{number}\n" * 500)
+    git("add", ".")
+    git("commit", "-q", "-m", "second")
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "job" / "train.py").write_text("two\n")
+    began = time.perf_counter()
+    source = read_source(tmp_path / "copy")
+    seconds = time.perf_counter() - began
+    assert source is not None
+    assert source.diff.count("diff --git") == 1
+    assert seconds < 0.3
+
+
 def test_a_detached_head_has_no_branch(folder: Path, git: Git) -> None:
     git("checkout", "-q", "--detach")
     source = read_source(folder)
     assert source is not None
     assert source.branch is None
     assert source.commit == git("rev-parse", "HEAD").strip()
+
+
+@pytest.mark.usefixtures("git")
+def test_a_branch_that_is_not_utf8_can_be_printed(folder: Path) -> None:
+    subprocess.run(["git", "-C", folder, "checkout", "-q", "-b", b"caf\xe9"], check=True)
+    source = read_source(folder)
+    assert source is not None
+    assert source.branch == "caf\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.usefixtures("git")
