@@ -11,12 +11,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, survey
+from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.entry import find_module
 from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, Problem, RunNotFoundError, SpecError, UserError
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
+from cloudtrain.problems import Finding
 from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.source import read_source
@@ -118,6 +119,9 @@ def _plan(
     missing = [spec.problem_of(finding) for finding in spec.references.check()]
     if missing:  # a job that was built in Python has not been asked yet
         raise SpecError(missing)
+    secret = [spec.problem_of(finding) for finding in _secret_data(spec)] if not local else []
+    if secret:
+        raise SpecError(secret)
     contents = collect(spec.code_directory, home=find_home(), progress=progress)
     left_behind = list(_left_behind(spec, contents))
     if left_behind:
@@ -125,6 +129,15 @@ def _plan(
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory))
     decided = _decide(spec, code, local=local, settings=settings, now=now, suffix=suffix)
     return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
+
+
+def _secret_data(spec: JobSpec) -> Iterator[Finding]:
+    """Yield what looks like a secret, by its name, in folders of data that would be uploaded."""
+    for name, channel in spec.data.items():
+        found = [] if channel.is_s3 else secrets_below(spec.base / channel.uri)
+        if found:
+            message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
+            yield Finding(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")
 
 
 def _left_behind(spec: JobSpec, contents: Contents) -> Iterator[Problem]:

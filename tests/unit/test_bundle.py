@@ -6,15 +6,17 @@ import re
 import socket
 import subprocess
 import tarfile
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.bundle import collect, survey
+from cloudtrain.bundle import collect, secrets_below, survey
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.bundle.credentials import in_text
 from cloudtrain.bundle.digests import Digests
@@ -23,6 +25,11 @@ from cloudtrain.errors import BundleError
 
 ID = "AKIA" + "QYLPMN5HFZRT2XWC"
 SECRET = "kT9" + "x7Qm2Lr8Vb4Nc6Zs1Wd3Fg5Hj0Kp+YuIoPaSd"[:37]
+
+MIXED = "kT9x7Qm2Lr8Vb4Nc6Zs1Wd3Fg5Hj0KpAyUiOe4Gt"
+HEX = "3f9a0c7e5b1d8264a7c0e9f13b5d2846c0a9e7f1"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+PRIVATE = "-----BEGIN EC " + "PRIVATE KEY-----\nMIIE\n-----END EC " + "PRIVATE KEY-----\n"
 
 
 def tree(folder: Path, **files: str) -> Path:
@@ -324,17 +331,17 @@ def test_the_lines_that_a_refusal_shows_mean_that_file(tmp_path: Path, name: str
 SECRETS = {
     "AWS access key id": f"key = '{ID}'",
     "AWS secret access key": f'aws_secret_access_key = "{SECRET}"',
-    "GitHub token": "ghp_" + "a1B2" * 9,
-    "GitLab token": "glpat-" + "a1B2-" * 4,
-    "Hugging Face token": "hf_" + "aBcD" * 9,
-    "OpenAI or Anthropic key": "sk-ant-api03-" + "a_-1" * 8,
+    "GitHub token": "ghp_" + MIXED[:36],
+    "GitLab token": "glpat-" + MIXED[:9] + "-_" + MIXED[:9],
+    "Hugging Face token": "hf_" + "qWmZnXbVcLkPjHgFdSaQwEtRyUiOpMnBvC",
+    "OpenAI or Anthropic key": "sk-ant-api03-" + MIXED[:9] + "-_" + MIXED[:20],
     "Slack token": "xoxb-" + "123456789012-abcdef",
-    "Google API key": "AIza" + "Sy_-1" * 7,
-    "npm token": "npm_" + "a1B2" * 9,
-    "PyPI token": "pypi-AgE" + "a1B2" * 11,
-    "Stripe key": "sk_live_" + "a1B2" * 5,
+    "Google API key": "AIza" + "Sy_-" + MIXED[:31],
+    "npm token": "npm_" + MIXED[:36],
+    "PyPI token": "pypi-AgE" + MIXED + "-_x4",
+    "Stripe key": "sk_live_" + MIXED[:24],
     "JSON web token": "eyJhbGciOiJIUzI1NiJ9" + ".eyJzdWIiOiIxMjM0In0" + ".c2lnbmF0dXJl",
-    "Weights & Biases key": "WANDB_API_KEY=" + "0123456789abcdef0123456789abcdef01234567",
+    "Weights & Biases key": f"WANDB_API_KEY={HEX}",
     "private key": "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE",
 }
 
@@ -351,6 +358,41 @@ def test_tokens_in_text_refuse_with_their_line_and_are_never_shown(tmp_path: Pat
     assert own_names(folder) == [".cloudtrainignore", "train.py"]
 
 
+AWS, WANDB, KEY = "AWS secret access key", "Weights & Biases key", "AWS_SECRET_ACCESS_KEY"
+WAYS = [
+    (AWS, f'os.environ["{KEY}"] = "{SECRET}"'),
+    (AWS, f"os.environ['{KEY}']='{SECRET}'"),
+    (AWS, f'os.environ.setdefault("{KEY}", "{SECRET}")'),
+    (AWS, f'key = os.environ.get("{KEY}", default="{SECRET}")'),
+    (AWS, f'key = os.getenv("{KEY}") or "{SECRET}"'),
+    (AWS, rf'   "os.environ[\"{KEY}\"] = \"{SECRET}\"\n",'),
+    (AWS, f'{KEY}: str = r"{SECRET}"'),
+    (AWS, f"ENV {KEY} {SECRET}"),
+    (AWS, f"%env {KEY}={SECRET}"),
+    (AWS, f"aws configure set {KEY.lower()} {SECRET}"),
+    (AWS, f'environment {{ name = "{KEY}", value = "{SECRET}" }}'),
+    (AWS, f"  - name: {KEY}\n    value: {SECRET}"),
+    (AWS, f'{{"SecretAccessKey": "{SECRET}"}}'),
+    (WANDB, f"os.environ['WANDB_API_KEY']='{HEX}'"),
+    (WANDB, f'os.environ.setdefault("WANDB_API_KEY", "{HEX}")'),
+    (WANDB, f"wandb_api_key: {HEX}"),
+    (WANDB, f"ENV WANDB_API_KEY {HEX}"),
+    (WANDB, f"wandb login {HEX}"),
+    (WANDB, f"RUN wandb login --relogin --host=https://api.wandb.ai {HEX}"),
+    (WANDB, f'subprocess.run(["wandb", "login", "{HEX}"])'),
+    (WANDB, f'wandb.login(relogin=True, key="{HEX}")'),
+    (WANDB, f'wandb.login(\n    relogin=True,\n    key="{HEX}",\n)'),
+    (WANDB, f"machine api.wandb.ai\n  login user\n  password {HEX}"),
+    (WANDB, f"key = 'wandb_v1_{MIXED[:27]}_{MIXED}Qx9kT2Lmr'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), WAYS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_tokens_are_found_however_they_are_written(kind: str, text: str, encoding: str) -> None:
+    assert in_text(f"first\n\n{text}\n".encode(encoding)) == [(3, kind)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -361,6 +403,16 @@ def test_tokens_in_text_refuse_with_their_line_and_are_never_shown(tmp_path: Pat
         "sha256:" + hashlib.sha256(b"").hexdigest(),
         "hf_hub_download(repo_id='org/model', filename='model.bin')",
         "task-aware-learning-rate-schedules-for-transformers",
+        "hf_" + "datasetloaderconfigurationregistries",
+        "hf_" + "datasetLoaderConfigurationRegistryName",
+        "sk-" + "learnlearnlearnlearnlearnlearnlearnlearn",
+        "ASIANDEVELOPMENTBANK",
+        "password " + "0" * 40,
+        f"password {HEX}",
+        "wandb_api_key: " + "0" * 40,
+        "ghp_" + "x" * 36,
+        f"secret_key: {HEX}",
+        "secret access key org/apache/hadoop/fs/SxAccessKeyProvider",
     ],
 )
 def test_what_only_resembles_a_token_travels(text: str) -> None:
@@ -375,33 +427,97 @@ def test_a_token_is_found_wherever_it_stands_and_not_in_binaries() -> None:
     assert in_text(b"\0" + ID.encode()) == []
 
 
-NAMED_SECRETS = [
-    ".env",
-    ".env.production",
-    "prod.env",
-    ".ENV",
-    ".env~",
-    "id_rsa",
-    "id_ed25519_work",
-    ".netrc",
-    "credentials",
-]
-NAMED_SECRETS += ["client_secret_1.json", "terraform.tfstate", "kaggle.json", "store.p12", "secrets.toml"]
+NAMED_SECRETS = [".env", ".env.production", "prod.env", "id_rsa", ".netrc", "credentials", "client_secret_1.json"]
+NAMED_SECRETS += ["terraform.tfstate", "kaggle.json", "store.p12", "secrets.toml", ".ENV", ".Env", ".env~", ".env-prod"]
+NAMED_SECRETS += [".env_prod", "env.prod", ".flaskenv", "id_rsa.bak", "id_ed25519_work", ".huggingface/token"]
+NAMED_SECRETS += ["aws_credentials", "credentials.txt", "#.env#", ".env.bak.old", "terraform.tfstate.backup"]
 
 
 @pytest.mark.parametrize("name", NAMED_SECRETS)
 def test_files_that_look_like_secrets_refuse_unless_named(tmp_path: Path, name: str) -> None:
     folder = tree(tmp_path / "a", a_py="", sub__b_py="")
+    (folder / "sub" / name).parent.mkdir(exist_ok=True)
     (folder / "sub" / name).write_text("x")
-    with pytest.raises(BundleError, match=f"sub/{name}: "):
+    with pytest.raises(BundleError, match=f"sub/{re.escape(name)}: "):
         collect(folder)
     (folder / ".cloudtrainignore").write_text(f"/sub/{name}\n")
     assert f"sub/{name}" not in own_names(folder)
     (folder / ".cloudtrainignore").write_text(f"!/sub/{name}\n")
     assert f"sub/{name}" in own_names(folder)
     (folder / ".cloudtrainignore").unlink()
-    (folder / ".gitignore").write_text(f"{name}\n")
+    (folder / ".gitignore").write_text(f"/sub/{name}\n")
     assert f"sub/{name}" not in own_names(folder)
+
+
+SEQUENCE, RSA = b"\x30\x82\x04\xa4", b"\x2a\x86\x48\x86\xf7\x0d\x01"
+SUSPECTS = [
+    ("server.pem", CERTIFICATE.encode() + PRIVATE.encode(), ":4: private key"),
+    ("server.key", PRIVATE.encode("utf-16"), ":1: private key"),
+    ("pkcs8.der", SEQUENCE + b"\x02\x01\x00\x30\x0d\x06\x09" + RSA + b"\x01", ": private key"),
+    ("pkcs1.key", SEQUENCE + b"\x02\x01\x00\x02\x82\x01\x01\x00", ": private key"),
+    ("encrypted.p8", b"\x30\x82\x01\x00\x30\x1c\x06\x0a" + RSA + b"\x0c\x01", ": private key"),
+    ("encrypted.key", b"\x30\x82\x01\x00\x30\x57\x06\x09" + RSA + b"\x05\x0d", ": private key"),
+    ("a.ppk", b"PuTTY-User-Key-File-3: ssh-ed25519\n", ":1: private key"),
+    ("fernet.key", f"{MIXED}abc=\n".encode(), ":1: private key"),
+    ("x.env.bak", b"# mine\nDB_PASSWORD=hunter2\n", ":2: environment file"),
+    ("x.env", b"DATABASE=postgres://me:hunter2@host/db\n", ":1: environment file"),
+    ("credentials.json", b'{\n "client_secret": "GOCSPX-abc"}', ":2: credentials"),
+    (".docker/config.json", b'{"auths": {"x": {"auth": "bWU6cHc="}}}', ":1: passwords of registries"),
+    (".npmrc", b"//registry.npmjs.org/:_authToken=abc\n", ":1: npm token"),
+]
+HARMLESS = [
+    ("cacert.pem", CERTIFICATE.encode()),
+    ("cert.der", SEQUENCE + b"\x30\x82\x03\x8c\xa0\x03\x02\x01\x02"),
+    ("public.key", b"-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----\n"),
+    ("slides.key", b"PK\x03\x04\x14\x00\x00\x00"),
+    ("piano.key", b"C D E F G A B\n"),
+    ("requirements.p8", b"torch==2.6\n"),
+    ("gym.env", b"CartPole-v1\n"),
+    ("multi.env", b"SEED=1\nMODE=train\n"),
+    ("x.env", b"API_KEY=${API_KEY}\nTOKEN=\nDEBUG=1\n"),
+    ("credentials.json", b'{"token_uri": "https://oauth2.example.org/token", "client_secret": "<your secret>"}'),
+    (".docker/config.json", b'{"auths": {}, "credsStore": "ecr-login"}'),
+    (".npmrc", b"//registry.npmjs.org/:_authToken=${NPM_TOKEN}\n"),
+    ("config.json", b'{"auth": "basic"}'),
+    ("example.env", b"PASSWORD=hunter2\n"),
+    ("env.py", b""),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), SUSPECTS)
+def test_where_the_name_leaves_it_open_the_content_decides(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    assert [str(finding) for finding in survey(folder).refused] == [name + expected]
+    assert [str(finding) for finding in secrets_below(folder)] == [f"{name}: {expected.rpartition(': ')[2]}"]
+    (folder / ".cloudtrainignore").write_text(f"!/{name}\n")
+    assert name in own_names(folder)
+
+
+@pytest.mark.parametrize(("name", "content"), HARMLESS)
+def test_where_the_content_is_harmless_the_name_is_too(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    assert name in own_names(folder)
+    assert secrets_below(folder) == []
+
+
+def test_certificates_that_packages_bring_travel(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / "cacert.pem").write_bytes(Path(certifi.where()).read_bytes())
+    assert "cacert.pem" in own_names(folder)
+
+
+def test_a_link_is_read_as_what_it_leads_to(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", a_py="")
+    (folder / "server.key").write_bytes(SEQUENCE + b"\x02\x01\x00\x02\x82")
+    (folder / ".gitignore").write_text("server.key\n")
+    (folder / "data.bin").symlink_to("server.key")
+    assert [str(finding) for finding in survey(folder).refused] == ["data.bin: private key"]
 
 
 def test_only_the_beginning_of_a_large_file_is_searched(tmp_path: Path) -> None:
@@ -434,70 +550,13 @@ def test_folders_of_credentials_refuse(tmp_path: Path) -> None:
 def test_all_secrets_are_told_at_once(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py=f"'{ID}'\n")
     for number in range(14):
-        (folder / f"{number:02}.env").write_text("x")
+        (folder / f"{number:02}.p12").write_text("x")
     with pytest.raises(BundleError) as caught:
         collect(folder)
     assert caught.value.message.startswith("15 files look like they hold secrets")
-    assert "  00.env: environment file\n" in caught.value.message
+    assert "  00.p12: key store\n" in caught.value.message
     assert caught.value.message.endswith("and 5 more places")
     assert len(survey(folder).refused) == 15
-
-
-HEX = "0123456789abcdef0123456789abcdef01234567"
-FORTY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzzzzKEY"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f'os.environ["AWS_SECRET_ACCESS_KEY"] = "{FORTY}"',
-        f'"os.environ[\\"AWS_SECRET_ACCESS_KEY\\"] = \\"{FORTY}\\"\\n"',
-        f'os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "{FORTY}")',
-        f"ENV AWS_SECRET_ACCESS_KEY {FORTY}",
-        f"os.environ['WANDB_API_KEY']='{HEX}'",
-        f"wandb_api_key: {HEX}",
-        f"RUN wandb login {HEX}",
-        f'wandb.login(relogin=True, key="{HEX}")',
-        "//registry.npmjs.org/:_authToken=0a1b2c3d4e5f6a7b8c9d0e",
-        '"auth": "dXNlcjpwYXNzd29yZDEyMzQ1Njc4"',
-    ],
-)
-def test_secrets_are_found_however_people_write_them(tmp_path: Path, text: str) -> None:
-    with pytest.raises(BundleError, match="look"):
-        collect(tree(tmp_path / "a", a_py=text + "\n"))
-    wide = tree(tmp_path / "b")
-    (wide / "notes.txt").write_bytes(text.encode("utf-16"))
-    with pytest.raises(BundleError, match="look"):
-        collect(wide)
-
-
-@pytest.mark.parametrize(
-    "text", ["hf_" + "datasetloaderconfig" * 2, "sk-" + "learn" * 8, "ASIANDEVELOPMENTBANK", "password " + "0" * 40]
-)
-def test_words_of_a_tokens_shape_are_none(tmp_path: Path, text: str) -> None:
-    folder = tree(tmp_path / "a", a_py=f"x = '{text}'\n")
-    (folder / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
-    (folder / "piano.key").write_text("C major\n")
-    assert own_names(folder) == ["a.py", "ca.pem", "piano.key"]
-    (folder / "own.pem").write_text("-----BEGIN PRIVATE KEY-----\nMIIB\n")
-    with pytest.raises(BundleError, match="private key"):
-        collect(folder)
-
-
-def test_everything_that_cannot_travel_is_told_at_once(tmp_path: Path) -> None:
-    folder = tree(tmp_path / "a", a_py="", setup_py="")
-    (folder / "gone").symlink_to("nowhere")
-    os.mkfifo(folder / "pipe")
-    (folder / ".env").write_text("x")
-    with pytest.raises(BundleError) as caught:
-        collect(folder)
-    for part in (
-        "gone is a link",
-        "pipe is neither file nor folder",
-        "setup.py lies at the root",
-        ".env: environment file",
-    ):
-        assert part in caught.value.message
 
 
 def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
@@ -521,6 +580,48 @@ def test_a_secret_is_still_found_when_its_digest_is_remembered(tmp_path: Path) -
             "train.py:1: AWS access key id"
         ]
     assert len(list((tmp_path / "home" / "bundles").glob("digests-*.json"))) == 1
+
+
+def test_secrets_below_a_folder_of_data_are_named(tmp_path: Path) -> None:
+    data = tree(tmp_path / "data", a_csv=ID, sub__b_csv="", sub__deep__id_rsa="x")
+    for name in (".env", ".aws/config", ".aws/credentials", "sub/deep/x.key", "sub/cert.pem"):
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).write_text(PRIVATE if name.endswith(".key") else CERTIFICATE)
+    (data / "sub" / "deep" / "id_rsa").write_text("x")
+    os.mkfifo(data / "pipe.pem")
+    (data / "loop").symlink_to(".")
+    (data / "table.csv").symlink_to(".env")
+    assert [str(finding) for finding in secrets_below(data)] == [
+        ".aws/: AWS configuration and credentials",
+        ".env: environment file",
+        "sub/deep/id_rsa: private key",
+        "sub/deep/x.key: private key",
+        "table.csv: environment file",
+    ]
+    assert [finding.name for finding in secrets_below(data, most=2)] == [".aws/", ".env"]
+    assert [str(finding) for finding in secrets_below(data / ".aws")] == [".aws/: AWS configuration and credentials"]
+    assert [str(finding) for finding in secrets_below(data / ".env")] == [".env: environment file"]
+    assert secrets_below(tmp_path / "nowhere") == []
+
+
+def test_a_large_folder_of_data_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.bundle.credentials.MOST_FILES_BELOW", 100)
+    for number in range(4):
+        folder = tree(tmp_path / str(number), **{f"file{n:02}": "" for n in range(40)})
+        (folder / "id_rsa").touch()
+    names = [finding.name for finding in secrets_below(tmp_path)]
+    assert names[:2] == ["0/id_rsa", "1/id_rsa"]
+    assert "3/id_rsa" not in names
+
+
+def test_ten_thousand_files_of_data_cost_little(tmp_path: Path) -> None:
+    for number in range(10_000):
+        folder = tmp_path / str(number // 1000)
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.png").touch()
+    began = time.perf_counter()
+    assert secrets_below(tmp_path) == []
+    assert time.perf_counter() - began < 1
 
 
 # ---------------------------------------------------------------- digests that are remembered
@@ -801,6 +902,43 @@ def test_sockets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_setup_py_at_the_root_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"setup\.py lies at the root"):
         collect(tree(tmp_path / "a", setup_py=""))
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", setup_py="", a_py=f"'{ID}'", cloudtrain_runtime__x_py="", sub__b_py="")
+    (folder / "gone.txt").symlink_to("nothing")
+    (folder / "inner").symlink_to("sub")
+    for number in range(12):
+        (folder / f"out{number:02}").symlink_to(tmp_path)
+    (folder / "sub" / ".gitignore").write_text("[a\n")
+    os.mkfifo(folder / "pipe")
+    (folder / ".env").write_text("x")
+    with pytest.raises(BundleError) as caught:
+        survey(folder)
+    message = caught.value.message
+    for part in [
+        "18 things keep the code folder from travelling:\n",
+        "  setup.py lies at the root",
+        "/ of its own\n    rename it\n",
+        "  gone.txt is a link that leads to nothing: No such file or directory\n",
+        "  inner is a link to a folder\n    copy it, or name it in .cloudtrainignore\n",
+        "  sub/.gitignore:1: [a is no valid pattern",
+        "  pipe is neither file nor folder\n",
+        "\n  and 3 more such\n    put a file in its place",
+        "\n2 files look like they hold secrets, which would travel with the code:\n",
+        "\n  .env: environment file\n  a.py:1: AWS access key id",
+    ]:
+        assert part in message
+    assert message.count("outside of the code folder") == 9
+    assert "the line /.env leaves it behind" in caught.value.hint
+    assert ID not in str(caught.value)
+
+
+def test_one_thing_that_is_wrong_is_told_with_the_secrets(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "a", setup_py="")
+    (folder / ".env").write_text("x")
+    with pytest.raises(BundleError, match=r"(?s)^1 thing keeps.*setup\.py.*1 file looks like.*\.env: environment"):
+        collect(folder)
 
 
 def test_names_that_cloudtrain_needs_are_refused(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -71,12 +73,64 @@ def test_the_diff_holds_what_is_staged(folder: Path, git: Git) -> None:
     assert "+new\n" in source.diff
 
 
+@pytest.mark.parametrize("name", ["with space.py", "st*r.py", "tab\tline\n.py", "größe.py", ":(top)x.py"])
+def test_the_diff_holds_files_with_any_name_and_renamed_ones(folder: Path, git: Git, name: str) -> None:
+    (folder / "job" / "train.py").write_text("".join(f"{number}\n" for number in range(50)))
+    git("add", ".")
+    git("commit", "-q", "-m", "second")
+    (folder / "job" / "train.py").rename(folder / "job" / name)
+    git("add", ".")
+    (folder / "job" / name).write_text("".join(f"{number}\n" for number in range(51)))
+    source = read_source(folder / "job")
+    assert source is not None
+    assert "rename from job/train.py" in source.diff
+    assert source.diff.endswith("+50\n")
+
+
+def test_many_changes_are_all_in_the_diff(folder: Path, git: Git) -> None:
+    for number in range(300):
+        (folder / "job" / f"{number}.py").write_text(f"new {number}\n")
+    git("add", ".")
+    source = read_source(folder / "job")
+    assert source is not None
+    assert source.diff.count("+new ") == 300
+
+
+def test_a_stale_index_costs_little(tmp_path: Path, folder: Path, git: Git) -> None:
+    for number in range(2000):
+        (folder / "other" / f"{number}.py").write_text(f"{number}\n" * 500)
+    git("add", ".")
+    git("commit", "-q", "-m", "second")
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "job" / "train.py").write_text("two\n")
+    whole = ["git", "-C", tmp_path / "copy", "-c", "diff.autoRefreshIndex=false", "diff", "HEAD"]
+    alone, seconds = [], []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run(whole, check=True, capture_output=True)
+        alone.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        source = read_source(tmp_path / "copy")
+        seconds.append(time.perf_counter() - began)
+        assert source is not None
+        assert source.diff.count("diff --git") == 1
+    assert min(seconds) < min(alone)  # a diff of everything compares every file that the index does not know
+
+
 def test_a_detached_head_has_no_branch(folder: Path, git: Git) -> None:
     git("checkout", "-q", "--detach")
     source = read_source(folder)
     assert source is not None
     assert source.branch is None
     assert source.commit == git("rev-parse", "HEAD").strip()
+
+
+@pytest.mark.usefixtures("git")
+def test_a_branch_that_is_not_utf8_can_be_printed(folder: Path) -> None:
+    subprocess.run(["git", "-C", folder, "checkout", "-q", "-b", b"caf\xe9"], check=True)
+    source = read_source(folder)
+    assert source is not None
+    assert source.branch == "caf\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.usefixtures("git")
@@ -116,6 +170,80 @@ def test_no_program_of_a_configuration_is_started(tmp_path: Path, folder: Path, 
     assert (folder / ".git" / "index").read_bytes() == index
 
 
+@pytest.mark.parametrize("command", ["clean", "process"])
+def test_no_filter_is_started(tmp_path: Path, folder: Path, git: Git, command: str) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
+    trap.chmod(0o755)
+    (folder / ".gitattributes").write_text("*.py filter=my.evil\n")
+    git("config", f"filter.my.evil.{command}", str(trap))
+    (folder / "job" / "train.py").write_text("two\n")
+    subprocess.run(["git", "-C", folder, "diff", "HEAD"], check=False, capture_output=True)
+    assert (tmp_path / "sprung").exists()  # so git itself does start it
+    (tmp_path / "sprung").unlink()
+    source = read_source(folder / "job")
+    assert source is not None
+    assert "+two" in source.diff
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_required_filter_such_as_lfs_is_no_obstacle(tmp_path: Path, folder: Path, git: Git) -> None:
+    large = folder / "job" / "large.dat"
+    large.write_text("the content\n")
+    os.utime(large, (10**9, 10**9))  # git looks into what is as young as its index
+    (folder / "job" / ".gitattributes").write_text("*.dat filter=lfs\n")
+    git("config", "filter.lfs.clean", "echo pointer")
+    git("add", ".")
+    git("commit", "-q", "-m", "second")
+    assert git("show", "HEAD:job/large.dat") == "pointer\n"
+    for name in ("clean", "smudge", "process"):
+        git("config", f"filter.lfs.{name}", f"touch {tmp_path}/sprung; exit 1")
+    git("config", "filter.lfs.required", "true")
+    source = read_source(folder)
+    assert source is not None
+    assert (source.dirty, source.diff) == (False, "")
+    large.write_text("another content\n")
+    source = read_source(folder)
+    assert source is not None
+    assert source.dirty
+    assert "+another content" in source.diff
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_filter_that_cannot_be_overridden_is_an_end(tmp_path: Path, folder: Path) -> None:
+    with (folder / ".git" / "config").open("a") as file:
+        file.write(f'[filter "a=b"]\n\tclean = "touch {tmp_path}/sprung; cat"\n')
+    (folder / ".gitattributes").write_text("*.py filter=a=b\n")
+    (folder / "job" / "train.py").write_text("two\n")
+    assert read_source(folder) is None
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_nothing_is_fetched(tmp_path: Path, folder: Path, git: Git) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\nexit 1\n")
+    trap.chmod(0o755)
+    blob = git("rev-parse", "HEAD:job/train.py").strip()
+    (folder / "job" / "train.py").write_text("two\n")
+    (folder / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.url": "ssh://localhost/x",
+        "remote.origin.promisor": "true",
+        "core.sshCommand": str(trap),
+        "protocol.allow": "always",
+    }.items():
+        git("config", name, value)
+    subprocess.run(["git", "-C", folder, "diff", "HEAD"], check=False, capture_output=True)
+    assert (tmp_path / "sprung").exists()  # so git itself does start it
+    (tmp_path / "sprung").unlink()
+    source = read_source(folder)
+    assert source is not None
+    assert source.dirty
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_variables_of_a_hook_do_not_mislead(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_source(folder)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
@@ -147,6 +275,18 @@ def test_secrets_are_not_recorded(folder: Path, git: Git) -> None:
     assert source.diff.endswith("-one\n+two\n")
 
 
+@pytest.mark.parametrize("name", [".docker/config.json", ".aws/config", "id_ed25519_work", "server.key", ".ENV~"])
+def test_of_what_may_be_a_secret_by_its_name_nothing_is_recorded(folder: Path, git: Git, name: str) -> None:
+    path = folder / "job" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("hunter2\n")
+    git("add", "-f", ".")
+    source = read_source(folder)
+    assert source is not None
+    assert f"b/job/{name}\n(not recorded: looks like a secret)" in source.diff
+    assert "hunter2" not in source.diff
+
+
 def test_it_costs_next_to_nothing(folder: Path) -> None:
     (folder / "job" / "train.py").write_text("two\n")
     seconds = []
@@ -159,27 +299,3 @@ def test_it_costs_next_to_nothing(folder: Path) -> None:
 
 def test_the_same_code_is_the_same_code_wherever_it_comes_from() -> None:
     assert CodeInfo("d", 1, 1, Source("c", "main", dirty=False)) == CodeInfo("d", 1, 1)
-
-
-def test_filters_of_a_configuration_are_not_started(tmp_path: Path) -> None:
-    folder = tmp_path / "repo"
-    folder.mkdir()
-    trap = tmp_path / "trap"
-
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-    git("init")
-    (folder / "a.txt").write_text("one\n")
-    (folder / ".gitattributes").write_text("*.txt filter=evil\n")
-    git("add", ".")
-    git("commit", "-m", "x")
-    git("config", "filter.evil.clean", f"touch {trap}; cat")
-    git("config", "filter.evil.required", "true")
-    (folder / "a.txt").write_text("two\n")
-    source = read_source(folder)
-    assert source is not None
-    assert source.dirty
-    assert "+two" in source.diff
-    assert not trap.exists()

@@ -325,6 +325,20 @@ def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.
         Code(task="a:B", args={"layers": object()})
 
 
+def test_data_that_would_be_uploaded_is_asked_for_secrets(job: WriteJob) -> None:
+    path = job(
+        "name: a\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {x: images}\n", train_py=""
+    )
+    (path.parent / "images").mkdir()
+    (path.parent / "images" / "one.png").write_bytes(b"1")
+    assert api.plan(path).uploads
+    (path.parent / "images" / ".env").write_text("TOKEN=abc\n")
+    (path.parent / ".cloudtrainignore").write_text("images/\n")
+    with pytest.raises(SpecError, match="the data holds what looks like a secret"):
+        api.plan(path)
+    assert api.plan(path, local=True).uploads == ()
+
+
 def test_an_isolated_job_downloads_nothing(job: WriteJob) -> None:
     path = job(GOOD, mine_py="class Mine: ...\n", **{"requirements.txt": "einops"})
     overrides = ["code.args={}", "code.requirements=requirements.txt", "cluster.network.isolation=true"]

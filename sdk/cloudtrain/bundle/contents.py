@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -136,62 +137,50 @@ def collect(directory: Path, *, home: Path | None = None, progress: Progress | N
         progress: Told about each file that has been read.
 
     Raises:
-        BundleError: something in the folder cannot travel, or looks like a credential and is not named.
+        BundleError: something in the folder cannot travel, or looks like a credential and is not named; all of it is
+            told at once.
     """
-    contents, broken = _survey(directory, home=home, progress=progress)
+    contents = survey(directory, home=home, progress=progress)
     if contents.refused:
-        broken.append(BundleError(_refusal(contents.refused), contents.way_out))
-    if broken:
-        raise _all_of(broken)
+        raise BundleError(_refusal(contents.refused), contents.way_out)
     return contents
 
 
 def survey(directory: Path, *, home: Path | None = None, progress: Progress | None = None) -> Contents:
-    """Do what `collect` does, but return what looks like a credential instead of raising.
+    """Do what `collect` does, but return what looks like a credential where nothing else is wrong.
 
     Raises:
-        BundleError: something in the folder cannot travel.
+        BundleError: something in the folder cannot travel. What looks like a credential is told with it.
     """
-    contents, broken = _survey(directory, home=home, progress=progress)
-    if broken:
-        raise _all_of(broken)
-    return contents
-
-
-def _all_of(broken: list[BundleError]) -> BundleError:
-    """Return one error that tells several, each with its hint."""
-    if len(broken) == 1:
-        return broken[0]
-    told = [f"{error.message}\n    {error.hint}" for error in broken[:_MOST_SHOWN]]
-    if len(broken) > _MOST_SHOWN:
-        told.append(f"and {len(broken) - _MOST_SHOWN} more")
-    return BundleError("the code folder cannot travel as it is:\n  " + "\n  ".join(told), "mend each of them")
-
-
-def _survey(directory: Path, *, home: Path | None, progress: Progress | None) -> tuple[Contents, list[BundleError]]:
-    """Return what is there, and what of it cannot travel."""
     walk = _Walk(directory, home)
     walk.run()
-    broken = [*walk.broken, *_check_names(walk.files)]
+    problems, refused = [*walk.problems, *_bad_names(walk.files)], walk.refused
     files = sorted([*walk.files, *_runtime_files()], key=lambda file: file.name)
     total = sum(file.status.st_size for file in files)
-    broken += _check_size(files, total)
+    if total > MAX_BYTES:  # too much to be read only in order to be refused
+        raise _problems([*problems, _too_large(files, total)], refused)
     digests = Digests(directory, home / BUNDLES_FOLDER if home is not None else None)
-    entries, refused, done = [_worker()], walk.refused, 0
+    entries, done = [_worker()], 0
     for file in files:
         digest = _read(digests, file)
+        if isinstance(digest, BundleError):
+            problems.append(digest)
+            continue
         if file.why != RUNTIME and not file.named:
-            refused += [Finding(file.name, line, kind) for line, kind in digest.credentials]
+            refused += [Finding(file.name, line or None, kind) for line, kind in digest.credentials]
         executable = bool(file.status.st_mode & stat.S_IXUSR) and file.why != RUNTIME
         entries.append(Entry(file.name, file.path, digest.size, executable, digest.sha256, file.why))
         done += digest.size
         if progress is not None:
             progress(done, total)
     digests.save()
-    refused.sort(key=lambda finding: (finding.name, finding.line or 0))
+    if problems:
+        raise _problems(problems, refused)
+    refused.sort(key=_by_place)
     entries.sort()
-    left_out = tuple(sorted(walk.left_out, key=lambda left: left.name))
-    return Contents(tuple(entries), left_out, tuple(refused), _info(entries)), broken
+    return Contents(
+        tuple(entries), tuple(sorted(walk.left_out, key=lambda left: left.name)), tuple(refused), _info(entries)
+    )
 
 
 def _info(entries: Iterable[Entry]) -> CodeInfo:
@@ -210,22 +199,28 @@ def _worker() -> Entry:
 
 
 class _File(NamedTuple):
-    """A file that travels, before it is read. `named`: a rule in .cloudtrainignore names the file itself."""
+    """A file that travels, before it is read.
+
+    Attributes:
+        named: Whether a rule in `.cloudtrainignore` names the file itself.
+        target: Where it is a link: what it leads to, as a path below the code folder.
+    """
 
     name: str
     path: str
     status: os.stat_result
     why: str
     named: bool
+    target: str | None = None
 
 
-def _read(digests: Digests, file: _File) -> Digest:
+def _read(digests: Digests, file: _File) -> Digest | BundleError:
     try:
-        return digests.of(file.name, file.path, file.status)
-    except FileNotFoundError as error:
-        raise BundleError(f"{file.name} vanished while the code was read", "try again") from error
+        return digests.of(file.name, file.path, file.status, target=file.target)
+    except FileNotFoundError:
+        return BundleError(f"{shown(file.name)} vanished while the code was read", "try again")
     except OSError as error:
-        raise _unreadable(file.name, error) from error
+        return _unreadable(file.name, error)
 
 
 def _runtime_files() -> Iterator[_File]:
@@ -259,24 +254,47 @@ def _way_out(name: str) -> str:
     )
 
 
-def _check_names(files: Iterable[_File]) -> Iterator[BundleError]:
-    names = [file.name for file in files]
+def _by_place(finding: Finding) -> tuple[str, int]:
+    return finding.name, finding.line or 0
+
+
+def _problems(problems: list[BundleError], refused: list[Finding]) -> BundleError:
+    """Return one error for all; those with the same way out stand together, at most `_MOST_SHOWN` of each."""
+    if len(problems) == 1 and not refused:
+        return problems[0]
+    by_hint: dict[str, list[str]] = {}
+    for problem in problems:
+        by_hint.setdefault(problem.hint, []).append(problem.message)
+    many = "1 thing keeps" if len(problems) == 1 else f"{len(problems)} things keep"
+    lines = [f"{many} the code folder from travelling:"]
+    for hint, messages in by_hint.items():
+        lines += [f"  {message}" for message in sorted(messages)[:_MOST_SHOWN]]
+        if len(messages) > _MOST_SHOWN:
+            lines.append(f"  and {len(messages) - _MOST_SHOWN} more such")
+        lines.append(f"    {hint}".replace("\n", "\n  "))
+    if not refused:
+        return BundleError("\n".join(lines))
+    found = tuple(sorted(refused, key=_by_place))
+    return BundleError("\n".join([*lines, _refusal(found)]), _way_out(found[0].name))
+
+
+def _bad_names(files: Iterable[_File]) -> Iterator[BundleError]:
+    """Yield what is wrong with names that mean something in a container."""
+    names = {file.name for file in files}
     if "setup.py" in names:
         yield BundleError(
             "setup.py lies at the root of the code folder, where AWS's training toolkit would try to install it",
             f"name it in {OWN_IGNORE}, or point code.directory at the folder of the sources",
         )
-    if any(name == WORKER_SCRIPT or name.startswith(f"{RUNTIME_PACKAGE}/") for name in names):
+    if WORKER_SCRIPT in names or any(name.startswith(f"{RUNTIME_PACKAGE}/") for name in names):
         yield BundleError(f"the code folder has a {WORKER_SCRIPT} or {RUNTIME_PACKAGE}/ of its own", "rename it")
 
 
-def _check_size(files: list[_File], total: int) -> Iterator[BundleError]:
-    if total <= MAX_BYTES:
-        return
+def _too_large(files: Iterable[_File], total: int) -> BundleError:
     own = [file for file in files if file.why != RUNTIME]
     largest = sorted(own, key=lambda file: -file.status.st_size)[:_MOST_SHOWN]
     lines = "\n  ".join(f"{file.status.st_size / 1e6:10.1f} MB  {shown(file.name)}" for file in largest)
-    yield BundleError(
+    return BundleError(
         f"the code folder has {total / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB travel",
         f"name what should stay in {OWN_IGNORE}; the largest files:\n  {lines}",
     )
@@ -339,19 +357,31 @@ class _Walk:
         self.files: list[_File] = []
         self.left_out: list[LeftOut] = []
         self.refused: list[Finding] = []
-        self.broken: list[BundleError] = []
+        self.problems: list[BundleError] = []
         self._root = str(root)
         self._resolved = os.path.realpath(root)
         self._never = _names_of_home(self._resolved, home)
 
     def run(self) -> None:
-        """Fill `files`, `left_out`, `refused` and `broken`."""
-        stack = [_Folder("", (), _rules_above(Path(self._resolved)))]
+        """Fill `files`, `left_out`, `refused` and `problems`."""
+        stack: list[_Folder] = []
+        with self._noting():
+            stack.append(_Folder("", (), _rules_above(Path(self._resolved))))
         while stack:
-            stack.extend(self._enter(stack.pop()))
+            folder = stack.pop()
+            with self._noting():
+                stack.extend(self._enter(folder))
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Go on behind what cannot travel, so that all of it is told at once."""
+        try:
+            yield
+        except BundleError as error:
+            self.problems.append(error)
 
     def _enter(self, folder: _Folder) -> Iterator[_Folder]:
-        """Look at what lies in a folder; yield the folders to enter."""
+        """Look at what lies in a folder; yield the folders to enter. Where its rules cannot be read, nothing counts."""
         children = self._scan(folder.name)
         names = {child.name for child in children}
         verdict = _judge_content(folder, names)
@@ -363,11 +393,9 @@ class _Walk:
             folder = folder._replace(closed=True)
         folder = self._with_own_rules(folder, names)
         for child in children:
-            try:
+            below = None
+            with self._noting():
                 below = self._look(folder, child)
-            except BundleError as error:  # told with everything else that cannot travel
-                self.broken.append(error)
-                continue
             if below is not None:
                 yield below
 
@@ -395,8 +423,9 @@ class _Walk:
         is_folder = _is_folder(child)
         size = 0 if is_folder else _size(child)
         verdict = self._judge(folder, name, child.name, size, is_folder=is_folder)
-        if verdict.reason is None and is_folder and not verdict.named and child.name in credentials.FOLDERS:
-            verdict = self._refuse_folder(folder, name, credentials.FOLDERS[child.name])
+        kind = credentials.of_folder(child.name) if is_folder else None
+        if kind is not None and verdict.reason is None and not verdict.named:
+            verdict = self._refuse_folder(folder, name, kind)
         if verdict.reason is not None:
             opened = is_folder and not verdict.final and any(file.opens(name) for file in folder.own)
             self._leave(f"{name}/" if is_folder else name, verdict, None if is_folder else size, opened=opened)
@@ -453,11 +482,10 @@ class _Walk:
         except UnicodeEncodeError as error:
             hint = f"rename it, or name it in {OWN_IGNORE}"
             raise BundleError(f"the name {shown(name)} is not UTF-8", hint) from error
-        kinds = [credentials.by_name(child.name)]
+        kinds, target = [credentials.by_name(name)], None
         if child.is_symlink():
             target = self._check_link(name)
-            *above, base = target.split("/")
-            kinds += [credentials.by_name(base), *(credentials.FOLDERS.get(part) for part in above)]
+            kinds += [credentials.by_name(target), *map(credentials.of_folder, target.split("/")[:-1])]
             named = named or self._is_named(folder, target)
         try:
             status = child.stat()
@@ -469,7 +497,7 @@ class _Walk:
         if kind is not None and not named:
             self.refused.append(Finding(name, None, kind))
         why = NAMED if named or folder.named else CODE
-        self.files.append(_File(name, child.path, status, why, named))
+        self.files.append(_File(name, child.path, status, why, named, target))
 
     def _is_named(self, folder: _Folder, target: str) -> bool:
         rule = _find((file for file in folder.own if target.startswith(file.folder)), target, is_folder=False)

@@ -30,7 +30,7 @@ class Digest(NamedTuple):
     Attributes:
         sha256: Hexadecimal digest.
         size: Bytes that were read.
-        credentials: (line, kind) of what looks like a credential.
+        credentials: (line, kind) of what looks like a credential; line 0 of what is no text.
     """
 
     sha256: str
@@ -53,13 +53,14 @@ class Digests:
         self._kept: dict[str, tuple[list[int], Digest]] = {}
         self._read_bytes = self._read_files = 0
 
-    def of(self, name: str, path: str, status: os.stat_result) -> Digest:
+    def of(self, name: str, path: str, status: os.stat_result, *, target: str | None = None) -> Digest:
         """Return a file's digest, from memory where the file is unchanged.
 
         Args:
             name: The key.
             path: The file.
             status: Its status, taken before.
+            target: Where it is a link: the path of what it leads to, whose name tells how to read it.
 
         Raises:
             OSError: it cannot be read.
@@ -70,7 +71,7 @@ class Digests:
             self._kept[name] = known
             return known[1]
         began = time.time_ns()
-        digest = read_digest(path)
+        digest = read_digest(path, name if target is None else target)
         self._read_bytes += digest.size
         self._read_files += 1
         if max(status.st_mtime_ns, status.st_ctime_ns) < began - _TICK_NS and digest.size == status.st_size:
@@ -118,8 +119,12 @@ def forget(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_digest(path: str) -> Digest:
+def read_digest(path: str, name: str) -> Digest:
     """Read a file once, for its digest and for what looks like a credential in it.
+
+    Args:
+        path: The file.
+        name: The name by which `credentials.in_file` knows how to read it.
 
     Raises:
         OSError: it cannot be read.
@@ -127,7 +132,7 @@ def read_digest(path: str) -> Digest:
     with open(path, "rb") as file:  # noqa: PTH123 (ten thousand times; a Path costs as much as the rest)
         data = file.read(credentials.SCANNED_BYTES)
         digest, size = hashlib.sha256(data), len(data)
-        found = tuple(credentials.in_text(data))
+        found = tuple(credentials.in_file(name, data))
         del data
         while size >= credentials.SCANNED_BYTES and (chunk := file.read(_CHUNK_BYTES)):
             digest.update(chunk)
