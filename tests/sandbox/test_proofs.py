@@ -44,7 +44,7 @@ class Small(Task):
         return F.mse_loss(model(batch[0]), batch[1])
 """
 PLAIN = """
-import argparse, json, os
+import argparse, json, os, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -67,7 +67,9 @@ for epoch in range(arguments.epochs):
 if dist.get_rank() == 0:
     torch.save(model.module.state_dict(), os.path.join(os.environ["SM_MODEL_DIR"], "model.pt"))
     print(f"world size {dist.get_world_size()}, hosts {os.environ['SM_HOSTS']}")
-dist.destroy_process_group()
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)  # torch 2.13 with Gloo now and then aborts while the interpreter shuts down
 """
 
 
