@@ -254,19 +254,19 @@ def submit(
         skip_check = True
     spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
-    cloud = _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
-    backend: Backend = _local() if local else cloud
-    if not local:
+    cloud = None if local else _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
+    if cloud is not None:
         cloud.check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
     from cloudtrain.bundle.archive import write_bundle
 
-    pending = None if local or skip_check else _sagemaker(settings).start_checks(decided)
+    pending = None if cloud is None or skip_check else cloud.start_checks(decided)
     bundle = write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
     if pending is not None:
         _refuse_failed(checks := pending.wait())
         if on_checks is not None:
             on_checks(checks)
+    backend: Backend = _local() if cloud is None else cloud
     return backend.submit(decided, bundle)
 
 
@@ -298,7 +298,7 @@ def get_run(reference: str, *, settings: Settings | None = None) -> Run:
     elif backend == LOCAL or (backend is None and local.has(run)):
         handle = Run(run, local)
     elif backend == SAGEMAKER or (settings or find_settings()).region is not None:
-        handle = Run(run, _backend(SAGEMAKER, settings or find_settings()))
+        handle = Run(run, _sagemaker(settings or find_settings()))
     else:
         raise RunNotFoundError(
             f"there is no local run {run} in {local.runs}",
@@ -559,7 +559,3 @@ def _sandbox_of(run: str) -> SageMakerBackend | None:
     except RunNotFoundError:
         return None
     return backend
-
-
-def _backend(name: str, settings: Settings) -> Backend:
-    return _local() if name == LOCAL else _sagemaker(settings)

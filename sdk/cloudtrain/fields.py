@@ -27,7 +27,9 @@ SIZE_PATTERN = r"^\d{1,9}(\.\d+)?\s*([KMGT]i?B|B)$"
 MONEY_PATTERN = r"^(\d{1,9}(\.\d+)?\s*USD|USD\s*\d{1,9}(\.\d+)?)$"
 STEPS_PATTERN = r"^\d{1,9}\s*steps?$"
 
-_S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/.*)?")
+BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+
+_S3_URI = re.compile(rf"s3://{BUCKET_PATTERN}(?:/.*)?")
 _S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 small letters, digits, dots or hyphens"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _YES_NO = {"yes": True, "on": True, "no": False, "off": False}

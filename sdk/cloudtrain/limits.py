@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.document import FieldPath
+from cloudtrain.whole import write_whole
 
 _OPERATION_INPUT = "CreateTrainingJobRequest"
 _MODEL = Path("data", "sagemaker", "2017-07-24")
@@ -153,11 +154,9 @@ def _cache_folder() -> Path:
 
 def _keep(path: Path, text: str) -> None:
     """Write a file in one step. A folder that cannot be written costs the next command 20 ms, no more."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
 
 
 def _shape(name: str) -> Mapping[str, Any]:

@@ -256,14 +256,16 @@ def make_plan(
     if notes.problems:
         raise SpecError(notes.problems)
     checkpoints = "" if sync else locations.checkpoints
+    cluster = _cluster(spec, placement)
+    batch = _batch(spec, cluster.world_size)
     return Plan(
         run=run,
         job=spec.name,
         target=target,
         created=now,
-        cluster=_cluster(spec, placement),
-        batch=_batch(spec, placement.world_size(spec.cluster.instances)),
-        length=_length(spec, placement.world_size(spec.cluster.instances), time.runtime),
+        cluster=cluster,
+        batch=batch,
+        length=_length(spec, batch, time.runtime),
         cost=cost,
         image=placement.image,
         bundle=code,
@@ -305,10 +307,9 @@ def _batch(spec: JobSpec, world_size: int) -> BatchPlan | None:
     return BatchPlan(train.batch_size, train.accumulate, train.batch_size * train.accumulate * replicas)
 
 
-def _length(spec: JobSpec, world_size: int, runtime: int) -> LengthPlan:
+def _length(spec: JobSpec, batch: BatchPlan | None, runtime: int) -> LengthPlan:
     train, every = spec.train, spec.checkpoint.every
     steps = train.steps if train is not None else None
-    batch = _batch(spec, world_size)
     checkpoints: int | None = None
     if train is not None and every.seconds is not None:
         checkpoints = runtime // every.seconds + 1  # and one at the end

@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudtrain import limits
 from cloudtrain.errors import nearest
+from cloudtrain.fields import BUCKET_PATTERN
 from cloudtrain.limits import Violation
 from cloudtrain.notes import Notes
 from cloudtrain.request import SETTING, source_of
@@ -19,7 +20,7 @@ from cloudtrain.units import format_duration, format_size
 
 _LARGE_CODE_BYTES = 100 * 10**6
 _OLD_PRICE_DAYS = 180
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BUCKET = re.compile(BUCKET_PATTERN)
 _SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.bundle import credentials
+from cloudtrain.whole import write_whole
 
 FILE_PREFIX = "digests-"
 _TICK_NS = 2 * 10**9
@@ -86,17 +87,12 @@ class Digests:
             "version": credentials.VERSION,
             "files": {name: [stamp, list(digest)] for name, (stamp, digest) in self._kept.items()},
         }
-        partial = self._file.with_suffix(f".{os.getpid()}")
-        try:
+        with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             ignore = self._file.parent / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n", encoding="utf-8")
-            partial.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
-            partial.replace(self._file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+            write_whole(self._file, json.dumps(content, separators=(",", ":")))
 
     def _load(self) -> dict[str, tuple[list[int], Digest]]:
         if self._file is None:

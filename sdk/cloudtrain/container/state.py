@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.run import State
+from cloudtrain.whole import write_whole
 
 STATE_FILE = "state.json"
 LOCK_FILE = "supervisor.lock"
@@ -40,9 +40,7 @@ def write_state(root: Path, record: RecordedState) -> None:
     for name in ("started", "ended"):
         moment = getattr(record, name)
         content[name] = moment.isoformat() if moment else None
-    partial = root / f".{STATE_FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(root / STATE_FILE)
+    write_whole(root / STATE_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def read_state(root: Path) -> RecordedState:
@@ -66,12 +64,20 @@ def read_state(root: Path) -> RecordedState:
 def is_watched(root: Path) -> bool:
     """Whether a living process watches this run: it holds the lock until it is gone."""
     try:
-        file = (root / LOCK_FILE).open("r+")
+        return is_held(root / LOCK_FILE)
     except FileNotFoundError:
         return False
-    with file:
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds a lock file. Several may look at once: looking takes a shared lock only.
+
+    Raises:
+        OSError: there is no such file, or it cannot be opened.
+    """
+    with lock.open("r+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         return False

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.catalog import Price, Prices, Source, newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
+from cloudtrain.whole import write_whole
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -131,14 +130,7 @@ def _write(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, text)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
 

@@ -19,6 +19,7 @@ from typing import Any
 from cloudtrain.container import JobFolder, Outcome, Transition, run_job, visible_gpus
 from cloudtrain.container.processes import adopt_orphans, descendants, kill
 from cloudtrain.run import State
+from cloudtrain.whole import write_whole
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 
 REQUEST_FILE = "request.json"
@@ -51,9 +52,7 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
     content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
-    partial = folder.root / f".{OUTCOME_FILE}"
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    partial.replace(folder.root / OUTCOME_FILE)
+    write_whole(folder.root / OUTCOME_FILE, json.dumps(content))
     return 0
 
 

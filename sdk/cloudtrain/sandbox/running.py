@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cloudtrain.container.state import is_held
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.settings import Settings
+from cloudtrain.whole import write_whole
 
 REGION = "us-west-2"
 """Where prices are known (`cloudtrain.catalog`), so that a run in the sandbox shows what it would cost."""
@@ -127,9 +129,7 @@ def hold_home(home: Path) -> IO[str]:
 
 def record(home: Path, sandbox: Sandbox) -> None:
     """Write down where the sandbox is, in one step."""
-    partial = home / f".{STATE_FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(sandbox.to_json(), indent=1) + "\n", encoding="utf-8")
-    partial.replace(home / STATE_FILE)
+    write_whole(home / STATE_FILE, json.dumps(sandbox.to_json(), indent=1) + "\n")
 
 
 def find_sandbox(home: Path) -> Sandbox | None:
@@ -199,12 +199,6 @@ def stop_sandbox(home: Path) -> bool:
 def _is_held(home: Path) -> bool:
     """Whether a living process holds the folder's lock."""
     try:
-        lock = (home / _LOCK_FILE).open("r+")
+        return is_held(home / _LOCK_FILE)
     except OSError:
-        return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
         return False
