@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain import catalog
 from cloudtrain.document import FieldPath
@@ -44,6 +44,19 @@ _METRICS = (
     ("test/loss", "evaluation", "loss"),
     ("test/accuracy", "evaluation", "accuracy"),
 )
+
+
+class S3Place(NamedTuple):
+    """An `s3://` uri's parts."""
+
+    bucket: str
+    key: str
+
+
+def split_uri(uri: str) -> S3Place:
+    """Return the parts of an `s3://` uri."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return S3Place(bucket, key)
 
 
 @dataclass(frozen=True)

@@ -193,15 +193,43 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
 
 
 @dataclass(frozen=True)
+class Phase:
+    """One stage of a run's life, such as `Pending` or `Training`, by the name that SageMaker gives it.
+
+    Attributes:
+        ended: None while it lasts.
+        detail: What the service says of it.
+    """
+
+    name: str
+    started: datetime
+    ended: datetime | None = None
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `status --json`."""
+        return {
+            "name": self.name,
+            "started": self.started.isoformat(),
+            "ended": self.ended.isoformat() if self.ended else None,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True)
 class Status:
     """The truth about one run at one moment.
 
     Attributes:
         reason: Why it is in this state, for people; empty when there is nothing to say.
+        created: When it was submitted, or None where that is not told.
         started: When training started, or None.
         ended: When the run ended, or None.
-        billable_seconds: Seconds that are charged per instance; 0 for local runs.
+        billable_seconds: Seconds that are charged per instance, so far; 0 for local runs.
         cost_usd: What the run has cost so far, or None when the price is unknown; 0.0 for local runs.
+        instance_type: The type it runs on; with `cluster.prefer` the one that was taken.
+        usd_per_hour: Price of all instances together, or None when it is unknown.
+        phases: The stages it went through; empty where the backend keeps none.
         artifacts: Where model and outputs lie, by name.
     """
 
@@ -209,10 +237,15 @@ class Status:
     backend: str
     state: State
     reason: str = ""
+    created: datetime | None = None
     started: datetime | None = None
     ended: datetime | None = None
     billable_seconds: int = 0
     cost_usd: float | None = None
+    instance_type: str | None = None
+    instances: int | None = None
+    usd_per_hour: float | None = None
+    phases: tuple[Phase, ...] = ()
     world_size: int | None = None
     progress: Progress = Progress()
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -227,31 +260,56 @@ class Status:
         """`<backend>:<run id>`, the name by which every verb finds the run."""
         return f"{self.backend}:{self.run}"
 
+    def checkpoint_age(self, now: float | None = None) -> float | None:
+        """Return the seconds since the last complete checkpoint, up to the run's end; None when there is none."""
+        if self.progress.checkpoint is None:
+            return None
+        moment = self.ended.timestamp() if self.ended is not None else (time.time() if now is None else now)
+        return max(0.0, moment - self.progress.checkpoint.time)
+
+    def usd_at_risk(self, now: float | None = None) -> float | None:
+        """Return what would be paid again if the run died now; None when it has ended or the price is unknown.
+
+        It is the price of the time since the last complete checkpoint, or since training started.
+        """
+        if self.usd_per_hour is None or self.started is None or self.state.is_final:
+            return None
+        moment = time.time() if now is None else now
+        age = self.checkpoint_age(moment)
+        lost = max(0.0, moment - self.started.timestamp())
+        return round(self.usd_per_hour * (lost if age is None else min(age, lost)) / 3600, 2)
+
     def to_json(self, now: float | None = None) -> dict[str, Any]:
         """Return the object that `status --json` prints. `now` is in seconds since the epoch."""
         checkpoint = self.progress.checkpoint
-        moment = self.ended.timestamp() if self.ended is not None else (time.time() if now is None else now)
+        age = self.checkpoint_age(now)
         return {
             "run": self.run,
             "backend": self.backend,
             "state": str(self.state),
             "reason": self.reason,
             "exit_code": self.exit_code,
+            "created": self.created.isoformat() if self.created else None,
             "started": self.started.isoformat() if self.started else None,
             "ended": self.ended.isoformat() if self.ended else None,
             "billable_seconds": self.billable_seconds,
             "cost_usd": self.cost_usd,
+            "usd_per_hour": self.usd_per_hour,
+            "usd_at_risk": self.usd_at_risk(now),
+            "instance_type": self.instance_type,
+            "instances": self.instances,
+            "phases": [phase.to_json() for phase in self.phases],
             "world_size": self.world_size,
             "first_step": self.progress.first_step,
             "last_step": self.progress.last_step,
             "total_steps": self.progress.total_steps,
             "last_epoch": self.progress.last_epoch,
             "last_checkpoint": None
-            if checkpoint is None
+            if checkpoint is None or age is None
             else {
                 "uri": checkpoint.uri,
                 "step": checkpoint.step,
-                "age_seconds": round(max(0.0, moment - checkpoint.time), 1),
+                "age_seconds": round(age, 1),
             },
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),

@@ -10,7 +10,9 @@ import botocore.session
 import pytest
 from support import EXAMPLES, Cli
 
-from cloudtrain.backends.sagemaker import ACTIVE_STATES, FINAL_STATES, LOG_GROUP, SageMakerBackend, map_state
+from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import LOG_GROUP
+from cloudtrain.backends.sagemaker.states import ACTIVE_STATES, FINAL_STATES, map_state
 from cloudtrain.run import State
 from cloudtrain.settings import Settings
 from cloudtrain_runtime.contract import format_event

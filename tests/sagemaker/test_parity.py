@@ -17,7 +17,8 @@ from estimator_support import CREATE, boto_session, sdk_session, settings_checke
 from parity_cases import CASES, DIGEST, EBS, FACTORS, Case, by_hand, combinations, job_text, settings
 from support import serve_moto
 
-from cloudtrain.backends.sagemaker import DriftGuard, SageMakerBackend, compare, send_by_estimator
+from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.estimator import DriftGuard, compare, send_by_estimator
 from cloudtrain.errors import DriftError
 from cloudtrain.plan import CodeInfo, Plan, make_plan
 from cloudtrain.settings import Settings
@@ -368,7 +369,7 @@ def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(plan_of: PlanOf, a
     plan = plan_of(*VARIANTS["torch_distributed"])
     program = (
         "import boto3, pickle, sys\n"
-        "from cloudtrain.backends.sagemaker import send_by_estimator\n"
+        "from cloudtrain.backends.sagemaker.estimator import send_by_estimator\n"
         "hook = sys.excepthook\n"
         "plan = pickle.load(sys.stdin.buffer)\n"
         "session = boto3.Session()\n"

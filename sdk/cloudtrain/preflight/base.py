@@ -131,14 +131,6 @@ class Role:
     name: str
 
 
-@dataclass(frozen=True)
-class Location:
-    """An S3 uri's parts."""
-
-    bucket: str
-    key: str
-
-
 class Context:
     """What checks ask with. Clients are made once and shared by the threads."""
 
@@ -204,12 +196,6 @@ class Context:
         """
         account = self.settings.account
         return {"ExpectedBucketOwner": account} if bucket == self.settings.bucket and account else {}
-
-
-def split(uri: str) -> Location:
-    """Return the parts of an `s3://` uri."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return Location(bucket, key)
 
 
 def bucket_region(context: Context, bucket: str) -> str:

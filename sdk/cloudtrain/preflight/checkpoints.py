@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed, split
+from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed
 from cloudtrain.preflight.storage import list_objects
+from cloudtrain.request import split_uri
 from cloudtrain.run import is_run_id
 
 _MANIFEST = "manifest.json"
@@ -45,12 +46,12 @@ def check_checkpoints(context: Context) -> Iterator[Check]:
     except ClientError as error:
         if error_code(error) != "NoSuchBucket":
             raise
-        if split(uri).bucket == context.settings.bucket:
+        if split_uri(uri).bucket == context.settings.bucket:
             raise UnansweredError("needs the bucket") from None
         yield failed(
             "checkpoints",
-            f"there is no bucket {split(uri).bucket}",
-            command("aws", "s3", "mb", f"s3://{split(uri).bucket}", "--region", context.region),
+            f"there is no bucket {split_uri(uri).bucket}",
+            command("aws", "s3", "mb", f"s3://{split_uri(uri).bucket}", "--region", context.region),
         )
 
 
@@ -77,11 +78,11 @@ def _check(context: Context, uri: str) -> Check:
 
 
 def _hold(context: Context, uri: str) -> _Held:
-    prefix = split(uri).key.rstrip("/")
+    prefix = split_uri(uri).key.rstrip("/")
     prefix = f"{prefix}/" if prefix else ""
     folders: dict[str, dict[str, int]] = {}
     foreign: list[str] = []
-    for key, size in list_objects(context, f"s3://{split(uri).bucket}/{prefix}").sizes.items():
+    for key, size in list_objects(context, f"s3://{split_uri(uri).bucket}/{prefix}").sizes.items():
         folder, _, file = key.removeprefix(prefix).partition("/")
         if file and _STEP.fullmatch(folder):
             folders.setdefault(folder, {})[file] = size
@@ -92,7 +93,7 @@ def _hold(context: Context, uri: str) -> _Held:
 
 def _newest(context: Context, uri: str, held: _Held) -> Mapping[str, Any] | None:
     """Return the manifest of the newest whole checkpoint, by the rule of the runtime: every file, of its size."""
-    place = split(uri)
+    place = split_uri(uri)
     for name in held.finished:
         manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{_MANIFEST}")
         files = manifest.get("files", {})

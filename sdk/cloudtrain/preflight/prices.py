@@ -7,14 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cloudtrain.aws import aws_errors
 from cloudtrain.catalog import Price, Prices, Source, newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.whole import write_whole
-
-if TYPE_CHECKING:
-    from botocore.exceptions import ClientError
 
 _API_REGION = "us-east-1"
 """One of the API's three endpoints (the others: eu-central-1, ap-south-1); each knows the prices of all regions."""
@@ -82,11 +80,9 @@ def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
 def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
     """Yield every ML instance that the price list has for a region, page after page."""
     import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
 
     filters = {"regionCode": region, "productFamily": _PRODUCT_FAMILY}
-    try:
+    with aws_errors("read the price list", _HINTS):
         client = (session or boto3.Session()).client("pricing", region_name=_API_REGION)
         pages = client.get_paginator("get_products").paginate(
             ServiceCode=_SERVICE,
@@ -95,10 +91,6 @@ def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
         )
         for page in pages:
             yield from map(_parse, page.get("PriceList") or ())
-    except ClientError as error:
-        raise _refused(error) from None
-    except (BotoCoreError, ResponseParserError) as error:
-        raise _unreachable(error) from None
 
 
 def _parse(text: str) -> Mapping[str, Any]:
@@ -137,31 +129,7 @@ def _write(path: Path, text: str) -> None:
 
 # ---------------------------------------------------------------- errors
 
-_HINTS = {
-    "AccessDeniedException": "the credentials need the permission pricing:GetProducts on *",
-    "ThrottlingException": "too many calls at once: try again in a minute",
-    "ExpiredTokenException": "sign in again",
-    "UnrecognizedClientException": "the access key is unknown: check the profile",
-}
-
-
-def _refused(error: ClientError) -> CloudError:
-    details = error.response.get("Error", {})
-    code = str(details.get("Code", ""))
-    return CloudError(
-        f"could not read the price list: AWS says {code}: {details.get('Message', '')}", _HINTS.get(code, "")
-    )
-
-
-def _unreachable(error: Exception) -> CloudError:
-    from botocore import exceptions
-
-    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        return CloudError(
-            "there are no AWS credentials, which the AWS Price List API needs",
-            "sign in (aws configure, aws sso login, or AWS_PROFILE); the prices that are known stay as they are",
-        )
-    return CloudError(f"could not read the price list: {error}", "check the network and AWS_ENDPOINT_URL_PRICING")
+_HINTS = {"AccessDeniedException": "the credentials need the permission pricing:GetProducts on *"}
 
 
 def _unreadable(text: str) -> CloudError:

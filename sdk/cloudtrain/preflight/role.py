@@ -21,10 +21,10 @@ from cloudtrain.preflight.base import (
     failed,
     passed,
     side_by_side,
-    split,
     unknown,
 )
 from cloudtrain.preflight.image import parse_image
+from cloudtrain.request import split_uri
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -191,7 +191,7 @@ def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
     outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
     if plan.locations.code not in inputs:
         inputs.append(plan.locations.code)  # AWS's toolkit reads it itself
-    buckets = sorted({split(uri).bucket for uri in (*inputs, *outputs)})
+    buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
     return (
         Need(("s3:ListBucket",), tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets), elsewhere=True),
         Need(("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), elsewhere=True),
@@ -204,7 +204,7 @@ def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
 
 
 def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
-    places = sorted({f"{place.bucket}/{place.key}" for place in map(split, uris)})
+    places = sorted({f"{place.bucket}/{place.key}" for place in map(split_uri, uris)})
     return tuple(
         f"arn:{role.partition}:s3:::{place}" + ("" if place.endswith(".gz") else f"/{_ANY_OBJECT}") for place in places
     )

@@ -22,9 +22,9 @@ from cloudtrain.preflight.base import (
     is_denied,
     passed,
     side_by_side,
-    split,
     unknown,
 )
+from cloudtrain.request import split_uri
 from cloudtrain.units import format_size
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
@@ -134,7 +134,7 @@ class _Measured:
 
 def list_objects(context: Context, uri: str, *, pages: int = PAGES) -> Listing:
     """Return the objects whose keys begin with a uri's key, as SageMaker's S3Prefix does; empty folders left out."""
-    place = split(uri)
+    place = split_uri(uri)
     sizes: dict[str, int] = {}
     arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key, **context.expected_owner(place.bucket)}
     for _ in range(pages):
@@ -181,7 +181,7 @@ def _measure(context: Context, channel: Mapping[str, Any]) -> _Measured:
         return _measure_objects(context, channel, name)
     except (ClientError, BotoCoreError) as error:
         if isinstance(error, ClientError) and error_code(error) in _MISSING:
-            bucket = split(_uri(channel)).bucket
+            bucket = split_uri(_uri(channel)).bucket
             fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', _uri(channel))}"
             return _Measured(failed(name, f"there is no bucket {bucket}", fix), None)
         return _Measured(unknown(name, *explain(error)), None)
@@ -189,9 +189,9 @@ def _measure(context: Context, channel: Mapping[str, Any]) -> _Measured:
 
 def _measure_objects(context: Context, channel: Mapping[str, Any], name: str) -> _Measured:
     uri = _uri(channel)
-    region = bucket_region(context, split(uri).bucket)
+    region = bucket_region(context, split_uri(uri).bucket)
     if region != context.region:
-        near = f"s3://BUCKET-IN-{context.region}/{split(uri).key}"
+        near = f"s3://BUCKET-IN-{context.region}/{split_uri(uri).key}"
         return _Measured(
             failed(
                 name,
@@ -223,7 +223,7 @@ def _judge_listing(context: Context, name: str, uri: str, listing: Listing, *, s
 
 def _neighbours(uri: str, listing: Listing) -> str:
     """Say when a prefix takes in more than the folder of its name: s3://b/train matches train-old/, too."""
-    key = split(uri).key
+    key = split_uri(uri).key
     if not key or key.endswith("/") or key in listing.sizes:
         return ""
     beside = [name for name in listing.sizes if not name.startswith(f"{key}/")]

@@ -19,10 +19,11 @@ from cloudtrain import catalog
 from cloudtrain.container import JobFolder
 from cloudtrain.container.processes import kill, processes_of_run
 from cloudtrain.container.tree import host_names
+from cloudtrain.request import split_uri
 from cloudtrain.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.sandbox.jobs import FAILURE_CHARACTERS, TrainingJob
 from cloudtrain.sandbox.logs import LogPump
-from cloudtrain.sandbox.transfer import Mirror, TransferError, fetch_prefix, split_uri
+from cloudtrain.sandbox.transfer import Mirror, TransferError, fetch_prefix
 from cloudtrain.sandbox.weather import Sky
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cloudtrain.request import split_uri
 from cloudtrain.sandbox.jobs import Clock, TrainingJob
 from cloudtrain.sandbox.rules import ServiceError, check_create, check_role, invalid, no_objects
-from cloudtrain.sandbox.transfer import list_keys, split_uri
+from cloudtrain.sandbox.transfer import list_keys
 
 Document = Mapping[str, Any]
 _ARN_PART = ":training-job/"

@@ -12,6 +12,7 @@ from typing import Any
 
 from cloudtrain.document import FieldPath
 from cloudtrain.limits import Violation, check_request, limit_of
+from cloudtrain.request import split_uri
 from cloudtrain.sandbox.jobs import ACCOUNT
 
 MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
@@ -80,7 +81,7 @@ def check_role(request: Mapping[str, Any], trust: str | None) -> None:
 
 def no_objects(uri: str, region: str, role: str, said: str) -> ServiceError:
     """Return the refusal of an input that is not there."""
-    bucket = uri.removeprefix("s3://").partition("/")[0]
+    bucket = split_uri(uri).bucket
     return invalid(
         f'No S3 objects found under S3 URL "{uri}" given in input data source. Please ensure that the bucket exists in '
         f'the selected region ({region}), that objects exist under that S3 prefix, and that the role "{role}" has '

@@ -6,18 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.request import split_uri
+
 USER_AGENT = "cloudtrain-sandbox-service"
 """Marks the service's own calls, which the weather spares: in AWS they are not the user's either."""
 
 
 class TransferError(Exception):
     """An object cannot be brought. The message goes to FailureReason."""
-
-
-def split_uri(uri: str) -> tuple[str, str]:
-    """Return bucket and key of an `s3://` uri."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return bucket, key
 
 
 def fetch_prefix(s3: Any, uri: str, folder: Path) -> int:

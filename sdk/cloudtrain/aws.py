@@ -1,0 +1,75 @@
+"""What every call to AWS shares: what went wrong, told as ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cloudtrain.errors import CloudError
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+
+
+@contextlib.contextmanager
+def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn botocore's exceptions into ours: what was tried, what AWS said, what to do.
+
+    Args:
+        action: What is tried, such as `read the log`.
+        hints: What to do by error code, before what is generally done.
+    """
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except ValueError as error:
+        if "endpoint" not in str(error).lower():
+            raise
+        raise CloudError(f"could not {action}: {error}", "write AWS_ENDPOINT_URL as http://host:port") from None
+    except (ClientError, BotoCoreError, Boto3Error, ResponseParserError) as error:
+        # boto3's transfers wrap what AWS said.
+        cause = error.__context__ if isinstance(error, Boto3Error) else error
+        if isinstance(cause, ClientError):
+            raise _refused(action, cause, hints or {}) from None
+        raise _unreachable(action, error) from None
+
+
+_HINTS: dict[str, str] = {
+    "AccessDenied": "the credentials may not do this: compare their policy with what cloudtrain calls",
+    "AccessDeniedException": "the credentials may not do this: compare their policy with what cloudtrain calls",
+    "NoSuchBucket": "create the bucket, or set CLOUDTRAIN_BUCKET to one that exists",
+    "ResourceLimitExceeded": "ask for a higher quota of this instance type in the Service Quotas console",
+    "ThrottlingException": "too many calls at once: try again in a minute",
+    "ExpiredToken": "sign in again",
+    "ExpiredTokenException": "sign in again",
+    "InvalidClientTokenId": "the access key is unknown: check the profile",
+    "UnrecognizedClientException": "the access key is unknown: check the profile",
+}
+
+
+def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> CloudError:
+    details = error.response.get("Error", {})
+    code = str(details.get("Code", ""))
+    return CloudError(
+        f"could not {action}: AWS says {code}: {details.get('Message', '')}", {**_HINTS, **hints}.get(code, "")
+    )
+
+
+def _unreachable(action: str, error: Exception) -> CloudError:
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+        return no_credentials()
+    return CloudError(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
+
+
+def no_credentials() -> CloudError:
+    """Return what is said where there are no credentials."""
+    return CloudError(
+        "there are no AWS credentials",
+        "sign in (aws configure, aws sso login, or AWS_PROFILE). To run on this machine without an account: --local",
+    )
