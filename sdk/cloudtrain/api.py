@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,6 @@ from datetime import UTC, date, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.entry import find_module
@@ -127,8 +127,21 @@ def _plan(
     if left_behind:
         raise SpecError(left_behind)
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory))
-    decided = _decide(spec, code, local=local, settings=settings, now=now, suffix=suffix)
+    stamp = "" if local else _stamp_data(spec)
+    decided = _decide(spec, code, local=local, settings=settings, now=now, suffix=suffix, data_stamp=stamp)
     return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
+
+
+def _stamp_data(spec: JobSpec) -> str:
+    """Return what tells one state of this machine's data from another, without reading it: names, sizes and times."""
+    stamp = hashlib.sha256()
+    for name, channel in sorted(spec.data.items()):
+        if not channel.is_s3:
+            root = spec.base / channel.uri
+            for path in [root] if root.is_file() else sorted(root.rglob("*")):
+                found = path.stat()
+                stamp.update(f"{name} {path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return stamp.hexdigest()
 
 
 def _secret_data(spec: JobSpec) -> Iterator[Finding]:
@@ -165,21 +178,26 @@ def _decide(
     settings: Settings | None,
     now: datetime | None = None,
     suffix: str | None = None,
+    data_stamp: str = "",
 ) -> Plan:
     settings = settings or find_settings(spec)
     moment = now or datetime.now(UTC)
-    return make_plan(
+    run = make_run_id(spec.name, moment, suffix or secrets.token_hex(3))
+    decided = make_plan(
         spec,
         settings,
         code,
-        run=make_run_id(spec.name, moment, suffix or secrets.token_hex(3)),
+        run=run,
         now=moment,
         target=LOCAL if local else SAGEMAKER,
         prices=prices(),
         home=find_home(),
         machine=_this_machine() if local else None,
         resume_uri=_resume_uri(spec, settings, local=local),
+        data_stamp=data_stamp,
     )
+    # Runs of this machine may begin in the same second; the account's are named after what they are.
+    return decided if local or suffix else decided.rename(make_run_id(spec.name, moment, decided.identity[:6]))
 
 
 def _this_machine() -> Machine:
@@ -229,10 +247,14 @@ def submit(
     sandbox: bool = False,
     settings: Settings | None = None,
     skip_check: bool = False,
+    new: bool = False,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
+
+    Where a run of the same request and code goes on already, that one is returned and nothing is started
+    (`run.attached`), however often and from wherever it is submitted. Local runs cost nothing: each submit starts one.
 
     Args:
         spec: The job, or the path of its file.
@@ -241,6 +263,7 @@ def submit(
             before, because it has no quotas and holds nothing of the real one.
         settings: The account; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run.
+        new: Start another run beside one of the same request and code.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
         progress: Told how many bytes of the code have been read or packed, and how many there are.
 
@@ -258,6 +281,8 @@ def submit(
     if cloud is not None:
         cloud.check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
+    if cloud is not None and not new and (live := cloud.find_live(decided)) is not None:
+        return live
     from cloudtrain.bundle.archive import write_bundle
 
     pending = None if cloud is None or skip_check else cloud.start_checks(decided)
@@ -266,8 +291,10 @@ def submit(
         _refuse_failed(checks := pending.wait())
         if on_checks is not None:
             on_checks(checks)
-    backend: Backend = _local() if cloud is None else cloud
-    return backend.submit(decided, bundle)
+    if cloud is None:
+        return _local().submit(decided, bundle)
+    reserved = cloud.reserve(decided, new=new)
+    return reserved if isinstance(reserved, Run) else cloud.submit(reserved, bundle)
 
 
 def _refuse_failed(checks: tuple[Check, ...]) -> None:

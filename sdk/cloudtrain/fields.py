@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -46,6 +47,11 @@ def unit(parse: Callable[[object], Any]) -> BeforeValidator:
             raise fail(message, hint=hint) from None
 
     return BeforeValidator(validate)
+
+
+def _written(form: str) -> PlainSerializer:
+    """Return a serializer to JSON that writes a value with its unit, as it can be read again."""
+    return PlainSerializer(form.format, return_type=str, when_used="json")
 
 
 def matching(pattern: re.Pattern[str], expected: str, hint: str) -> BeforeValidator:
@@ -88,22 +94,30 @@ def s3_problem(uri: str) -> str:
 
 
 Duration = Annotated[
-    int, unit(parse_duration), WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["36h"]})
+    int,
+    unit(parse_duration),
+    _written("{}s"),
+    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["36h"]}),
 ]
 """Seconds, written `10m`, `36h`, `1h30m`."""
 GigaBytes = Annotated[
     int,
     unit(lambda value: -(-parse_size(value) // 10**9)),
+    _written("{}GB"),
     WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["200GB"]}),
 ]
 """Whole gigabytes, written `200GB`."""
 Dollars = Annotated[
-    float, unit(parse_money), WithJsonSchema({"type": "string", "pattern": MONEY_PATTERN, "examples": ["500 USD"]})
+    float,
+    unit(parse_money),
+    _written("{} USD"),
+    WithJsonSchema({"type": "string", "pattern": MONEY_PATTERN, "examples": ["500 USD"]}),
 ]
 """US dollars, written `500 USD`."""
 Every = Annotated[
     Cadence,
     unit(parse_cadence),
+    PlainSerializer(lambda value: f"{value.steps} steps" if value.steps else f"{value.seconds}s", when_used="json"),
     WithJsonSchema(
         {
             "type": "string",

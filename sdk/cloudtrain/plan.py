@@ -6,9 +6,12 @@ this object is the first half of every run.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from cloudtrain.placement import Machine, Placement, place
 from cloudtrain.refusals import check_abilities, check_limits, check_settings, warn_of_code, warn_of_price
 from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.spec import REQUEST_TAG, JobSpec
 from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
@@ -126,6 +129,9 @@ class Plan:
         warnings: What the user should know, one sentence each.
         decisions: Choices that cloudtrain made itself and why, one line each.
         resume: `auto`, `never`, or the uri of the checkpoints to go on from.
+        identity: sha256 over everything that would be sent and run, but for the run's own name: two submits of the same
+            request and code have the same. It stands in the request as a tag, too.
+        job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
     """
 
     run: str
@@ -147,6 +153,30 @@ class Plan:
     warnings: tuple[str, ...]
     decisions: tuple[str, ...]
     resume: str = "auto"
+    identity: str = ""
+    job_document: Mapping[str, Any] = field(default_factory=dict)
+
+    def rename(self, run: str) -> Plan:
+        """Return the same plan under another run id, which stands in it wherever this one does."""
+
+        def named(text: str) -> str:
+            return text.replace(self.run, run)
+
+        places = self.locations
+        return replace(
+            self,
+            run=run,
+            locations=Locations(
+                code=named(places.code),
+                config=named(places.config),
+                output=named(places.output),
+                checkpoints=named(places.checkpoints),
+                channels={name: named(uri) for name, uri in places.channels.items()},
+            ),
+            config=RunConfig.from_json(named(self.config.to_json())),
+            request=json.loads(named(json.dumps(self.request))),
+            uploads=tuple(Upload(upload.path, named(upload.uri)) for upload in self.uploads),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints."""
@@ -182,6 +212,7 @@ class Plan:
         source = self.bundle.source
         everything = {
             **self.to_json(),
+            "job": self.job_document,
             "config": json.loads(self.config.to_json()),
             "source": source and asdict(source),
         }
@@ -200,6 +231,7 @@ def make_plan(
     home: Path | None = None,
     machine: Machine | None = None,
     resume_uri: str | None = None,
+    data_stamp: str = "",
 ) -> Plan:
     """Decide everything.
 
@@ -214,6 +246,7 @@ def make_plan(
         home: Folder of local runs (`.cloudtrain`); needed for local plans.
         machine: This machine; needed for local plans.
         resume_uri: Where the checkpoints of the run lie that `checkpoint.resume` names.
+        data_stamp: Tells one state of this machine's data, which would be uploaded, from another.
 
     Raises:
         SpecError: the job asks for what cannot work.
@@ -250,12 +283,15 @@ def make_plan(
         max_wait_seconds=time.wait if not is_local else _local_wait(spec),
     )
     request = render_request(spec, settings, choices)
+    checkpoints = "" if sync else locations.checkpoints
+    config = _run_config(spec, run, placement, checkpoints=checkpoints, resume=resume)
+    identity = _identify(request, config, run, data_stamp)
+    request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)
     check_limits(spec, request, is_local=is_local, notes=notes)
     warn_of_code(spec, code.bytes, notes)
     if notes.problems:
         raise SpecError(notes.problems)
-    checkpoints = "" if sync else locations.checkpoints
     cluster = _cluster(spec, placement)
     batch = _batch(spec, cluster.world_size)
     return Plan(
@@ -270,7 +306,7 @@ def make_plan(
         image=placement.image,
         bundle=code,
         locations=locations,
-        config=_run_config(spec, run, placement, checkpoints=checkpoints, resume=resume),
+        config=config,
         request=request,
         max_runtime_seconds=time.runtime,
         max_wait_seconds=time.wait,
@@ -278,7 +314,18 @@ def make_plan(
         warnings=tuple(notes.warnings),
         decisions=tuple(notes.decisions),
         resume=resume,
+        identity=identity,
+        job_document=spec.to_document(),
     )
+
+
+def _identify(request: dict[str, Any], config: RunConfig, run: str, data_stamp: str) -> str:
+    """Return sha256 over the request, what the container reads, and the state of the data, without the run's name.
+
+    The code is in it by its digest, which is part of the place where it lies.
+    """
+    whole = json.dumps([request, config.to_json(), data_stamp], sort_keys=True)
+    return hashlib.sha256(whole.replace(run, "RUN").encode()).hexdigest()
 
 
 def _local_wait(spec: JobSpec) -> int | None:

@@ -357,10 +357,16 @@ class Operations(Protocol):
 
 
 class Run:
-    """Handle of a submitted run. Get one from `submit()`, or from an id by `get_run()`."""
+    """Handle of a submitted run. Get one from `submit()`, or from an id by `get_run()`.
 
-    def __init__(self, run_id: str, operations: Operations) -> None:
+    Attributes:
+        id: The run id.
+        attached: Whether a submit found this run of the same request and code, and started none.
+    """
+
+    def __init__(self, run_id: str, operations: Operations, *, attached: bool = False) -> None:
         self.id = run_id
+        self.attached = attached
         self._operations = operations
 
     def __repr__(self) -> str:

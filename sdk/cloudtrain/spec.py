@@ -42,7 +42,12 @@ NAME_CHARACTERS = 42
 """Longest `name`: SageMaker allows 63 characters and the run id adds `-yymmdd-hhmmss-xxxxxx`."""
 LONGEST_RUNTIME_SECONDS = 28 * 86400
 """Source: AWS's reference of StoppingCondition, "maximum 28 days"; botocore's model does not hold it."""
-JOB_TAG = "cloudtrain:job"
+OWN_TAGS = "cloudtrain:"
+"""How the keys of the tags begin that cloudtrain sets itself."""
+
+JOB_TAG = f"{OWN_TAGS}job"
+REQUEST_TAG = f"{OWN_TAGS}request"
+"""Holds the identity of a plan: what two submits of the same request and code have in common."""
 """Tag by which cloudtrain finds a job's runs."""
 RESERVED_VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"),
@@ -460,8 +465,9 @@ class JobSpec(Section):
             message = "only a Task is trained by these; a script has its own loop"
             yield Finding(message, train, "pass them to the script by code.args", entries)
         for key in self.tags:
-            if key == JOB_TAG or key.lower().startswith("aws:"):
-                whose = "cloudtrain sets this tag itself" if key == JOB_TAG else "AWS keeps tags with aws: for itself"
+            is_own = key.lower().startswith(OWN_TAGS)
+            if is_own or key.lower().startswith("aws:"):
+                whose = "cloudtrain sets this tag itself" if is_own else "AWS keeps tags with aws: for itself"
                 yield Finding(whose, ("tags", key), "rename it", is_key=True)
         if self.cluster.network.isolation and self.code.requirements is not None:
             about = (("cluster", "network"), ("code", "requirements"))
@@ -514,6 +520,11 @@ class JobSpec(Section):
         )
         finding = replace(finding, at=finding.at[:-1]) if is_short else finding
         return place_finding(finding, lambda at, key: document.place_of(at, key=key))
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the job as a job file holds it: what was given, values with their units."""
+        document: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True)
+        return document
 
     @property
     def base(self) -> Path:

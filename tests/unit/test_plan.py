@@ -396,7 +396,7 @@ SIX_TYPES.append("ml.p3.16xlarge")
         ),
         (
             f"tags={{{', '.join(f'a{n}: x' for n in range(50))}}}",
-            "tags: AWS takes at most 49 besides",
+            "tags: AWS takes at most 48 besides",
         ),
         (f"tags.a={'x' * 257}", "tags.a: AWS takes at most 256 characters, got 257"),
         ("tags.a='x;y'", "tags.a: 'x;y' has a form that AWS refuses"),

@@ -98,6 +98,7 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
 @click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
 @click.option("--sandbox", is_flag=True, help="Send to the local AWS; one is started when none runs (see sandbox).")
 @click.option("--skip-check", is_flag=True, help="Submit without asking the account first (see check).")
+@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @json_option
 def submit(
@@ -110,10 +111,14 @@ def submit(
     local: bool,
     sandbox: bool,
     skip_check: bool,
+    new: bool,
     follow: bool,
     as_json: bool,
 ) -> int:
-    """Start a run. It goes on when this command ends, with or without --follow."""
+    """Start a run. It goes on when this command ends, with or without --follow.
+
+    The same request and code is started once: while it goes on, another submit attaches to it.
+    """
     from cloudtrain import api
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_unknown_checks
@@ -129,6 +134,7 @@ def submit(
             sandbox=sandbox,
             settings=settings,
             skip_check=skip_check,
+            new=new,
             on_checks=say_unknown_checks,
             progress=progress,
         )

@@ -31,7 +31,10 @@ def _one_line(status: Status) -> str:
 
 def print_submitted(run: Run) -> None:
     """Print the run's name and how to come back to it."""
-    say(f"{run.reference} submitted")
+    if run.attached:
+        say(f"{run.reference} is the same request and code, so nothing was started (another beside it: --new)")
+    else:
+        say(f"{run.reference} submitted")
     called = program()
     for verb in ("status", "logs -f", "stop"):
         say(f"  {called} {verb} {run.reference}")

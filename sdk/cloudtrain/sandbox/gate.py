@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -44,6 +45,7 @@ class Gate:
         self._moto = moto
         self._jobs = jobs
         self._sky = sky
+        self._conditional = threading.Lock()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -76,6 +78,10 @@ class Gate:
             except (ValueError, TypeError, KeyError) as error:
                 content = {"__type": "SerializationException", "message": str(error)}
                 return _send(start_response, 400, content)
+        if operation == "PutObject" and ("HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ):
+            # moto looks and writes in two steps; in S3 a condition decides for one writer.
+            with self._conditional:
+                return list(self._moto(environ, start_response))
         return self._moto(environ, start_response)
 
     def _control(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

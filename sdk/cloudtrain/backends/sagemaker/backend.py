@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, no_credentials
+from cloudtrain.backends.sagemaker.claims import Claims
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
@@ -20,13 +21,17 @@ from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import split_uri
-from cloudtrain.run import LogLine, Progress, Run, Status, fold_events, is_run_id
+from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
+from cloudtrain.spec import REQUEST_TAG
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 PLAN_FILE = "plan.json"
 _POLL_SECONDS = 5.0
+_CLAIM_ATTEMPTS = 20
+_CLAIM_SECONDS = 86400
+"""Time in which whoever has claimed a request may still be uploading for it."""
 _STATUS_EVENTS = 1000
 """Log lines that `status` reads from the end of the first host's stream."""
 
@@ -81,6 +86,49 @@ class SageMakerBackend:
 
     # ------------------------------------------------------------ submit
 
+    def find_live(self, plan: Plan) -> Run | None:
+        """Return the run of the same request and code that goes on, or None."""
+        with aws_errors("look for a run of the same request"):
+            claim = self._claims(plan).read(plan.identity)
+        state = None if claim is None else self._state(claim.run)
+        return Run(claim.run, self, attached=True) if claim and state and not state.is_final else None
+
+    def reserve(self, plan: Plan, *, new: bool = False) -> Run | Plan:
+        """Claim a request for a plan's run, or find out who has.
+
+        Returns:
+            The run that goes on already; else the plan, under the id of whoever is about to start the same, if
+            somebody is: SageMaker takes one job of a name.
+        """
+        claims = self._claims(plan)
+        with aws_errors("claim the request"):
+            if new:
+                claims.overwrite(plan.identity, plan.run)
+                return plan
+            for _ in range(_CLAIM_ATTEMPTS):
+                claim = claims.read(plan.identity)
+                if claim is not None and claim.run == plan.run:
+                    return plan
+                state = None if claim is None else self._state(claim.run)
+                if claim is not None and state is not None and not state.is_final:
+                    return Run(claim.run, self, attached=True)
+                if claim is not None and state is None and claim.run and claim.age_seconds < _CLAIM_SECONDS:
+                    return plan.rename(claim.run)
+                if claims.write(plan.identity, plan.run, over=claim):
+                    return plan
+        raise CloudError("many submits of this request at once were faster", "try again")
+
+    def _claims(self, plan: Plan) -> Claims:
+        return Claims(self._client("s3"), plan.locations.output, self._expected_owner())
+
+    def _state(self, run: str) -> State | None:
+        """Return the state of a run, or None when there is none."""
+        try:
+            job = self._describe(run)
+        except RunNotFoundError:
+            return None
+        return map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+
     def submit(self, plan: Plan, bundle: Bundle) -> Run:
         """Upload what is not there yet and create the training job.
 
@@ -97,11 +145,35 @@ class SageMakerBackend:
             for upload in plan.uploads:
                 self._upload_tree(Path(upload.path), upload.uri)
         with aws_errors("create the training job"):
+            is_new = self._create(plan)
+        return Run(plan.run, self, attached=not is_new)
+
+    def _create(self, plan: Plan) -> bool:
+        """Create the training job; return False when it is there already, from the same request and code.
+
+        That is so when an answer was lost on its way and the call was tried again, or when two submit at once.
+        """
+        from botocore.exceptions import ClientError
+
+        client = self._client("sagemaker")
+        try:
             if self.settings.transport == "boto3":
-                self._client("sagemaker").create_training_job(**plan.request)
+                client.create_training_job(**plan.request)
             else:
-                send_by_estimator(plan, self._session(), self._client("sagemaker"))
-        return Run(plan.run, self)
+                send_by_estimator(plan, self._session(), client)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ResourceInUse" or not self._is_ours(plan):
+                raise
+            return False
+        return True
+
+    def _is_ours(self, plan: Plan) -> bool:
+        """Whether the training job of this name is of the same request and code."""
+        client = self._client("sagemaker")
+        arn = client.describe_training_job(TrainingJobName=plan.run)["TrainingJobArn"]
+        pages = client.get_paginator("list_tags").paginate(ResourceArn=arn)
+        tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+        return tags.get(REQUEST_TAG) == plan.identity
 
     def _upload_once(self, path: Path, uri: str) -> None:
         """Upload a file whose name holds its digest, unless it is there."""

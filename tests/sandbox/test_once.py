@@ -1,0 +1,176 @@
+"""One request, one job: however often it is submitted, from wherever, and whatever happens to the answers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_support import Served
+from support import Cli, command, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.aws]
+
+JOB = """\
+name: NAME
+code: {script: train.py}
+cluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}
+limits: {runtime: 10m}
+"""
+TRAIN = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def environ(sandbox: Served) -> dict[str, str]:
+    """What a client exports."""
+    return {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
+
+
+@pytest.fixture
+def long_job(job: Any, sandbox: Served) -> Iterator[Path]:
+    """Write a job that trains for minutes; its runs are stopped with the test."""
+    name = f"once-{secrets.token_hex(4)}"
+    yield job(JOB.replace("NAME", name), train_py=TRAIN)
+    for run in jobs_of(sandbox, name):
+        if sandbox.describe(run)["TrainingJobStatus"] == "InProgress":
+            sandbox.client("sagemaker").stop_training_job(TrainingJobName=run)
+
+
+def jobs_of(sandbox: Served, name: str) -> list[str]:
+    """Return the training jobs of a name."""
+    found = sandbox.client("sagemaker").list_training_jobs(NameContains=name, MaxResults=100)
+    return [job["TrainingJobName"] for job in found["TrainingJobSummaries"]]
+
+
+def name_of(path: Path) -> str:
+    """Return the name in a job file."""
+    return path.read_text().partition("\n")[0].removeprefix("name: ")
+
+
+def test_a_second_submit_attaches_to_the_live_run(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    first = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert first.code == 0, first.err
+    run = first.json["run"]
+    again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert again.code == 0, again.err
+    assert again.json["run"] == run
+    assert f"sagemaker:{run} is the same request and code, so nothing was started" in again.err
+    tags = sandbox.client("sagemaker").list_tags(ResourceArn=sandbox.describe(run)["TrainingJobArn"])["Tags"]
+    identity = {tag["Key"]: tag["Value"] for tag in tags}["cloudtrain:request"]
+    assert run.endswith(identity[:6])
+    # Through the other transport it is the same request.
+    other = cli("submit", long_job, "--skip-check", "--json", environ={**environ, "CLOUDTRAIN_TRANSPORT": "estimator"})
+    assert other.json["run"] == run
+    assert jobs_of(sandbox, name_of(long_job)) == [run]
+
+
+def test_what_differs_is_started(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
+    def submit(*more: str) -> str:
+        done = cli("submit", long_job, "--skip-check", "--json", *more, environ=environ)
+        assert done.code == 0, done.err
+        return str(done.json["run"])
+
+    runs = [submit(), submit("--set", "code.env.A=b"), submit("--new")]
+    (long_job.parent / "train.py").write_text(TRAIN + "# changed\n")
+    runs.append(submit())
+    assert len(set(runs)) == 4
+    assert sorted(jobs_of(sandbox, name_of(long_job))) == sorted(runs)
+
+
+def test_a_run_that_has_ended_is_no_obstacle(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
+    sandbox.secondary(first, "Training")
+    assert cli("stop", first, environ=environ).code == 0
+    second = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert second.code == 0, second.err
+    assert second.json["run"] != first
+    assert second.json["run"][-6:] == first[-6:]
+
+
+def test_many_terminals_at_once_end_with_one_job(sandbox: Served, long_job: Path, environ: dict[str, str]) -> None:
+    submit = [str(command()), "submit", str(long_job), "--skip-check"]
+    several = [
+        subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ)
+        for _ in range(6)
+    ]
+    told = [process.communicate(timeout=120)[1] for process in several]
+    assert [process.returncode for process in several] == [0] * 6, told
+    (run,) = jobs_of(sandbox, name_of(long_job))
+    assert all(f"sagemaker:{run}" in text for text in told)
+    assert sum("submitted" in text for text in told) == 1
+
+
+@pytest.mark.parametrize("transport", ["boto3", "estimator"])
+def test_a_lost_answer_does_not_make_two_jobs(
+    transport: str, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    """The request arrives, its answer does not, and botocore sends it again under the same name."""
+    sandbox.weather(resets={"CreateTrainingJob": 1})
+    environ = {**environ, "CLOUDTRAIN_TRANSPORT": transport}
+    done = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert done.code == 0, done.err
+    assert done.json["run"] in jobs_of(sandbox, name_of(long_job))
+    assert len(jobs_of(sandbox, name_of(long_job))) == 1
+
+
+def test_a_submit_that_never_heard_back_can_be_repeated(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    sandbox.weather(resets={"CreateTrainingJob": 50, "DescribeTrainingJob": 50})
+    lost = cli("submit", long_job, "--skip-check", environ=environ)
+    assert lost.code == 3
+    assert "Traceback" not in lost.err
+    sandbox.weather()
+    again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert again.code == 0, again.err
+    assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]
+
+
+def test_a_submit_that_was_killed_can_be_repeated(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    """Killed between its claim and its job, it leaves nothing that a second one cannot take over."""
+    sandbox.weather(slow_seconds={"CreateTrainingJob": 600})
+    submit = [str(command()), "submit", str(long_job), "--skip-check"]
+    first = subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+    claims = until(lambda: sandbox.keys("cloudtrain/requests/"))
+    first.kill()
+    first.wait()
+    sandbox.weather()
+    again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert again.code == 0, again.err
+    assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]
+    assert len(claims) >= 1
+
+
+def test_every_verb_works_from_another_machine(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """There is nothing but the run id, the region and credentials."""
+    run = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    bare = {name: value for name, value in environ.items() if not name.startswith("CLOUDTRAIN_")}
+    bare |= {"HOME": str(elsewhere), "CLOUDTRAIN_TEST_GUARD": "1", "AWS_REGION": environ["AWS_DEFAULT_REGION"]}
+
+    def there(*arguments: str) -> Any:
+        done = subprocess.run(
+            [str(command()), *arguments], capture_output=True, text=True, check=False, env=bare, cwd=elsewhere
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    sandbox.secondary(run, "Training")
+    until(lambda: "begun" in there("logs", run).stdout)
+    assert run in there("list", "--sagemaker").stdout
+    assert "RUNNING" in there("status", run).stdout
+    assert "STOPPED" in there("stop", run).stdout
+    assert "stopped by request" in there("explain", run).stdout
