@@ -210,8 +210,11 @@ def settings(case: Case) -> dict[str, Any]:
     return {**SETTINGS, **{name: value for level in levels(case) for name, value in level.settings.items()}}
 
 
-def by_hand(case: Case, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the estimator's arguments and its channels' arguments, as a user who knows what is needed gives them."""
+def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the estimator's arguments and its channels' arguments, as a user who knows what is needed gives them.
+
+    `identity` alone is the plan's: nobody computes a digest by hand.
+    """
     arguments = dict(BY_HAND)
     inputs: dict[str, dict[str, Any]] = {"cloudtrain": {"s3_data": f"{_BASE}/{run}/config"}}
     for level in levels(case):
@@ -224,6 +227,7 @@ def by_hand(case: Case, run: str) -> tuple[dict[str, Any], dict[str, dict[str, A
         inputs["code"] = {"s3_data": arguments["source_dir"]}
     if case["entry"] != "task" or isolated:  # these cannot write to S3 themselves
         arguments["checkpoint_s3_uri"] = f"{_BASE}/{run}/checkpoints"
+    arguments["tags"] = [*arguments["tags"], {"Key": "cloudtrain:request", "Value": identity}]
     return arguments, inputs
 
 

@@ -82,13 +82,13 @@ class Hand:
     def _note(self, params: Mapping[str, Any], **_event: Any) -> None:
         self.bodies.append(json.loads(params["body"]))
 
-    def fit(self, case: Case, run: str, **changes: Any) -> dict[str, Any]:
+    def fit(self, case: Case, run: str, identity: str, **changes: Any) -> dict[str, Any]:
         """Send one job, with some arguments changed, and return the document that left for the server."""
         from sagemaker.debugger import TensorBoardOutputConfig
         from sagemaker.inputs import TrainingInput
         from sagemaker.pytorch import PyTorch
 
-        arguments, channels = by_hand(case, run)
+        arguments, channels = by_hand(case, run, identity)
         arguments |= changes
         if "tensorboard_output_config" in arguments:
             arguments["tensorboard_output_config"] = TensorBoardOutputConfig(**arguments["tensorboard_output_config"])
@@ -121,19 +121,19 @@ def name_of(case: Case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_job_equals_what_an_estimator_built_by_hand_sends(hand: Hand, plan_of: PlanOf, case: Case) -> None:
     run = f"demo-261120-101500-{CASES.index(dict(case)):06x}"
-    sent = hand.fit(case, run)
-    planned = plan_of(job_text(case), account=Settings(**settings(case)), run=run).request
-    assert list(compare(planned, sent)) == []
-    assert canonical(planned) == canonical(sent)
+    plan = plan_of(job_text(case), account=Settings(**settings(case)), run=run)
+    sent = hand.fit(case, run, plan.identity)
+    assert list(compare(plan.request, sent)) == []
+    assert canonical(plan.request) == canonical(sent)
 
 
 def test_the_key_of_a_volume_is_sent_where_aws_takes_one(hand: Hand, plan_of: PlanOf) -> None:
     case = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {"key": "of-the-account"}
     run = "demo-261120-101500-eb5000"
     overrides = [f"{path}={value}" for path, value in EBS.job.items()]
-    planned = plan_of(job_text(case), overrides, account=Settings(**settings(case)), run=run).request
-    assert "VolumeKmsKeyId" in planned["ResourceConfig"]
-    assert canonical(planned) == canonical(hand.fit(case, run, **EBS.arguments))
+    plan = plan_of(job_text(case), overrides, account=Settings(**settings(case)), run=run)
+    assert "VolumeKmsKeyId" in plan.request["ResourceConfig"]
+    assert canonical(plan.request) == canonical(hand.fit(case, run, plan.identity, **EBS.arguments))
 
 
 def test_every_value_and_every_three_values_together_occur() -> None:
@@ -152,11 +152,17 @@ def test_every_value_and_every_three_values_together_occur() -> None:
 def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
     """A level that leaves no trace would prove nothing."""
     base = {factor: next(iter(values)) for factor, values in FACTORS.items()}
-    plain = plan_of(job_text(base), account=Settings(**settings(base))).request
+
+    def request_of(case: Case) -> dict[str, Any]:
+        request = plan_of(job_text(case), account=Settings(**settings(case))).request
+        # Of any two requests that differ this tag differs, too.
+        return {**request, "Tags": [tag for tag in request["Tags"] if tag["Key"] != "cloudtrain:request"]}
+
+    plain = request_of(base)
     for factor, values in FACTORS.items():
         for value in list(values)[1:]:
             case = {**base, factor: value}
-            assert plan_of(job_text(case), account=Settings(**settings(case))).request != plain, (factor, value)
+            assert request_of(case) != plain, (factor, value)
 
 
 # ---------------------------------------------------------------- a planted difference
@@ -262,6 +268,7 @@ def test_a_difference_stops_a_real_estimator_before_anything_is_sent(hand: Hand,
     """The guard stands where the backend puts it, and the estimator is built by hand: nothing is read off the plan."""
     run = f"planted-261120-101500-{FIELDS.index(field):06x}"
     request = full_plan(plan_of, run=run)
+    identity = next(tag["Value"] for tag in request["Tags"] if tag["Key"] == "cloudtrain:request")
     _, plan = next(planted(request, next(leaves(request[field], (field,)))))
     guard = DriftGuard(plan)
     event = f"provide-client-params.{CREATE}"
@@ -269,7 +276,7 @@ def test_a_difference_stops_a_real_estimator_before_anything_is_sent(hand: Hand,
     before = len(hand.bodies)
     try:
         with pytest.raises(DriftError) as caught:
-            hand.fit(FULL, run)
+            hand.fit(FULL, run, identity)
     finally:
         hand.client.meta.events.unregister(event, guard)
     _, *differences = caught.value.message.splitlines()

@@ -777,7 +777,7 @@ def test_every_write_of_a_submit_names_the_buckets_owner(account: Front, cli: Cl
     owners = [
         r.headers.get("x-amz-expected-bucket-owner") for r in account.requests if "/cloudtrain-test" in r.operation
     ]
-    assert len([r for r in account.requests if r.operation.startswith("PUT /cloudtrain-test/")]) == 4
+    assert len([r for r in account.requests if r.operation.startswith("PUT /cloudtrain-test/")]) == 5
     assert set(owners) == {ACCOUNT}
 
 
