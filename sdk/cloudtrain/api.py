@@ -1,4 +1,4 @@
-"""The verbs: validate, plan, check, submit, status, logs, explain, stop, list, prices. Here alone the floors meet."""
+"""The verbs: validate, plan, check, submit, resume, status, logs, explain, stop, list. Here alone the floors meet."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ import dataclasses
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
+from cloudtrain.capacity import FIRST_PAUSE_SECONDS, lacks_capacity, pauses
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
+from cloudtrain.earlier import EarlierRun
 from cloudtrain.entry import find_module
-from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, Problem, RunNotFoundError, SpecError, UserError
+from cloudtrain.errors import (
+    EXIT_RUN_FAILED,
+    CloudError,
+    NoCapacityError,
+    Problem,
+    RunNotFoundError,
+    SpecError,
+    UserError,
+)
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.problems import Finding
-from cloudtrain.run import LogLine, Run, Status, is_run_id, make_run_id, parse_reference
+from cloudtrain.run import LogLine, Run, State, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
+from cloudtrain.units import format_duration
+from cloudtrain_runtime.contract import BUNDLE_FILE
 
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
     from cloudtrain.backends.sagemaker import SageMakerBackend
+    from cloudtrain.bundle.archive import Bundle
     from cloudtrain.explain import Explanation
     from cloudtrain.preflight import Check
     from cloudtrain.sandbox import Sandbox
@@ -248,6 +263,8 @@ def submit(
     settings: Settings | None = None,
     skip_check: bool = False,
     new: bool = False,
+    wait_for_capacity: float | None = None,
+    on_wait: Callable[[str, float], None] | None = None,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
     progress: Progress | None = None,
 ) -> Run:
@@ -264,6 +281,9 @@ def submit(
         settings: The account; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run.
         new: Start another run beside one of the same request and code.
+        wait_for_capacity: Seconds in which a run that finds no capacity, or no room in the quota, is submitted again,
+            with growing pauses; returns when it has its instances. Nothing else is tried again.
+        on_wait: Told why, and for how many seconds, before each such pause.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
         progress: Told how many bytes of the code have been read or packed, and how many there are.
 
@@ -281,20 +301,144 @@ def submit(
     if cloud is not None:
         cloud.check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
-    if cloud is not None and not new and (live := cloud.find_live(decided)) is not None:
-        return live
     from cloudtrain.bundle.archive import write_bundle
 
-    pending = None if cloud is None or skip_check else cloud.start_checks(decided)
-    bundle = write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
-    if pending is not None:
-        _refuse_failed(checks := pending.wait())
-        if on_checks is not None:
-            on_checks(checks)
+    def pack() -> Bundle:
+        return write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
+
     if cloud is None:
-        return _local().submit(decided, bundle)
-    reserved = cloud.reserve(decided, new=new)
-    return reserved if isinstance(reserved, Run) else cloud.submit(reserved, bundle)
+        return _local().submit(decided, pack())
+    sending = _Sending(cloud, pack, skip_check=skip_check, new=new, on_checks=on_checks)
+    if wait_for_capacity is None:
+        return sending.send(decided)
+    return sending.send_when_there_is_room(decided, wait_for_capacity, on_wait)
+
+
+def resume(
+    reference: str,
+    overrides: Iterable[str] = (),
+    *,
+    instances: int | None = None,
+    settings: Settings | None = None,
+    skip_check: bool = False,
+    new: bool = False,
+    on_checks: Callable[[tuple[Check, ...]], None] | None = None,
+) -> Run:
+    """Start a new run that goes on from the last complete checkpoint of one that has ended.
+
+    It has the same job, code, data and account, wherever it was submitted from; neither job file nor code is needed.
+
+    Args:
+        reference: The run that has ended.
+        overrides: What changes, `path=value` as the `--set` option takes them, such as `cluster.spot=true`.
+        instances: Replaces `cluster.instances`.
+        settings: Region and transport; by default from environment and files.
+        skip_check: Do not ask the account first whether the job can run. The checkpoint is looked for in any case.
+        new: Start another run beside one of the same request.
+        on_checks: Called with the checks when none of them has failed; some may be unknown.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        UserError: it has not ended, or has left nothing to go on from; nothing was started.
+        SpecError: the changed job does not validate.
+        CloudError: a check failed, AWS refused or cannot be reached; nothing was started.
+    """
+    backend, run = _find(reference, settings)
+    state = backend.status(run).state
+    if not state.is_final:
+        raise UserError(f"{run} is {state}: it goes on by itself", f"to end it: cloudtrain stop {run}")
+    earlier = EarlierRun(backend.plan_of(run))
+    spec = earlier.job(overrides, instances=instances)
+    if backend.name == LOCAL:
+        return _resume_here(earlier, spec)
+    today = settings or find_settings()
+    if backend.name == SANDBOX and (found := find_sandbox()) is not None:
+        today = found.settings(today)
+    account = earlier.settings(today)
+    cloud = cast("SageMakerBackend", backend).under(account)
+    cloud.check_ready()
+    decided = _decide(spec, earlier.code, local=False, settings=account)
+    _refuse_failed(cloud.check_resume(decided))
+    sending = _Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
+    return sending.send(decided)
+
+
+def _resume_here(earlier: EarlierRun, spec: JobSpec) -> Run:
+    """Start a local run from the checkpoints and the packed code of another one."""
+    from cloudtrain.bundle.archive import Bundle
+
+    local = _local()
+    again = f"cloudtrain submit --local JOB --set checkpoint.resume={earlier.run}"
+    if not local.can_resume(earlier.run):
+        raise UserError(f"{earlier.run} has left no complete checkpoint", "start anew: cloudtrain submit --local JOB")
+    decided = _decide(spec, earlier.code, local=True, settings=Settings())
+    archive = find_home() / BUNDLES_FOLDER / earlier.code.digest / BUNDLE_FILE
+    if not archive.is_file():
+        raise UserError(f"the code of {earlier.run} is gone: {archive}", f"with the code as it is now: {again}")
+    return local.submit(decided, Bundle(archive, earlier.code))
+
+
+class _Sending:
+    """One submit to SageMaker, from the look for a run that goes on to the training job; may be done several times."""
+
+    def __init__(
+        self,
+        cloud: SageMakerBackend,
+        pack: Callable[[], Bundle] | None,
+        *,
+        skip_check: bool,
+        new: bool,
+        on_checks: Callable[[tuple[Check, ...]], None] | None,
+    ) -> None:
+        self._cloud = cloud
+        self._pack = pack
+        self._skip_check = skip_check
+        self._new = new
+        self._on_checks = on_checks
+
+    def send(self, decided: Plan) -> Run:
+        """Return the run that goes on already, or start one."""
+        if not self._new and (live := self._cloud.find_live(decided)) is not None:
+            return live
+        pending = None if self._skip_check else self._cloud.start_checks(decided)
+        bundle = None if self._pack is None else self._pack()
+        if pending is not None:
+            _refuse_failed(checks := pending.wait())
+            if self._on_checks is not None:
+                self._on_checks(checks)
+        reserved = self._cloud.reserve(decided, new=self._new)
+        return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle)
+
+    def send_when_there_is_room(
+        self, decided: Plan, seconds: float, on_wait: Callable[[str, float], None] | None
+    ) -> Run:
+        """Send again and again, with growing pauses, while there is no capacity or the quota is used up.
+
+        Returns:
+            The run, which has its instances.
+
+        Raises:
+            NoCapacityError: there was no room in that time.
+        """
+        first = self._cloud.poll_seconds if self._cloud.name == SANDBOX else FIRST_PAUSE_SECONDS
+        waits = pauses(seconds, first=first)
+        while True:
+            try:
+                run = self.send(decided)
+                status = run.wait(until=State.RUNNING)
+                if not lacks_capacity(status):
+                    return run
+                reason = status.reason
+            except NoCapacityError as error:
+                reason = error.message
+            pause = next(waits, None)
+            if pause is None:
+                hint = "wait longer, or let the job take other types: cluster.prefer"
+                raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
+            if on_wait is not None:
+                on_wait(reason, pause)
+            time.sleep(pause)
+            decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
 
 
 def _refuse_failed(checks: tuple[Check, ...]) -> None:
@@ -302,7 +446,9 @@ def _refuse_failed(checks: tuple[Check, ...]) -> None:
     if failed:
         lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
         count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
-        raise CloudError(
+        # A quota is the one thing that may mend itself.
+        kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
+        raise kind(
             f"{count} failed, so nothing was uploaded or started:\n  {lines}",
             "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
         )
@@ -314,6 +460,12 @@ def get_run(reference: str, *, settings: Settings | None = None) -> Run:
     Raises:
         RunNotFoundError: no backend at hand has this run.
     """
+    backend, run = _find(reference, settings)
+    return Run(run, backend)
+
+
+def _find(reference: str, settings: Settings | None) -> tuple[Backend, str]:
+    """Return the backend that has a run, and the run's id."""
     backend, run = parse_reference(reference)
     local = _local()
     here = _sandbox_of(run) if backend in (SANDBOX, None) and not local.has(run) else None
@@ -321,17 +473,15 @@ def get_run(reference: str, *, settings: Settings | None = None) -> Run:
         hint = "the runs of a sandbox end with it; see: cloudtrain list"
         raise RunNotFoundError(f"no sandbox that runs here has a run {run}", hint)
     if here is not None:
-        handle = Run(run, here)
-    elif backend == LOCAL or (backend is None and local.has(run)):
-        handle = Run(run, local)
-    elif backend == SAGEMAKER or (settings or find_settings()).region is not None:
-        handle = Run(run, _sagemaker(settings or find_settings()))
-    else:
-        raise RunNotFoundError(
-            f"there is no local run {run} in {local.runs}",
-            "see: cloudtrain list; for a run on SageMaker set CLOUDTRAIN_REGION (and credentials)",
-        )
-    return handle
+        return here, run
+    if backend == LOCAL or (backend is None and local.has(run)):
+        return local, run
+    if backend == SAGEMAKER or (settings or find_settings()).region is not None:
+        return _sagemaker(settings or find_settings()), run
+    raise RunNotFoundError(
+        f"there is no local run {run} in {local.runs}",
+        "see: cloudtrain list; for a run on SageMaker set CLOUDTRAIN_REGION (and credentials)",
+    )
 
 
 def status(reference: str, *, settings: Settings | None = None) -> Status:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from cloudtrain.errors import CloudError
+from cloudtrain.errors import CloudError, NoCapacityError
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -38,6 +38,7 @@ def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[
         raise _unreachable(action, error) from None
 
 
+_NO_ROOM = ("ResourceLimitExceeded",)
 _HINTS: dict[str, str] = {
     "AccessDenied": "the credentials may not do this: compare their policy with what cloudtrain calls",
     "AccessDeniedException": "the credentials may not do this: compare their policy with what cloudtrain calls",
@@ -54,9 +55,8 @@ _HINTS: dict[str, str] = {
 def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> CloudError:
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
-    return CloudError(
-        f"could not {action}: AWS says {code}: {details.get('Message', '')}", {**_HINTS, **hints}.get(code, "")
-    )
+    kind = NoCapacityError if code in _NO_ROOM else CloudError
+    return kind(f"could not {action}: AWS says {code}: {details.get('Message', '')}", {**_HINTS, **hints}.get(code, ""))
 
 
 def _unreachable(action: str, error: Exception) -> CloudError:

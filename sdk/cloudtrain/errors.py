@@ -8,7 +8,8 @@ CloudtrainError               exit code 1: our bug unless a subclass says otherw
 │   ├── RunNotFoundError      2: no such run
 │   └── MissingExtraError     2: an optional dependency is not installed
 ├── CloudError                3: AWS refused or cannot be reached
-│   └── DriftError            3: the estimator was about to send something else than the plan
+│   ├── DriftError            3: the estimator was about to send something else than the plan
+│   └── NoCapacityError       3: there is no room for the job now: the one refusal that waiting can mend
 └── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
 """
 
@@ -115,6 +116,10 @@ class CloudError(CloudtrainError):
 
 class DriftError(CloudError):
     """The estimator was about to send something else than the plan; nothing was sent."""
+
+
+class NoCapacityError(CloudError):
+    """There is no room for the job now: a quota is used up, or AWS has no instances. Nothing was started."""
 
 
 def nearest(name: str, legal: Iterable[str]) -> str | None:

@@ -351,6 +351,10 @@ class Operations(Protocol):
         """Return the job's own values by field of job.yaml, as far as they are known."""
         ...
 
+    def plan_of(self, run: str) -> Mapping[str, Any]:
+        """Return what was decided for the run: its plan.json."""
+        ...
+
     def stop(self, run: str) -> None:
         """Ask the run to end. Returns at once; a run that has ended stays as it is."""
         ...

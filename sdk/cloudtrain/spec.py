@@ -9,7 +9,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
@@ -612,6 +612,34 @@ def read_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
             spec = spec.model_copy(update={"cluster": cluster})
             wrong.add(("cluster", "instance_type"))
     return Reading(spec, tuple(problems), frozenset(wrong))
+
+
+def read_document_again(
+    data: Mapping[str, Any], name: str, overrides: Iterable[str] = (), *, instances: int | None = None
+) -> JobSpec:
+    """Validate a job that `JobSpec.to_document` has written; what it names on a machine may be gone.
+
+    Args:
+        data: The document.
+        name: What to call it in messages.
+        overrides: `path=value` as the `--set` option takes them.
+        instances: Replaces `cluster.instances`.
+
+    Raises:
+        UserError: an override is malformed.
+        SpecError: the job does not validate; every problem is listed.
+    """
+    document = Document(name, copy.deepcopy(dict(data)))
+    apply_overrides(document, overrides)
+    if instances is not None:
+        document.override(("cluster", "instances"), instances, f"--instances {instances}")
+    spec, problems, wrong = _validate(document)
+    if spec is not None:
+        spec._document = document  # noqa: SLF001 (its own module)
+        problems += [spec.problem_of(each) for each in broken_rules(spec) if not each.concerns(wrong)]
+    if spec is None or problems:
+        raise SpecError(problems)
+    return spec
 
 
 def _validate(document: Document) -> tuple[JobSpec | None, list[Problem], set[FieldPath]]:

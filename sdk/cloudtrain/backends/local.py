@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import unquote, urlparse
 
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
@@ -91,6 +92,17 @@ class LocalBackend:
         supervisor.returncode = 0
 
     # ------------------------------------------------------------ look
+
+    def plan_of(self, run: str) -> Mapping[str, Any]:
+        """Return what was decided for a run."""
+        return _read_plan(self._folder(run))
+
+    def can_resume(self, run: str) -> bool:
+        """Whether a run has saved something to go on from; what lies in S3 is looked at by the runtime."""
+        place = urlparse(self.checkpoints_of(run))
+        is_task = _read_plan(self._folder(run)).get("config", {}).get("task") is not None
+        pattern = "step-*/manifest.json" if is_task else "*"
+        return place.scheme != "file" or any(Path(unquote(place.path)).glob(pattern))
 
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""

@@ -21,6 +21,7 @@ _COMMANDS = {
     "files": ("job", "Show what code travels, its size and why, and what stays behind."),
     "check": ("account", "Ask the account whether the job can run there; changes nothing."),
     "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
+    "resume": ("job", "Start a new run from the last checkpoint of one that has ended."),
     "status": ("runs", "Tell the truth about a run."),
     "logs": ("runs", "Print a run's log."),
     "explain": ("explain", "Tell why a run has failed, and what to do."),

@@ -1,4 +1,4 @@
-"""Commands that take a job file: validate, plan, files, submit."""
+"""Commands that start runs, or tell what they would be: validate, plan, files, submit, resume."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import account_options, job_options, json_option
+from cloudtrain.cli.options import account_options, duration, job_options, json_option, run_argument
 from cloudtrain.errors import EXIT_USER, SpecError
 
 
@@ -99,6 +99,12 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
 @click.option("--sandbox", is_flag=True, help="Send to the local AWS; one is started when none runs (see sandbox).")
 @click.option("--skip-check", is_flag=True, help="Submit without asking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
+@click.option(
+    "--wait-for-capacity",
+    callback=duration,
+    metavar="DURATION",
+    help="Submit again for so long, such as 6h, while there is no capacity or the quota is used up.",
+)
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @json_option
 def submit(
@@ -112,6 +118,7 @@ def submit(
     sandbox: bool,
     skip_check: bool,
     new: bool,
+    wait_for_capacity: int | None,
     follow: bool,
     as_json: bool,
 ) -> int:
@@ -135,6 +142,8 @@ def submit(
             settings=settings,
             skip_check=skip_check,
             new=new,
+            wait_for_capacity=wait_for_capacity,
+            on_wait=runs.say_waiting,
             on_checks=say_unknown_checks,
             progress=progress,
         )
@@ -144,4 +153,40 @@ def submit(
     status = run.status()
     if as_json:
         console.print_json(status.to_json())
+    return 0
+
+
+@click.command()
+@run_argument
+@click.option("--instances", type=click.IntRange(min=1), help="Number of instances; replaces that of the run.")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change one field of the run's job.")
+@click.option("--skip-check", is_flag=True, help="Resume without asking the account first (see check).")
+@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
+@click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
+@json_option
+def resume(
+    run: str,
+    instances: int | None,
+    overrides: tuple[str, ...],
+    skip_check: bool,
+    new: bool,
+    follow: bool,
+    as_json: bool,
+) -> int:
+    """Start a new run from the last complete checkpoint of one that has ended.
+
+    It has the same job, code and data; neither job file nor code need be here.
+    """
+    from cloudtrain import api
+    from cloudtrain.console import runs
+    from cloudtrain.console.account import say_unknown_checks
+
+    started = api.resume(
+        run, overrides, instances=instances, skip_check=skip_check, new=new, on_checks=say_unknown_checks
+    )
+    runs.print_submitted(started)
+    if follow:
+        return runs.follow(started, job=None, as_json=as_json)
+    if as_json:
+        console.print_json(started.status().to_json())
     return 0

@@ -51,3 +51,13 @@ def json_option(function: Command) -> Command:
 def run_argument(function: Command) -> Command:
     """Add the RUN argument."""
     return click.argument("run", metavar="RUN")(function)
+
+
+def duration(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """Return the seconds that an option gives, written `10m` or `6h`."""
+    from cloudtrain.units import parse_duration
+
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None

@@ -40,6 +40,13 @@ def print_submitted(run: Run) -> None:
         say(f"  {called} {verb} {run.reference}")
 
 
+def say_waiting(reason: str, seconds: float) -> None:
+    """Print why a submit is tried again, and when."""
+    from cloudtrain.units import format_duration
+
+    say(f"no room yet: {reason.strip().splitlines()[0]}; again in {format_duration(max(1, round(seconds)))}")
+
+
 def print_status(status: Status) -> None:
     """Print a run's status as a table."""
     table(_status_rows(status))
@@ -109,7 +116,7 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -
     return 0
 
 
-def follow(run: Run, *, job: str, as_json: bool) -> int:
+def follow(run: Run, *, job: str | None, as_json: bool) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
     from cloudtrain.run import State
 
@@ -158,7 +165,7 @@ def _people(*, as_json: bool) -> Console:
     return Console(stderr=as_json)
 
 
-def _summary(out: Console, status: Status, job: str) -> None:
+def _summary(out: Console, status: Status, job: str | None) -> None:
     """Print how a followed run has ended, and what to type next. Paths stay whole, so that they can be copied."""
     lines = ["", *table_lines(_status_rows(status)), "", f"next: {_next_command(status, job)}"]
     for line in lines:
@@ -216,13 +223,12 @@ def _spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _next_command(status: Status, job: str) -> str:
-    local = " --local" if status.backend == "local" else ""
-    if status.exit_code == 0 and local:
+def _next_command(status: Status, job: str | None) -> str:
+    if status.exit_code == 0 and status.backend == "local" and job is not None:
         return f"{program()} plan {job}   (the same job on SageMaker: what would be sent, and its price)"
     if status.exit_code == 0 or status.progress.checkpoint is None:
         return f"{program()} logs {status.reference}"
-    return f"{program()} submit{local} {job} --set checkpoint.resume={status.run}"
+    return f"{program()} resume {status.reference}"
 
 
 def _readable(line: LogLine) -> str:

@@ -16,7 +16,7 @@ from cloudtrain.preflight import budget, checkpoints, identity, image, network, 
 from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
 from cloudtrain.settings import Settings
 
-__all__ = ["ACTIONS", "DEADLINE_SECONDS", "Check", "Pending", "Result", "run_checks", "start_checks"]
+__all__ = ["ACTIONS", "DEADLINE_SECONDS", "Check", "Pending", "Result", "check_resume", "run_checks", "start_checks"]
 
 DEADLINE_SECONDS = 15.0
 """Longest time that all checks together take."""
@@ -37,6 +37,12 @@ def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float =
 def start_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> Pending:
     """Start asking, and return at once."""
     return Pending(Context(plan, settings, session), questions(plan), seconds)
+
+
+def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, ...]:
+    """Ask only whether there is something that the plan can go on from."""
+    asked = (Question(("checkpoints",), checkpoints.check_checkpoints),)
+    return Pending(Context(plan, settings, session), asked, DEADLINE_SECONDS).wait()
 
 
 def questions(plan: Plan) -> tuple[Question, ...]:

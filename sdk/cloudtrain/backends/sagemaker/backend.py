@@ -17,9 +17,9 @@ from cloudtrain.backends.sagemaker.claims import Claims
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
+from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
-from cloudtrain.preflight import Pending, start_checks
+from cloudtrain.preflight import Check, Pending, check_resume, start_checks
 from cloudtrain.request import split_uri
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
@@ -84,6 +84,16 @@ class SageMakerBackend:
         """Start asking the account everything that a plan needs of it; nothing is changed there."""
         return start_checks(plan, self.settings, self._session())
 
+    def check_resume(self, plan: Plan) -> tuple[Check, ...]:
+        """Ask whether there is a whole checkpoint that a plan can go on from."""
+        return check_resume(plan, self.settings, self._session())
+
+    def under(self, settings: Settings) -> SageMakerBackend:
+        """Return a backend of the same session with other settings."""
+        return SageMakerBackend(
+            settings, prices=self.prices, poll_seconds=self.poll_seconds, session=self._session(), name=self.name
+        )
+
     # ------------------------------------------------------------ submit
 
     def find_live(self, plan: Plan) -> Run | None:
@@ -129,8 +139,12 @@ class SageMakerBackend:
             return None
         return map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
 
-    def submit(self, plan: Plan, bundle: Bundle) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle | None) -> Run:
         """Upload what is not there yet and create the training job.
+
+        Args:
+            plan: What to send.
+            bundle: Its code, or None where an earlier run has uploaded it.
 
         Raises:
             CloudError: AWS refused; no job was created.
@@ -138,7 +152,8 @@ class SageMakerBackend:
             MissingExtraError: the SageMaker SDK is not installed and transport is `estimator`.
         """
         with aws_errors("upload the code"):
-            self._upload_once(bundle.path, plan.locations.code)
+            if bundle is not None:
+                self._upload_once(bundle.path, plan.locations.code)
             self._put_text(f"{plan.locations.config}/{CONFIG_FILE}", plan.config.to_json())
             # Beside the run, not in a channel: what was decided, and of which commit and changes the code was.
             self._put_text(f"{plan.locations.config.rpartition('/')[0]}/{PLAN_FILE}", plan.to_file())
@@ -347,6 +362,27 @@ class SageMakerBackend:
         except CloudError:
             config = {}
         return read_facts(job, config)
+
+    def plan_of(self, run: str) -> Mapping[str, Any]:
+        """Return what was decided for a run: the plan.json that lies beside its configuration in S3.
+
+        Raises:
+            UserError: there is none, because something else has submitted it.
+            CloudError: AWS refused or cannot be reached.
+        """
+        from botocore.exceptions import ClientError
+
+        channels = {channel["ChannelName"]: channel for channel in self._describe(run).get("InputDataConfig", [])}
+        config = channels.get(CONFIG_CHANNEL)
+        if config is None:
+            raise UserError(f"{run} was not submitted by cloudtrain", "submit its job: cloudtrain submit JOB")
+        uri = f"{config['DataSource']['S3DataSource']['S3Uri'].rpartition('/')[0]}/{PLAN_FILE}"
+        try:
+            return self._read_json(uri)
+        except CloudError as error:
+            if isinstance(error.__context__, ClientError) and "NoSuchKey" in error.message:
+                raise UserError(f"the plan of {run} is gone: {uri}", "submit its job: cloudtrain submit JOB") from None
+            raise
 
     def _read_json(self, uri: str) -> Mapping[str, Any]:
         bucket, key = split_uri(uri)

@@ -1,0 +1,197 @@
+"""`resume`: a new run from the last checkpoint of one that has ended, from any machine, on whatever cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_support import Served
+from support import Cli, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.aws]
+
+JOB = """\
+name: NAME
+code: {task: "small:Small", args: {pause: 0.1}}
+cluster: {instance_type: ml.g5.xlarge, instances: 2, processes_per_instance: 1}
+train: {steps: 40, batch_size: 4, learning_rate: 0.05}
+checkpoint: {every: 5 steps}
+limits: {runtime: 10m}
+data: {extra: numbers}
+"""
+TASK = """
+import time
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from cloudtrain_runtime import Task, context
+
+class Small(Task):
+    def __init__(self, pause):
+        self.pause = pause
+
+    def model(self):
+        assert (context().channels["extra"] / "one.txt").read_text() == "1"
+        return nn.Linear(3, 1)
+
+    def datasets(self):
+        inputs = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+        return {"train": TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))}
+
+    def loss(self, model, batch):
+        time.sleep(self.pause)
+        return F.mse_loss(model(batch[0]), batch[1])
+"""
+
+
+@pytest.fixture
+def environ(sandbox: Served) -> dict[str, str]:
+    """What a client exports."""
+    return {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
+
+
+@pytest.fixture
+def small(job: Callable[..., Path]) -> Callable[[str], Path]:
+    """Write the job under a name."""
+
+    def write(name: str) -> Path:
+        path = job(JOB.replace("NAME", name), small_py=TASK)
+        (path.parent / "numbers").mkdir(exist_ok=True)
+        (path.parent / "numbers" / "one.txt").write_text("1")
+        return path
+
+    return write
+
+
+def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
+    sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
+) -> None:
+    path = small("goes-on")
+    first = cli("submit", path, "--skip-check", "--json", environ=environ).json["run"]
+    sandbox.secondary(first, "Training")
+    until(lambda: sandbox.keys(f"cloudtrain/{first}/checkpoints/"), 60)
+    until(lambda: any("checkpoint" in line for line in sandbox.lines(first)), 60)
+    live = cli("resume", first, environ=environ)
+    assert live.code == 2
+    assert "it goes on by itself" in live.err
+    assert cli("stop", first, environ=environ).code == 0
+    left = cli("status", first, "--json", environ=environ).json
+    assert left["state"] == "STOPPED"
+    assert 0 < left["last_step"] < 40
+
+    # Neither the job nor its code nor its data is on this other machine.
+    shutil.rmtree(path.parent)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    bare = {name: value for name, value in environ.items() if not name.startswith("CLOUDTRAIN_")}
+    bare |= {"HOME": str(elsewhere), "CLOUDTRAIN_TEST_GUARD": "1", "CLOUDTRAIN_REGION": "us-west-2"}
+    bare |= {"CLOUDTRAIN_TRANSPORT": "boto3", "CLOUDTRAIN_HOME": str(elsewhere / "runs")}
+    resume = ("resume", first, "--instances", "1", "--set", "code.args={pause: 0}", "--skip-check", "--json")
+    done = cli(*resume, "--follow", environ=bare, cwd=elsewhere)
+    assert done.code == 0, done.err
+    second = done.json
+    assert second["run"] != first
+    assert second["first_step"] == left["last_step"]
+    assert second["last_step"] == 40
+    assert second["world_size"] == 1
+    resources = sandbox.describe(second["run"])["ResourceConfig"]
+    assert resources["InstanceCount"] == 1
+
+
+def test_what_cannot_be_resumed_is_refused(
+    sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str]
+) -> None:
+    path = small("too-early")
+    sandbox.weather(capacity_after_seconds=600)
+    run = cli("submit", path, "--skip-check", "--json", environ=environ).json["run"]
+    assert cli("stop", run, environ=environ).code == 0
+    sandbox.weather()
+    done = cli("resume", run, environ=environ)
+    assert done.code == 3
+    assert "there is no complete checkpoint" in done.err
+    sandbox.create("foreign-261120-101500-1a2b3c", "true")
+    sandbox.end_of("foreign-261120-101500-1a2b3c")
+    foreign = cli("resume", "foreign-261120-101500-1a2b3c", environ=environ)
+    assert foreign.code == 2
+    assert "was not submitted by cloudtrain" in foreign.err
+    wrong = cli("resume", run, "--set", "cluster.instnces=3", environ=environ)
+    assert wrong.code == 2
+    assert 'did you mean "instances"' in wrong.err
+
+
+def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str], Path]) -> None:
+    path = small("here")
+    first = cli("submit", path, "--local", "--json", "--instances", "1").json["run"]
+    until(lambda: (cli("status", first, "--json").json["last_checkpoint"] or {}).get("step"), 60)
+    assert cli("stop", first).code == 0
+    left = cli("status", first, "--json").json
+    assert left["last_step"] < 40
+    (path.parent / "small.py").unlink()  # the packed code is what goes on
+    done = cli("resume", first, "--set", "code.args.pause=0", "--follow", "--json")
+    assert done.code == 0, done.err
+    assert done.json["first_step"] == left["last_step"]
+    assert done.json["last_step"] == 40
+    assert done.json["backend"] == "local"
+
+
+# ---------------------------------------------------------------- capacity
+
+
+def test_a_lack_of_capacity_is_waited_out_on_request(
+    sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
+) -> None:
+    """The service says CapacityError twice; then there are instances."""
+    path = small("patient")
+    home = tmp_path / "runs-home" / "sandbox"
+    home.mkdir(parents=True)
+    told = {**sandbox.told, "process": sandbox.process.pid}
+    (home / "sandbox.json").write_text(json.dumps(told))
+    import fcntl
+
+    with (home / "sandbox.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the sandbox of this home would: its pauses are short
+        sandbox.weather(capacity_error_after_seconds=0.3)
+        import threading
+
+        threading.Timer(6, sandbox.weather).start()
+        done = cli("submit", path, "--sandbox", "--wait-for-capacity", "2m", "--json", environ=environ)
+    assert done.code == 0, done.err
+    assert "no room yet: CapacityError" in done.err
+    assert done.json["state"] in ("RUNNING", "SUCCEEDED")
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="patient")["TrainingJobSummaries"]
+    assert [job["TrainingJobStatus"] for job in jobs].count("Failed") >= 1
+    assert len([job for job in jobs if job["TrainingJobStatus"] != "Failed"]) == 1
+    cli("stop", f"sagemaker:{done.json['run']}", environ=environ)
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(
+    sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str]
+) -> None:
+    path = small("impatient")
+    path.write_text(path.read_text().replace("{pause: 0.1}", "{pause: nonsense}"))
+    submit = ("submit", path, "--skip-check", "--wait-for-capacity", "2m", "--follow", "--json")
+    done = cli(*submit, environ=environ)
+    assert done.code == 4
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="impatient")["TrainingJobSummaries"]
+    assert len(jobs) == 1
+    assert "no room yet" not in done.err
+
+
+def test_without_capacity_in_time_it_is_exit_code_3(
+    sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, Any]
+) -> None:
+    path = small("no-room")
+    sandbox.weather(capacity_error_after_seconds=0.1)
+    done = cli("submit", path, "--skip-check", "--wait-for-capacity", "1s", environ=environ)
+    assert done.code == 3
+    assert "no capacity in 1s: CapacityError" in done.err
+    assert "cluster.prefer" in done.err
+    bad = cli("submit", path, "--wait-for-capacity", "soon", environ=environ)
+    assert bad.code == 2
+    assert "expected a duration" in bad.err
