@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import CloudError, NoCapacityError
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
+
+
+def make_client(session: Any, service: str, **options: Any) -> Any:
+    """Return a boto3 client that notices an answer of which only a part has arrived, and asks again.
+
+    botocore does not compare the length of an answer with what was announced, and reads half a JSON document as an
+    answer without fields. S3's bodies are streams, which botocore does check.
+    """
+    client = session.client(service, **options)
+    transport = client._endpoint.http_session  # noqa: SLF001 (no hook has the answer's bytes and may ask for a retry)
+    send = transport.send
+
+    def send_whole(request: Any) -> Any:
+        from botocore.exceptions import ConnectionClosedError
+
+        answer = send(request)
+        announced = answer.headers.get("content-length", "")
+        is_read = not request.stream_output and request.method != "HEAD"
+        if is_read and announced.isdigit() and len(answer.content) < int(announced):
+            raise ConnectionClosedError(endpoint_url=request.url)
+        return answer
+
+    transport.send = send_whole
+    return client
 
 
 @contextlib.contextmanager

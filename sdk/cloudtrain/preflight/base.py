@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
+from cloudtrain.aws import make_client
 from cloudtrain.plan import Plan
 from cloudtrain.settings import Settings
 
@@ -154,7 +155,7 @@ class Context:
                     retries={"mode": "standard", "max_attempts": _ATTEMPTS},
                     max_pool_connections=2 * _AT_ONCE,
                 )
-                self._clients[service] = self._session.client(service, region_name=self.region, config=config)
+                self._clients[service] = make_client(self._session, service, region_name=self.region, config=config)
             return self._clients[service]
 
     @cached_property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.aws import aws_errors, no_credentials
+from cloudtrain.aws import aws_errors, make_client, no_credentials
 from cloudtrain.backends.sagemaker.claims import Claims
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
@@ -419,7 +419,7 @@ class SageMakerBackend:
                 raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
             with aws_errors(f"reach {service}"):
                 config = Config(retries={"mode": "standard", "max_attempts": 5})
-                self._clients[service] = self._session().client(service, config=config)
+                self._clients[service] = make_client(self._session(), service, config=config)
         return self._clients[service]
 
 
