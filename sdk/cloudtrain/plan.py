@@ -19,8 +19,9 @@ from cloudtrain.errors import SpecError
 from cloudtrain.locations import locations_here, locations_in_s3, resume_from
 from cloudtrain.notes import Notes
 from cloudtrain.placement import Machine, Placement, place
-from cloudtrain.refusals import check_abilities, check_limits, check_settings, warn_of_code, warn_of_price
+from cloudtrain.refusals import check_abilities, check_limits, check_queue, check_settings, warn_of_code, warn_of_price
 from cloudtrain.request import Choices, Locations, render_request
+from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration
@@ -126,6 +127,7 @@ class Plan:
         warnings: What the user should know, one sentence each.
         decisions: Choices that cloudtrain made itself and why, one line each.
         resume: `auto`, `never`, or the uri of the checkpoints to go on from.
+        queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
     """
 
     run: str
@@ -147,6 +149,7 @@ class Plan:
     warnings: tuple[str, ...]
     decisions: tuple[str, ...]
     resume: str = "auto"
+    queue: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints."""
@@ -156,6 +159,7 @@ class Plan:
             "run": self.run,
             "target": self.target,
             "request": self.request,
+            "queue": self.queue,
             "bundle": {"digest": self.bundle.digest, "bytes": self.bundle.bytes, "files": self.bundle.files},
             "source": source and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
             "cluster": asdict(self.cluster),
@@ -251,6 +255,7 @@ def make_plan(
     )
     request = render_request(spec, settings, choices)
     check_abilities(spec, notes)
+    check_queue(spec, region, is_local=is_local, notes=notes)
     check_limits(spec, request, is_local=is_local, notes=notes)
     warn_of_code(spec, code.bytes, notes)
     if notes.problems:
@@ -278,6 +283,7 @@ def make_plan(
         warnings=tuple(notes.warnings),
         decisions=tuple(notes.decisions),
         resume=resume,
+        queue=None if is_local else render_service_job(spec, request),
     )
 
 

@@ -80,6 +80,28 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
                 notes.refuse(("tracking", name), message, "remove it")
 
 
+def check_queue(spec: JobSpec, region: str, *, is_local: bool, notes: Notes) -> None:
+    """Check what a job queue and the rest of the job say together."""
+    queue = spec.cluster.queue
+    if queue is None:
+        return
+    if is_local:
+        notes.warn("cluster.queue: a local run waits in no queue")
+        return
+    parts = queue.name.split(":")
+    if len(parts) > 3 and parts[3] != region:  # noqa: PLR2004 (arn:partition:batch:region:...)
+        message = f"the queue is in {parts[3]}, and the job in {region}"
+        notes.refuse(("cluster", "queue", "name"), message, f"use a queue of {region}")
+    if queue.priority is not None and queue.share is None:
+        notes.warn("cluster.queue.priority counts only in a queue with shares: this one is first in, first out")
+    if spec.cluster.max_pending is not None:
+        # Service job retry strategies, AWS Batch user guide, 2026-11: such retries count as none and have no end.
+        notes.warn("cluster.max_pending ends one attempt only: AWS Batch tries again while there is no capacity")
+    if spec.cluster.prefer:
+        # DescribeServiceJob says of capacityUsage that it is the payload's InstanceCount; preferences have none there.
+        notes.warn("cluster.prefer: AWS does not say how AWS Batch counts instances that are a choice of types")
+
+
 def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:
     """Refuse what CreateTrainingJob would; a local run keeps the same limits, but for where things lie."""
     for found in limits.check_request(_as_if_in_s3(request) if is_local else request):
