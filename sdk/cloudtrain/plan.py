@@ -255,7 +255,7 @@ def make_plan(
     )
     request = render_request(spec, settings, choices)
     check_abilities(spec, notes)
-    check_queue(spec, region, is_local=is_local, notes=notes)
+    check_queue(spec, settings, is_local=is_local, notes=notes)
     check_limits(spec, request, is_local=is_local, notes=notes)
     warn_of_code(spec, code.bytes, notes)
     if notes.problems:

@@ -21,6 +21,7 @@ from cloudtrain.units import format_duration, format_size
 _LARGE_CODE_BYTES = 100 * 10**6
 _OLD_PRICE_DAYS = 180
 _BUCKET = re.compile(BUCKET_PATTERN)
+_QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
 _SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
 
 
@@ -80,18 +81,18 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
                 notes.refuse(("tracking", name), message, "remove it")
 
 
-def check_queue(spec: JobSpec, region: str, *, is_local: bool, notes: Notes) -> None:
-    """Check what a job queue and the rest of the job say together."""
+def check_queue(spec: JobSpec, settings: Settings, *, is_local: bool, notes: Notes) -> None:
+    """Check what a job queue says together with the settings and the rest of the job."""
     queue = spec.cluster.queue
     if queue is None:
         return
     if is_local:
         notes.warn("cluster.queue: a local run waits in no queue")
         return
-    parts = queue.name.split(":")
-    if len(parts) > 3 and parts[3] != region:  # noqa: PLR2004 (arn:partition:batch:region:...)
-        message = f"the queue is in {parts[3]}, and the job in {region}"
-        notes.refuse(("cluster", "queue", "name"), message, f"use a queue of {region}")
+    arn = _QUEUE_ARN.fullmatch(queue.name)
+    if arn is not None and settings.region is not None and arn[1] != settings.region:
+        message = f"the queue is in {arn[1]}, and the job in {settings.region}"
+        notes.refuse(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
     if queue.priority is not None and queue.share is None:
         notes.warn("cluster.queue.priority counts only in a queue with shares: this one is first in, first out")
     if spec.cluster.max_pending is not None:

@@ -1,8 +1,8 @@
 """Runs that wait in an AWS Batch job queue: sent there, found again from their id alone, told as training jobs.
 
 AWS Batch names the training job itself, `AWSBatch...`, and makes a new one for each attempt, so no run of a queue is
-found by its name in SageMaker. The way there is: run id, plan.json in S3, the queue's name, the service job of that name,
-its latest attempt. SageMaker's own search finds training jobs that AWS Batch has forgotten.
+found by its name in SageMaker. The way there is: run id, plan.json in S3, the queue's name, the service job of that
+name, its latest attempt. SageMaker's own search finds training jobs that AWS Batch has forgotten.
 
 AWS Batch itself was never called; sources stand in `cloudtrain.service_job`.
 """
