@@ -30,6 +30,8 @@ Document = Mapping[str, Any]
 _WAITING = ("SUBMITTED", "RUNNABLE")
 _ENDED = ("SUCCEEDED", "FAILED")
 _STEP_SECONDS = 0.1
+_RETRY_MILLISECONDS = 1000
+"""How long a job without capacity holds up its queue before it is tried again; AWS does not tell its own time."""
 _MOST_RESULTS = 100
 _SNAPSHOT_JOBS = 100
 _MOST_PRIORITY = 9999
@@ -59,6 +61,7 @@ class _ServiceJob:
     scheduled: int = 0
     started: int = 0
     stopped: int = 0
+    retry_at: int = 0
     is_terminated: bool = False
     failures: int = 0
     attempts: list[dict[str, Any]] = field(default_factory=list)
@@ -242,6 +245,24 @@ class ServiceJobs:
         wanted = [name.rpartition("/")[2] for name in asked.get("jobQueues") or (QUEUE, FAIR_QUEUE)]
         return {"jobQueues": [_describe_queue(name) for name in (QUEUE, FAIR_QUEUE) if name in wanted]}
 
+    def _describe_environments(self, asked: Document) -> Document:
+        wanted = [name.rpartition("/")[2] for name in asked.get("serviceEnvironments") or (QUEUE, FAIR_QUEUE)]
+        limits = [{"capacityUnit": "NUM_INSTANCES", "maxCapacity": self._sky.weather.queue_instances}]
+        found = [
+            {
+                "serviceEnvironmentName": name,
+                "serviceEnvironmentArn": f"{_ARN}:service-environment/{name}",
+                "serviceEnvironmentType": SERVICE_JOB_TYPE,
+                "state": "ENABLED",
+                "status": "VALID",
+                "capacityLimits": limits,
+                "tags": {},
+            }
+            for name in (QUEUE, FAIR_QUEUE)
+            if name in wanted
+        ]
+        return {"serviceEnvironments": found}
+
     def _find(self, asked: Document) -> _ServiceJob:
         job = self._jobs.get(str(asked.get("jobId", "")).rpartition("/")[2])  # the SageMaker SDK gives the ARN
         if job is None:
@@ -272,7 +293,7 @@ class ServiceJobs:
             if job.instances > most:
                 job.reason = _TOO_LARGE
                 return
-            if sum(self._used(queue).values()) + job.instances > most:
+            if sum(self._used(queue).values()) + job.instances > most or job.retry_at > self._now():
                 return
             self._start(job)
 
@@ -331,6 +352,7 @@ class ServiceJobs:
         if is_capacity or (has_failed and _may_retry(job, reason)):
             job.status, job.stopped = "RUNNABLE", 0
             job.reason = _NO_CAPACITY if is_capacity else ""
+            job.retry_at = now + _RETRY_MILLISECONDS if is_capacity else 0
 
     def _end_overdue(self, job: _ServiceJob, now: int) -> None:
         seconds = job.asked.get("timeoutConfig", {}).get("attemptDurationSeconds")
@@ -352,6 +374,7 @@ _OPERATIONS: Mapping[str, Callable[[ServiceJobs, Document], Document]] = {
     "ListServiceJobs": ServiceJobs._list,  # noqa: SLF001
     "GetJobQueueSnapshot": ServiceJobs._snapshot,  # noqa: SLF001
     "DescribeJobQueues": ServiceJobs._describe_queues,  # noqa: SLF001
+    "DescribeServiceEnvironments": ServiceJobs._describe_environments,  # noqa: SLF001
 }
 PATHS = {f"/v1/{name.lower()}": name for name in _OPERATIONS}
 """Operations by their address (botocore's model; a test compares)."""
