@@ -1,7 +1,7 @@
 """The SubmitServiceJob document: a training job that waits its turn in an AWS Batch job queue.
 
-Sources: botocore's model of batch 2016-08-10 (1.4x), AWS Batch user guide (service jobs, payloads, retries, status) and
-`sagemaker.aws_batch` 2.257, all read in 2026-11. AWS Batch itself was never called.
+Sources: botocore 1.44.5's model of batch 2016-08-10, AWS Batch user guide (service jobs: payloads, retries, status,
+getting started) and `sagemaker.aws_batch` 2.257, all read in 2026-11. AWS Batch itself was never called.
 """
 
 from __future__ import annotations

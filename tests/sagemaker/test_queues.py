@@ -255,3 +255,18 @@ def test_a_refusal_of_aws_batch_is_told(front: Front, plan: Plan) -> None:
     front.rules["POST /v1/listservicejobs"] = lambda _request: Answer.denied()
     with pytest.raises(CloudError, match="could not look into the queue ml: AWS says AccessDeniedException"):
         backend.status(RUN)
+
+
+def test_who_may_not_look_for_queues_sees_the_other_runs(front: Front) -> None:
+    denied = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    front.rules["GET /cloudtrain-test"] = lambda _request: Answer(denied, 403, {"Content-Type": "text/xml"})
+    assert list(SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2")).list()) == []
+    assert "GET /cloudtrain-test" in front.seen
+
+
+def test_a_plan_that_is_none_is_no_plan_of_a_queue(front: Front) -> None:
+    backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
+    for text in ("", "[]", "{}", '{"queue": 3, "request": {}}', '{"queue": null}'):
+        backend._put_text(f"s3://cloudtrain-test/cloudtrain/{RUN}/plan.json", text)  # noqa: SLF001
+        with pytest.raises(RunNotFoundError):
+            backend.status(RUN)

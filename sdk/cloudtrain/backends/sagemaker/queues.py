@@ -155,9 +155,12 @@ class Queues:
                 if error.response["Error"]["Code"] in _NOT_THERE:
                     return None
                 raise
-        plan = json.loads(body)
-        queue = plan.get("queue")
-        return _Known(str(queue["jobQueue"]), plan["request"]) if queue else None
+        try:
+            plan = json.loads(body)
+            queue = plan["queue"]
+            return None if queue is None else _Known(str(queue["jobQueue"]), dict(plan["request"]))
+        except (ValueError, TypeError, KeyError):
+            return None  # of a version without queues, or none of ours
 
     def _service_job(self, run: str, known: _Known) -> Mapping[str, Any] | None:
         """Return what AWS Batch says of a run, or None where it knows nothing of it any more."""
@@ -257,11 +260,18 @@ class Queues:
                 raise
 
     def _queues(self) -> Iterator[str]:
+        """Yield the names of the queues; none to whom may not look, so that `list` still tells the other runs."""
+        from botocore.exceptions import ClientError
+
         place = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
         pages = self._client("s3").get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/", **self._owner):
-            for found in page.get("Contents", ()):
-                yield str(found["Key"]).rpartition("/")[2]
+        try:
+            for page in pages.paginate(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/", **self._owner):
+                for found in page.get("Contents", ()):
+                    yield str(found["Key"]).rpartition("/")[2]
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in _NOT_THERE:
+                raise
 
     # ------------------------------------------------------------ stop
 
