@@ -22,8 +22,9 @@ from cloudtrain.errors import SpecError
 from cloudtrain.locations import locations_here, locations_in_s3, resume_from
 from cloudtrain.notes import Notes
 from cloudtrain.placement import Machine, Placement, place
-from cloudtrain.refusals import check_abilities, check_limits, check_settings, warn_of_code, warn_of_price
+from cloudtrain.refusals import check_abilities, check_limits, check_queue, check_settings, warn_of_code, warn_of_price
 from cloudtrain.request import Choices, Locations, render_request
+from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG, JobSpec
 from cloudtrain.units import format_duration
@@ -132,6 +133,7 @@ class Plan:
         identity: sha256 over everything that would be sent and run, but for the run's own name: two submits of the same
             request and code have the same. It stands in the request as a tag, too.
         job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
+        queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
     """
 
     run: str
@@ -155,6 +157,7 @@ class Plan:
     resume: str = "auto"
     identity: str = ""
     job_document: Mapping[str, Any] = field(default_factory=dict)
+    queue: dict[str, Any] | None = None
 
     def rename(self, run: str) -> Plan:
         """Return the same plan under another run id, which stands in it wherever this one does."""
@@ -175,6 +178,7 @@ class Plan:
             ),
             config=RunConfig.from_json(named(self.config.to_json())),
             request=json.loads(named(json.dumps(self.request))),
+            queue=json.loads(named(json.dumps(self.queue))),
             uploads=tuple(Upload(upload.path, named(upload.uri)) for upload in self.uploads),
         )
 
@@ -186,6 +190,7 @@ class Plan:
             "run": self.run,
             "target": self.target,
             "request": self.request,
+            "queue": self.queue,
             "bundle": {"digest": self.bundle.digest, "bytes": self.bundle.bytes, "files": self.bundle.files},
             "source": source and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
             "cluster": asdict(self.cluster),
@@ -285,9 +290,10 @@ def make_plan(
     request = render_request(spec, settings, choices)
     checkpoints = "" if sync else locations.checkpoints
     config = _run_config(spec, run, placement, checkpoints=checkpoints, resume=resume)
-    identity = _identify(request, config, run, data_stamp)
+    identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)
+    check_queue(spec, settings, is_local=is_local, notes=notes)
     check_limits(spec, request, is_local=is_local, notes=notes)
     warn_of_code(spec, code.bytes, notes)
     if notes.problems:
@@ -316,15 +322,16 @@ def make_plan(
         resume=resume,
         identity=identity,
         job_document=spec.to_document(),
+        queue=None if is_local else render_service_job(spec, request),
     )
 
 
-def _identify(request: dict[str, Any], config: RunConfig, run: str, data_stamp: str) -> str:
-    """Return sha256 over the request, what the container reads, and the state of the data, without the run's name.
+def _identify(parts: list[Any], run: str) -> str:
+    """Return sha256 over the request, what the container reads, the queue and the state of the data, but not the run.
 
     The code is in it by its digest, which is part of the place where it lies.
     """
-    whole = json.dumps([request, config.to_json(), data_stamp], sort_keys=True)
+    whole = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(whole.replace(run, "RUN").encode()).hexdigest()
 
 

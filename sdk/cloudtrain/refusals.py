@@ -21,6 +21,7 @@ from cloudtrain.units import format_duration, format_size
 _LARGE_CODE_BYTES = 100 * 10**6
 _OLD_PRICE_DAYS = 180
 _BUCKET = re.compile(BUCKET_PATTERN)
+_QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
 _SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
 
 
@@ -78,6 +79,28 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
             if getattr(spec.tracking, name):
                 message = "this version tracks a Task by event lines only; a script may write what it likes"
                 notes.refuse(("tracking", name), message, "remove it")
+
+
+def check_queue(spec: JobSpec, settings: Settings, *, is_local: bool, notes: Notes) -> None:
+    """Check what a job queue says together with the settings and the rest of the job."""
+    queue = spec.cluster.queue
+    if queue is None:
+        return
+    if is_local:
+        notes.warn("cluster.queue: a local run waits in no queue")
+        return
+    arn = _QUEUE_ARN.fullmatch(queue.name)
+    if arn is not None and settings.region is not None and arn[1] != settings.region:
+        message = f"the queue is in {arn[1]}, and the job in {settings.region}"
+        notes.refuse(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
+    if queue.priority is not None and queue.share is None:
+        notes.warn("cluster.queue.priority counts only in a queue with shares: this one is first in, first out")
+    if spec.cluster.max_pending is not None:
+        # Service job retry strategies, AWS Batch user guide, 2026-11: such retries count as none and have no end.
+        notes.warn("cluster.max_pending ends one attempt only: AWS Batch tries again while there is no capacity")
+    if spec.cluster.prefer:
+        # DescribeServiceJob says of capacityUsage that it is the payload's InstanceCount; preferences have none there.
+        notes.warn("cluster.prefer: AWS does not say how AWS Batch counts instances that are a choice of types")
 
 
 def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:

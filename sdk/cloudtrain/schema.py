@@ -57,6 +57,7 @@ def job_schema() -> dict[str, Any]:
     channels["additionalProperties"] = {"anyOf": [_uri(), channels["additionalProperties"]]}
     cluster = sections["Cluster"]["properties"]
     cluster["spot"]["anyOf"] = [{"type": "boolean"}, *cluster["spot"]["anyOf"]]
+    cluster["queue"]["anyOf"] = [{"type": "string"}, *cluster["queue"]["anyOf"]]
     with_gpu = [name for name in catalog.instance_names() if (catalog.find_instance(name) or _NONE).gpus]
     cluster["instance_type"]["examples"] = with_gpu
     cluster["framework"]["examples"] = [image.framework for image in catalog.images()]
@@ -177,8 +178,8 @@ def _schema_of(section: type[BaseModel]) -> dict[str, Any]:
 
 def _type(content: Mapping[str, Any], schema: Mapping[str, Any], name: str = "") -> str:
     """Return the type of a field in words."""
-    if name == "spot":
-        return "true, false or mapping"
+    if name in _SHORT:
+        return f"{_SHORT[name]} or mapping"
     if "$ref" in content:
         return "mapping"
     if "enum" in content or "const" in content:
@@ -198,6 +199,8 @@ def _unit_of(content: Mapping[str, Any]) -> str:
     return ""
 
 
+_SHORT = {"spot": "true, false", "queue": "text"}
+"""What may be written instead of a mapping."""
 _WORDS = {
     "string": "text",
     "integer": "whole number",

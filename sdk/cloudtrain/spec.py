@@ -69,6 +69,9 @@ _MLFLOW_FORM = matching(
     "the ARN of a SageMaker MLflow resource, or https://host",
     "see it by: aws sagemaker list-mlflow-tracking-servers",
 )
+# Names and shares: API reference of CreateJobQueue and ShareAttributes, 2026-11; botocore's model has plain text there.
+_QUEUE = re.compile(r"(?:arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
 _STAND_IN_TYPE = "ml.p4d.24xlarge"
 """Takes part where a job names no type, or a wrong one: everything that cloudtrain does works on it."""
 _ROUNDS = 20
@@ -174,6 +177,29 @@ def _spot(value: object) -> object:
     return value
 
 
+class Queue(Section):
+    """AWS Batch job queue that the job waits in; a name alone is short for {name: ...}."""
+
+    name: str = Field(examples=["ml-training"])
+    """Name or ARN of a job queue of type SAGEMAKER_TRAINING, in the job's region."""
+    priority: Annotated[Whole, Field(ge=0, le=9999)] | None = Field(None, examples=[100])
+    """Jobs of a higher priority go first among those of one share, 0 to 9999; not in a first-in-first-out queue."""
+    share: str | None = Field(None, examples=["research"])
+    """Fair-share identifier: needed by a queue with a fair-share policy, refused by one without."""
+
+    def _rules(self) -> Iterator[Finding]:
+        if not _QUEUE.fullmatch(self.name):
+            hint = "see them by: aws batch describe-job-queues"
+            yield Finding(f'expected the name or ARN of a job queue, got "{self.name}"', ("name",), hint)
+        if self.share is not None and not _SHARE.fullmatch(self.share):
+            message = f'expected 1 to 255 letters and digits, got "{self.share}"'
+            yield Finding(message, ("share",), "see: aws batch describe-scheduling-policies")
+
+
+def _queue(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
 Distribution = Literal["auto", "torch_distributed", "pytorchddp", "smdistributed"]
 
 
@@ -202,6 +228,8 @@ class Cluster(Section):
     """Keep the cluster warm, and paid for, for the next job for this long after the end, at most 6h."""
     max_pending: Duration | None = None
     """Give up when there is no capacity for this long: 30m to 28d."""
+    queue: Annotated[Queue | None, BeforeValidator(_queue)] = None
+    """AWS Batch job queue to wait in: a name or ARN, or {name, priority, share}; default: no queue."""
     network: Network = Field(default_factory=Network.model_construct)
     """Subnets, security groups, isolation and traffic encryption."""
 
@@ -516,7 +544,9 @@ class JobSpec(Section):
         document = self._document
         # `train: s3://...` is short for `train: {uri: s3://...}`: the field that was written is named.
         is_short = (
-            finding.at[-1:] == ("uri",) and finding.at not in document.values and finding.at[:-1] in document.values
+            (finding.at[-1:] == ("uri",) or finding.at[-2:] == ("queue", "name"))
+            and finding.at not in document.values
+            and finding.at[:-1] in document.values
         )
         finding = replace(finding, at=finding.at[:-1]) if is_short else finding
         return place_finding(finding, lambda at, key: document.place_of(at, key=key))
@@ -693,7 +723,7 @@ _REQUIRED: dict[FieldPath, Any] = {
     for name, field in section.model_fields.items()
     if field.is_required() and field.examples
 }
-"""Examples of required fields by name; no two sections share a name."""
+"""Examples of required fields by name. Of a queue's name the job's example is as good."""
 
 
 def apply_overrides(document: Document, overrides: Iterable[str]) -> None:

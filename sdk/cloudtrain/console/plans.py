@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import say, table
 
@@ -35,6 +35,8 @@ def print_plan(plan: Plan) -> None:
     if plan.batch is not None:
         per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {cluster.world_size or '?'} ranks"
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
+    if plan.queue is not None:
+        rows.append(("queue", _queue(plan.queue)))
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
         *_source_rows(plan),
@@ -50,6 +52,13 @@ def print_plan(plan: Plan) -> None:
         print(f"  {decision}")
     for warning in plan.warnings:
         print(f"  warning: {warning}")
+
+
+def _queue(queue: Mapping[str, Any]) -> str:
+    words = [str(queue["jobQueue"])]
+    words += [f"priority {queue['schedulingPriority']}"] if "schedulingPriority" in queue else []
+    words += [f"share {queue['shareIdentifier']}"] if "shareIdentifier" in queue else []
+    return f"{', '.join(words)} (AWS Batch creates the training job when its turn comes)"
 
 
 def _source_rows(plan: Plan) -> list[tuple[str, str]]:

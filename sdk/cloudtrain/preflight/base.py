@@ -37,6 +37,8 @@ ACTIONS = {
     "ListAWSDefaultServiceQuotas": "servicequotas:ListAWSDefaultServiceQuotas",
     "ListTrainingJobs": "sagemaker:ListTrainingJobs",
     "DescribeTrainingJob": "sagemaker:DescribeTrainingJob",
+    "DescribeJobQueues": "batch:DescribeJobQueues",
+    "DescribeServiceEnvironments": "batch:DescribeServiceEnvironments",
     "BatchGetImage": "ecr:BatchGetImage",
     "DescribeSubnets": "ec2:DescribeSubnets",
     "DescribeSecurityGroups": "ec2:DescribeSecurityGroups",

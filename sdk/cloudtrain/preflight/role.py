@@ -25,6 +25,7 @@ from cloudtrain.preflight.base import (
 )
 from cloudtrain.preflight.image import parse_image
 from cloudtrain.request import split_uri
+from cloudtrain.service_job import ATTEMPT_ID_CHARACTERS, training_job_name
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -211,7 +212,9 @@ def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
 
 
 def _log_stream(plan: Plan, role: Role, region: str) -> str:
-    return f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{plan.run}/algo-1"
+    # AWS Batch names the job itself; what comes after its prefix no policy can know.
+    job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
+    return f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
 
 
 def _image_needs(plan: Plan, role: Role) -> tuple[Need, ...]:
@@ -368,8 +371,14 @@ def check_caller(context: Context) -> Iterator[Check]:
         return
     base = f"arn:{role.partition}"
     job = f"{base}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
+    queue = context.plan.queue
+    create = Need(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,))
+    if queue is not None:  # AWS Batch creates the job with a role of its own
+        name = str(queue["jobQueue"])
+        arn_of_queue = name if ":" in name else f"{base}:batch:{context.region}:{role.account}:job-queue/{name}"
+        create = Need(("batch:SubmitServiceJob",), (arn_of_queue,))
     needs = (
-        Need(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,)),
+        create,
         Need(("iam:PassRole",), (context.role_arn,)),
         Need(("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True),
     )

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from cloudtrain.errors import UserError
+from cloudtrain.sandbox.batch import PATHS, ServiceJobs
 from cloudtrain.sandbox.operations import TrainingJobs
 from cloudtrain.sandbox.rules import ServiceError
 from cloudtrain.sandbox.transfer import USER_AGENT
@@ -19,6 +20,8 @@ from cloudtrain.sandbox.weather import Sky, Weather
 
 CONTROL_PATH = "/_cloudtrain/weather"
 _SAGEMAKER = "SageMaker."
+_BATCH = "/batch/aws4_request"
+"""Scope of the signature of every request to AWS Batch."""
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/x-amz-json-1.1"
 
@@ -41,9 +44,10 @@ _UPLOADS = {
 class Gate:
     """Serves one account."""
 
-    def __init__(self, moto: WsgiApplication, jobs: TrainingJobs, sky: Sky) -> None:
+    def __init__(self, moto: WsgiApplication, jobs: TrainingJobs, sky: Sky, batch: ServiceJobs) -> None:
         self._moto = moto
         self._jobs = jobs
+        self._batch = batch
         self._sky = sky
         self._conditional = threading.Lock()
 
@@ -67,10 +71,13 @@ class Gate:
         return answer
 
     def _answer(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
-        if environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER):
+        is_batch = _is_batch(environ)
+        if is_batch or environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER):
             body = _body(environ)
             try:
                 document = json.loads(body or b"{}")
+                if is_batch:
+                    return _send(start_response, 200, self._batch.answer(operation, document))
                 if self._jobs.answers(operation, document):
                     return _send(start_response, 200, self._jobs.answer(operation, document))
             except ServiceError as error:
@@ -99,8 +106,15 @@ def operation_of(environ: Mapping[str, Any]) -> str:
     target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
     if target:
         return target.rpartition(".")[2]
+    if _is_batch(environ):
+        path = str(environ["PATH_INFO"])
+        return PATHS.get(path, path.rpartition("/")[2])
     if environ.get("CONTENT_TYPE", "").startswith(_FORM):
         return parse_qs(_body(environ).decode("utf-8", "replace")).get("Action", ["?"])[0]
+    return _s3_operation(environ)
+
+
+def _s3_operation(environ: Mapping[str, Any]) -> str:
     method = str(environ["REQUEST_METHOD"])
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for (verb, name), operation in _UPLOADS.items():
@@ -112,6 +126,10 @@ def operation_of(environ: Mapping[str, Any]) -> str:
     if has_key and "HTTP_X_AMZ_COPY_SOURCE" in environ:
         return "CopyObject"
     return (_OBJECT if has_key else _BUCKET).get(method, method)
+
+
+def _is_batch(environ: Mapping[str, Any]) -> bool:
+    return _BATCH in str(environ.get("HTTP_AUTHORIZATION", ""))
 
 
 def _body(environ: Any) -> bytes:
@@ -141,7 +159,7 @@ def _refuse(
     environ: Environ, start_response: StartResponse, code: str, s3_code: str, message: str, status: int, s3_status: int
 ) -> Iterable[bytes]:
     """Answer with an error in the form of the request's protocol. The body is read, as AWS reads it."""
-    if environ.get("HTTP_X_AMZ_TARGET"):
+    if environ.get("HTTP_X_AMZ_TARGET") or _is_batch(environ):
         _body(environ)
         return _send(start_response, status, {"__type": code, "message": message})
     if environ.get("CONTENT_TYPE", "").startswith(_FORM):

@@ -55,6 +55,8 @@ class TrainingJobs:
         """Whether this operation is one of ours."""
         if operation in ("ListTags", "AddTags", "DeleteTags"):
             return _ARN_PART in str(document.get("ResourceArn", ""))
+        if operation == "Search":
+            return document.get("Resource") == "TrainingJob"
         return operation in _OPERATIONS
 
     def answer(self, operation: str, document: Document) -> Document:
@@ -145,6 +147,16 @@ class TrainingJobs:
         more = {"NextToken": _make_token(page[-1].name)} if len(found) > size else {}
         return {"TrainingJobSummaries": [job.summary() for job in page], **more}
 
+    def _search(self, request: Document) -> Document:
+        """Find jobs by name, status or hyperparameter; by creation, as every search of cloudtrain's is."""
+        filters = request.get("SearchExpression", {}).get("Filters", ())
+        with self._lock:
+            jobs = sorted(self._jobs.values(), key=_SORT_KEYS["CreationTime"])
+        found = [job for job in jobs if all(_is_found(job, each) for each in filters)]
+        if request.get("SortOrder") != "Ascending":
+            found.reverse()
+        return {"Results": [{"TrainingJob": job.describe()} for job in found]}
+
     # ------------------------------------------------------------ tags
 
     def _list_tags(self, request: Document) -> Document:
@@ -172,6 +184,7 @@ _OPERATIONS: Mapping[str, Callable[[TrainingJobs, Document], Document]] = {
     "StopTrainingJob": TrainingJobs._stop,  # noqa: SLF001
     "UpdateTrainingJob": TrainingJobs._update,  # noqa: SLF001
     "ListTrainingJobs": TrainingJobs._list,  # noqa: SLF001
+    "Search": TrainingJobs._search,  # noqa: SLF001
     "ListTags": TrainingJobs._list_tags,  # noqa: SLF001
     "AddTags": TrainingJobs._add_tags,  # noqa: SLF001
     "DeleteTags": TrainingJobs._delete_tags,  # noqa: SLF001
@@ -191,6 +204,19 @@ def _is_wanted(job: TrainingJob, request: Document) -> bool:
     if "WarmPoolStatusEquals" in request or "TrainingPlanArnEquals" in request:
         return False
     return str(request.get("NameContains", "")).lower() in job.name.lower()
+
+
+def _is_found(job: TrainingJob, wanted: Document) -> bool:
+    """Whether a job fits one filter of a search."""
+    kind, _, name = str(wanted["Name"]).partition(".")
+    if kind == "HyperParameters":
+        value = job.request.get("HyperParameters", {}).get(name, "")
+    elif kind in ("TrainingJobName", "TrainingJobStatus"):
+        value = job.describe()[kind]
+    else:
+        raise invalid(f"cloudtrain sandbox: Search by {wanted['Name']} is not supported")
+    text = str(wanted.get("Value", ""))
+    return text in value if wanted.get("Operator") == "Contains" else text == value
 
 
 def _make_token(name: str) -> str:

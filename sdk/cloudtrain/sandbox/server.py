@@ -115,6 +115,7 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
+    from cloudtrain.sandbox.batch import ServiceJobs
     from cloudtrain.sandbox.gate import Environ, Gate, StartResponse
     from cloudtrain.sandbox.life import Life, Service
     from cloudtrain.sandbox.operations import TrainingJobs
@@ -158,7 +159,9 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
         Life(job, service).start()
 
     jobs = TrainingJobs(REGION, _now, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
-    gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky)
+    batch = ServiceJobs(jobs, sky, _now)
+    batch.keep_going(ending)
+    gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky, batch)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))

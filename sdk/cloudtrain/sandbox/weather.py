@@ -37,6 +37,7 @@ class Weather:
         capacity_error_after_seconds: When such a wait ends with CapacityError, or None.
         interrupt_at_step: Steps at which a spot job loses its instances: the first attempt at the first, and so on.
         dead_instance: An instance that dies, or None.
+        queue_instances: Instances that the jobs of each job queue may have at once.
         throttle: Calls that are answered `ThrottlingException`, in S3 `SlowDown`; nothing is done.
         errors: Calls that are answered with status 500; nothing is done.
         resets: Calls that are done, and whose connection is then cut without an answer.
@@ -49,6 +50,7 @@ class Weather:
     capacity_error_after_seconds: float | None = None
     interrupt_at_step: tuple[int, ...] = ()
     dead_instance: DeadInstance | None = None
+    queue_instances: int = 4
     throttle: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     resets: Mapping[str, float] = field(default_factory=dict)
@@ -171,4 +173,5 @@ _READERS: Mapping[str, Any] = {
     "capacity_error_after_seconds": _maybe_number,
     "interrupt_at_step": _steps,
     "dead_instance": _dead,
+    "queue_instances": _whole,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import importlib.util
 import json
 import time
@@ -14,7 +15,8 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, make_client, no_credentials
 from cloudtrain.backends.sagemaker.claims import Claims
-from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
+from cloudtrain.backends.sagemaker.estimator import no_sdk, render_by_estimator, send_by_estimator
+from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
@@ -22,12 +24,13 @@ from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Check, Pending, check_resume, start_checks
 from cloudtrain.request import split_uri
 from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
+from cloudtrain.service_job import render_payload
 from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
 
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-PLAN_FILE = "plan.json"
 _POLL_SECONDS = 5.0
 _CLAIM_ATTEMPTS = 20
 _CLAIM_SECONDS = 86400
@@ -59,6 +62,7 @@ class SageMakerBackend:
         self.poll_seconds = poll_seconds
         self._session_: Any = session
         self._clients: dict[str, Any] = {}
+        self._queues = Queues(settings, self._client, self._expected_owner())
 
     def check_ready(self) -> None:
         """Check that settings and credentials are there, before anything is packed.
@@ -140,7 +144,7 @@ class SageMakerBackend:
         return map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
 
     def submit(self, plan: Plan, bundle: Bundle | None) -> Run:
-        """Upload what is not there yet and create the training job.
+        """Upload what is not there yet and create the training job, or put it into its queue.
 
         Args:
             plan: What to send.
@@ -171,8 +175,12 @@ class SageMakerBackend:
         from botocore.exceptions import ClientError
 
         client = self._client("sagemaker")
+        is_direct = self.settings.transport == "boto3"
         try:
-            if self.settings.transport == "boto3":
+            if plan.queue is not None:
+                by_sdk = None if is_direct else render_by_estimator(plan, self._session(), client)
+                self._queues.submit(plan, render_payload(by_sdk or plan.request))
+            elif is_direct:
                 client.create_training_job(**plan.request)
             else:
                 send_by_estimator(plan, self._session(), client)
@@ -264,11 +272,16 @@ class SageMakerBackend:
     def _describe(self, run: str) -> Mapping[str, Any]:
         from botocore.exceptions import ClientError
 
+        if self._queues.names(run) is not None and (known := self._queues.describe(run)) is not None:
+            return known
         with aws_errors("describe the training job"):
             try:
                 description: Mapping[str, Any] = self._client("sagemaker").describe_training_job(TrainingJobName=run)
             except ClientError as error:
                 if error.response["Error"]["Code"] in ("ValidationException", "ResourceNotFound"):
+                    queued = self._queues.describe(run)
+                    if queued is not None:
+                        return queued
                     region = self.settings.region
                     raise RunNotFoundError(
                         f"SageMaker has no training job {run} in {region}", "see: cloudtrain list"
@@ -292,12 +305,16 @@ class SageMakerBackend:
         return fold_events(event for event in parsed if event is not None)
 
     def _streams(self, run: str) -> list[str]:
-        """Return the log streams of a run's hosts, in the hosts' order."""
+        """Return the log streams of a run's hosts, in the hosts' order; of a queue's attempts one after the other."""
+        names = self._queues.names(run)
+        return [stream for name in ((run,) if names is None else names) for stream in self._streams_of(name)]
+
+    def _streams_of(self, job: str) -> list[str]:
         logs = self._client("logs")
         with aws_errors("list the log streams"):
             try:
                 pages = logs.get_paginator("describe_log_streams").paginate(
-                    logGroupName=LOG_GROUP, logStreamNamePrefix=f"{run}/"
+                    logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/"
                 )
                 return sort_hosts([stream["logStreamName"] for page in pages for stream in page["logStreams"]])
             except logs.exceptions.ResourceNotFoundException:
@@ -307,10 +324,8 @@ class SageMakerBackend:
         """Yield the log lines of all hosts, each once."""
         tokens: dict[str, str] = {}
         while True:
-            is_over = (
-                not follow
-                or map_state((job := self._describe(run))["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final
-            )
+            job = self._describe(run)
+            is_over = not follow or map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final
             for stream in self._streams(run):
                 host = stream.rpartition("/")[2].rpartition("-")[0]
                 for event in self._new_events(stream, tokens):
@@ -335,7 +350,11 @@ class SageMakerBackend:
             tokens[stream] = page["nextForwardToken"]
 
     def list(self) -> Iterator[Status]:
-        """Yield the jobs that cloudtrain has named, newest first."""
+        """Yield the jobs that cloudtrain has named, newest first, those of queues among them."""
+        both = (self._training_jobs(), self._queues.list(self.name))
+        return heapq.merge(*both, key=lambda job: job.started or _LONG_AGO, reverse=True)
+
+    def _training_jobs(self) -> Iterator[Status]:
         pages = self._client("sagemaker").get_paginator("list_training_jobs")
         with aws_errors("list training jobs"):
             for page in pages.paginate(SortBy="CreationTime", SortOrder="Descending"):
@@ -398,8 +417,10 @@ class SageMakerBackend:
         job = self._describe(run)
         if map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final:
             return
+        if self._queues.stop(run):
+            return
         with aws_errors("stop the training job"):
-            self._client("sagemaker").stop_training_job(TrainingJobName=run)
+            self._client("sagemaker").stop_training_job(TrainingJobName=job["TrainingJobName"])
 
     # ------------------------------------------------------------ AWS
 
@@ -425,5 +446,6 @@ class SageMakerBackend:
 
 def _newest_of_first_host(streams: list[str]) -> str:
     """Return the stream that the first host writes to now: instances that replace others begin streams of their own."""
-    first = streams[0].rpartition("-")[0]
+    newest = streams[-1].partition("/")[0]  # a queue's attempts are jobs of their own
+    first = next(stream for stream in streams if stream.startswith(f"{newest}/")).rpartition("-")[0]
     return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]

@@ -21,14 +21,49 @@ from cloudtrain_runtime.contract import CODE_CHANNEL
 def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
     """Create the training job through a real `sagemaker.pytorch.PyTorch` estimator.
 
-    The one function that imports the SageMaker SDK (v2, whose support ends on 2027-07-06). Its import prints to
-    standard output and replaces sys.excepthook; both are kept from the user.
-
     Raises:
         DriftError: it was about to send something else than the plan.
         MissingExtraError: it is not installed.
     """
     guard = DriftGuard(plan.request)
+    with _estimator(plan, session, client) as (estimator, inputs):
+        events = client.meta.events
+        events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
+        try:
+            # wait=True would swallow Ctrl-C; we watch ourselves.
+            estimator.fit(inputs, wait=False, job_name=plan.run)
+        finally:
+            events.unregister("provide-client-params.sagemaker.CreateTrainingJob", guard)
+
+
+def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]:
+    """Return the document that a real estimator makes for AWS Batch, once it is known to be the plan's; send nothing.
+
+    These are the calls of the SDK's own `aws_batch.TrainingQueue.submit`. Its last one is left to us: it takes neither
+    our session nor a client token, drops a priority of 0, and ends every run after a day unless it is told otherwise.
+
+    Raises:
+        DriftError: it is something else than the plan.
+        MissingExtraError: the SDK is not installed.
+    """
+    with _estimator(plan, session, client) as (estimator, inputs):
+        import sagemaker.estimator
+
+        training_job: Any = sagemaker.estimator._TrainingJob  # noqa: SLF001 (as TrainingQueue takes it)
+        estimator.prepare_workflow_for_training(plan.run)
+        arguments = training_job.get_train_args(estimator, inputs, {})
+        document: dict[str, Any] = estimator.sagemaker_session.get_train_request(**arguments)
+    DriftGuard(plan.request)(document)
+    return document
+
+
+@contextlib.contextmanager
+def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the estimator of a plan, and its inputs, with the SDK kept quiet meanwhile.
+
+    The one function that imports the SageMaker SDK (v2, whose support ends on 2027-07-06). Its import prints to
+    standard output and replaces sys.excepthook; both are kept from the user.
+    """
     with _quiet():
         try:
             os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
@@ -46,29 +81,23 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
             default_bucket=split_uri(plan.locations.output)[0],  # else it asks STS at a fixed address
             sagemaker_config=no_telemetry,
         )
-        events = client.meta.events
-        events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
-        try:
-            board = plan.request.get("TensorBoardOutputConfig")
-            estimator = PyTorch(
-                **estimator_arguments(plan),
-                sagemaker_session=sagemaker_session,
-                tensorboard_output_config=TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
+        board = plan.request.get("TensorBoardOutputConfig")
+        estimator = PyTorch(
+            **estimator_arguments(plan),
+            sagemaker_session=sagemaker_session,
+            tensorboard_output_config=TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
+        )
+        inputs = {
+            channel["ChannelName"]: TrainingInput(
+                s3_data=channel["DataSource"]["S3DataSource"]["S3Uri"],
+                distribution=channel["DataSource"]["S3DataSource"]["S3DataDistributionType"],
+                input_mode=channel.get("InputMode"),
             )
-            inputs = {
-                channel["ChannelName"]: TrainingInput(
-                    s3_data=channel["DataSource"]["S3DataSource"]["S3Uri"],
-                    distribution=channel["DataSource"]["S3DataSource"]["S3DataDistributionType"],
-                    input_mode=channel.get("InputMode"),
-                )
-                for channel in plan.request["InputDataConfig"]
-                # With network isolation the SDK adds this one itself and refuses it as an input.
-                if not (channel["ChannelName"] == CODE_CHANNEL and plan.request.get("EnableNetworkIsolation"))
-            }
-            # wait=True would swallow Ctrl-C; we watch ourselves.
-            estimator.fit(inputs, wait=False, job_name=plan.run)
-        finally:
-            events.unregister("provide-client-params.sagemaker.CreateTrainingJob", guard)
+            for channel in plan.request["InputDataConfig"]
+            # With network isolation the SDK adds this one itself and refuses it as an input.
+            if not (channel["ChannelName"] == CODE_CHANNEL and plan.request.get("EnableNetworkIsolation"))
+        }
+        yield estimator, inputs
 
 
 def estimator_arguments(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,272 @@
+"""What an AWS Batch service job says, in a training job's words, and the document that an estimator makes for one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from aws_front import Answer, Front
+from estimator_support import boto_session, settings_checked_once
+
+from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.estimator import compare, render_by_estimator
+from cloudtrain.backends.sagemaker.queues import (
+    ENDED,
+    STOP_REASON,
+    TRAINING_JOB_STATUSES,
+    WAITING,
+    as_training_job,
+    attempt_names,
+)
+from cloudtrain.backends.sagemaker.states import map_state, read_reason
+from cloudtrain.errors import CloudError, DriftError, RunNotFoundError
+from cloudtrain.plan import CodeInfo, Plan, make_plan
+from cloudtrain.run import State
+from cloudtrain.settings import Settings
+from cloudtrain.spec import JobSpec
+
+pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
+
+RUN = "demo-261120-101500-1a2b3c"
+BEGAN = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
+MILLISECONDS = int(BEGAN.timestamp() * 1000)
+SERVICE = {
+    "jobId": "1",
+    "jobArn": "arn:aws:batch:us-west-2:123456789012:service-job/1",
+    "jobName": RUN,
+    "jobQueue": "arn:aws:batch:us-west-2:123456789012:job-queue/ml",
+    "createdAt": MILLISECONDS,
+    "startedAt": 0,
+}
+REQUEST = {"TrainingJobName": RUN, "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1}}
+JOB = """\
+name: demo
+code: {task: "mine:Mine"}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2, queue: {name: ml, priority: 0, share: research}}
+train: {steps: 10}
+tags: {team: vision}
+"""
+
+
+def training(status: str, secondary: str, **fields: Any) -> dict[str, Any]:
+    return {"TrainingJobName": "AWSBatchx", "TrainingJobStatus": status, "SecondaryStatus": secondary, **fields}
+
+
+def told(
+    status: str, job: Mapping[str, Any] | None = None, place: int | None = None, **fields: Any
+) -> Mapping[str, Any]:
+    return as_training_job(RUN, REQUEST, {**SERVICE, "status": status, **fields}, job, place)
+
+
+def state_of(job: Mapping[str, Any]) -> State:
+    return map_state(job["TrainingJobStatus"], job["SecondaryStatus"])
+
+
+def test_the_mapping_is_total() -> None:
+    enum = set(botocore.session.get_session().get_service_model("batch").shape_for("ServiceJobStatus").enum)
+    assert set(TRAINING_JOB_STATUSES) == enum
+    assert set(WAITING) | set(ENDED) < enum
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    for status, secondary in TRAINING_JOB_STATUSES.values():
+        assert status in model.shape_for("TrainingJobStatus").enum
+        assert secondary in model.shape_for("SecondaryStatus").enum
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("SUBMITTED", State.QUEUED),
+        ("PENDING", State.QUEUED),
+        ("RUNNABLE", State.QUEUED),
+        ("SCHEDULED", State.QUEUED),
+        ("STARTING", State.STARTING),
+        ("RUNNING", State.RUNNING),
+        ("SUCCEEDED", State.SUCCEEDED),
+        ("FAILED", State.FAILED),
+        ("SOMETHING_NEW", State.QUEUED),
+    ],
+)
+def test_states_without_a_training_job(status: str, state: State) -> None:
+    job = told(status)
+    assert state_of(job) is state
+    assert job["TrainingJobName"] == RUN
+    assert job["ResourceConfig"] == REQUEST["ResourceConfig"]
+    assert job["CreationTime"] == BEGAN
+
+
+def test_why_a_run_waits() -> None:
+    assert read_reason(told("RUNNABLE")) == "waits in the queue ml"
+    assert read_reason(told("RUNNABLE", place=0)) == "waits in the queue ml"
+    assert read_reason(told("RUNNABLE", place=1)) == "waits in the queue ml, 1 job before it"
+    capacity = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none"
+    assert read_reason(told("RUNNABLE", place=2, statusReason=capacity)) == (
+        f"waits in the queue ml, 2 jobs before it: {capacity}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "reason"),
+    [
+        ({"isTerminated": True, "statusReason": STOP_REASON}, State.STOPPED, "stopped by request"),
+        ({"isTerminated": True, "statusReason": "made room"}, State.STOPPED, "made room"),
+        (
+            {"statusReason": "Terminated by JobStateTimeLimit action due to reason: CAPACITY:X"},
+            State.STOPPED,
+            "Terminated by JobStateTimeLimit action due to reason: CAPACITY:X",
+        ),
+        (
+            {"statusReason": "Received status from SageMaker: ValidationException: no"},
+            State.FAILED,
+            "ValidationException: no",
+        ),
+        ({}, State.FAILED, "waited in the queue ml"),
+    ],
+)
+def test_ends_before_a_training_job(fields: dict[str, Any], state: State, reason: str) -> None:
+    job = told("FAILED", stoppedAt=MILLISECONDS + 5000, **fields)
+    assert state_of(job) is state
+    assert read_reason(job) == reason
+    assert (job["TrainingEndTime"] - BEGAN).total_seconds() == 5
+
+
+def test_a_training_job_says_more_than_its_service_job() -> None:
+    transition = {"Status": "Starting", "StartTime": BEGAN, "StatusMessage": "Starting"}
+    job = told(
+        "SCHEDULED",
+        training("InProgress", "Training", SecondaryStatusTransitions=[transition]),
+        scheduledAt=MILLISECONDS + 1000,
+    )
+    assert state_of(job) is State.RUNNING
+    assert job["TrainingJobName"] == "AWSBatchx"
+    queued, starting = job["SecondaryStatusTransitions"]
+    assert (queued["Status"], queued["StatusMessage"]) == ("Queued", "waited in the queue ml")
+    assert (queued["EndTime"] - queued["StartTime"]).total_seconds() == 1
+    assert starting == transition
+
+
+@pytest.mark.parametrize(
+    ("status", "job", "fields", "state"),
+    [
+        # AWS Batch may try again: it has not given up.
+        ("STARTING", training("Failed", "Failed", FailureReason="CapacityError: none"), {}, State.QUEUED),
+        ("RUNNING", training("Stopped", "Stopped"), {}, State.QUEUED),
+        ("RUNNING", training("Completed", "Completed"), {}, State.SUCCEEDED),
+        ("RUNNING", training("Stopping", "Stopping"), {}, State.STOPPING),
+        ("FAILED", training("Failed", "Failed", FailureReason="AlgorithmError: x"), {}, State.FAILED),
+        ("FAILED", training("Stopped", "Stopped"), {}, State.STOPPED),
+        ("FAILED", training("Stopped", "MaxRuntimeExceeded"), {}, State.STOPPED),
+        # Stopped while it waited for capacity, after an attempt that had found none.
+        (
+            "FAILED",
+            training("Failed", "Failed", FailureReason="CapacityError: none"),
+            {"isTerminated": True, "statusReason": STOP_REASON},
+            State.STOPPED,
+        ),
+        (
+            "FAILED",
+            training("Failed", "Failed", FailureReason="AlgorithmError: x"),
+            {"isTerminated": True, "statusReason": STOP_REASON},
+            State.FAILED,
+        ),
+    ],
+)
+def test_what_counts_where_the_two_differ(
+    status: str, job: dict[str, Any], fields: dict[str, Any], state: State
+) -> None:
+    assert state_of(told(status, job, **fields)) is state
+
+
+def test_attempts_in_their_order() -> None:
+    def attempt(name: str) -> dict[str, Any]:
+        arn = f"arn:aws:sagemaker:us-west-2:123456789012:training-job/{name}"
+        return {"serviceResourceId": {"name": "TrainingJobArn", "value": arn}}
+
+    attempts = [attempt("AWSBatcha"), {}, attempt("AWSBatchb")]
+    assert attempt_names({"attempts": attempts, "latestAttempt": attempt("AWSBatchb")}) == ("AWSBatcha", "AWSBatchb")
+    assert attempt_names({"latestAttempt": attempt("AWSBatchc")}) == ("AWSBatchc",)
+    assert attempt_names({}) == ()
+
+
+# ---------------------------------------------------------------- the estimator's document
+
+
+@pytest.fixture
+def plan(job: Callable[..., Path]) -> Plan:
+    path = job(JOB, mine_py="class Mine:\n    def __init__(self): ...\n")
+    account = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
+    return make_plan(JobSpec.from_yaml(path), account, CodeInfo("d" * 64, 1000, 3), run=RUN, now=BEGAN)
+
+
+def test_the_estimators_document_is_the_plans_and_nothing_is_sent(aws: dict[str, str], plan: Plan) -> None:
+    session = boto_session()
+    client = session.client("sagemaker")
+    with settings_checked_once():
+        document = render_by_estimator(plan, session, client)
+    assert list(compare(plan.request, document)) == []
+    assert client.list_training_jobs()["TrainingJobSummaries"] == []
+
+
+def test_a_document_that_differs_is_never_sent(aws: dict[str, str], plan: Plan) -> None:
+    request = copy.deepcopy(plan.request)
+    request["StoppingCondition"]["MaxRuntimeInSeconds"] += 1
+    request["RetryStrategy"] = {"MaximumRetryAttempts": 2}
+    del request["ProfilerConfig"]
+    session = boto_session()
+    with settings_checked_once(), pytest.raises(DriftError, match="ProfilerConfig: not planned") as caught:
+        render_by_estimator(replace(plan, request=request), session, session.client("sagemaker"))
+    assert "StoppingCondition" not in str(caught.value)  # read off the request, so the estimator follows it
+
+
+# ---------------------------------------------------------------- what is asked of AWS
+
+
+@pytest.fixture
+def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    with Front(aws["AWS_ENDPOINT_URL"]).serve() as served:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
+        yield served
+
+
+def test_a_run_without_a_queue_asks_aws_batch_nothing(front: Front) -> None:
+    backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
+    with pytest.raises(RunNotFoundError):
+        backend.status(RUN)
+    assert list(backend.list()) == []
+    assert not any("/v1/" in name for name in front.seen)
+
+
+def test_without_a_bucket_nothing_is_looked_for(front: Front) -> None:
+    backend = SageMakerBackend(Settings(region="us-west-2"))
+    with pytest.raises(RunNotFoundError):
+        backend.status(RUN)
+    assert list(backend.list()) == []
+    assert set(front.seen) == {"DescribeTrainingJob", "ListTrainingJobs"}
+
+
+def test_a_refusal_of_aws_batch_is_told(front: Front, plan: Plan) -> None:
+    backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
+    backend._put_text(f"s3://cloudtrain-test/cloudtrain/{RUN}/plan.json", plan.to_file())  # noqa: SLF001
+    front.rules["POST /v1/listservicejobs"] = lambda _request: Answer.denied()
+    with pytest.raises(CloudError, match="could not look into the queue ml: AWS says AccessDeniedException"):
+        backend.status(RUN)
+
+
+def test_who_may_not_look_for_queues_sees_the_other_runs(front: Front) -> None:
+    denied = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    front.rules["GET /cloudtrain-test"] = lambda _request: Answer(denied, 403, {"Content-Type": "text/xml"})
+    assert list(SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2")).list()) == []
+    assert "GET /cloudtrain-test" in front.seen
+
+
+def test_a_plan_that_is_none_is_no_plan_of_a_queue(front: Front) -> None:
+    backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
+    for text in ("", "[]", "{}", '{"queue": 3, "request": {}}', '{"queue": null}'):
+        backend._put_text(f"s3://cloudtrain-test/cloudtrain/{RUN}/plan.json", text)  # noqa: SLF001
+        with pytest.raises(RunNotFoundError):
+            backend.status(RUN)

@@ -1,0 +1,460 @@
+"""Runs that wait in AWS Batch's queues: the sandbox's stand-in, and cloudtrain before it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.exceptions import ClientError
+from sandbox_support import Served, request
+from support import Cli, command, until
+
+import cloudtrain
+from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.run import State
+from cloudtrain.sandbox.batch import FAIR_QUEUE, PATHS, QUEUE
+from cloudtrain.service_job import render_payload
+from cloudtrain.settings import Settings
+
+pytestmark = [pytest.mark.processes, pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
+
+JOB = """\
+name: waits
+code: {script: train.py, args: [PLACE]}
+cluster: {instance_type: ml.m5.large, queue: cloudtrain-sandbox, processes_per_instance: 1}
+limits: {runtime: 10m}
+"""
+SCRIPT = """
+import os, pathlib, sys, time
+print("ready", flush=True)
+(pathlib.Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text("weights")
+while not (pathlib.Path(sys.argv[1]) / "go").exists():
+    time.sleep(0.05)
+print("done", flush=True)
+"""
+FOREVER = "echo ready; while true; do sleep 0.1; done"
+
+
+def unknown_fields(answer: Any, shape: Any, path: str = "") -> Iterator[str]:
+    """Yield what in an answer is not of its output shape, or of another type than the shape says."""
+    if shape.type_name == "structure":
+        yield from (f"{path}.{name} missing" for name in shape.required_members if name not in answer)
+        for name, value in answer.items():
+            if name in shape.members:
+                yield from unknown_fields(value, shape.members[name], f"{path}.{name}")
+            else:
+                yield f"{path}.{name}"
+    elif shape.type_name == "list":
+        for item in answer:
+            yield from unknown_fields(item, shape.member, f"{path}[]")
+    elif getattr(shape, "enum", None) and answer not in shape.enum:
+        yield f"{path}={answer}"
+    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
+    if not isinstance(answer, kinds.get(shape.type_name, object)):
+        yield path
+
+
+@pytest.fixture
+def batch(sandbox: Served) -> Iterator[Any]:
+    """Yield a client; afterwards nothing is left in the queues."""
+    client = sandbox.client("batch")
+    yield client
+    for queue in (QUEUE, FAIR_QUEUE):
+        for status in ("SUBMITTED", "RUNNABLE", "SCHEDULED", "STARTING", "RUNNING"):
+            for job in client.list_service_jobs(jobQueue=queue, jobStatus=status)["jobSummaryList"]:
+                client.terminate_service_job(jobId=job["jobId"], reason="the test has ended")
+    until(lambda: not any(client.list_service_jobs(jobQueue=queue)["jobSummaryList"] for queue in (QUEUE, FAIR_QUEUE)))
+
+
+def submit(sandbox: Served, name: str, script: str = "true", queue: str = QUEUE, **fields: Any) -> str:
+    """Put a shell script into a queue; return the service job's id."""
+    payload = request(sandbox, name, script, instances=fields.pop("instances", 1))
+    document = {"jobName": name, "jobQueue": queue, "serviceJobType": "SAGEMAKER_TRAINING", **fields}
+    document.setdefault("serviceRequestPayload", json.dumps(payload))
+    return str(sandbox.client("batch").submit_service_job(**document)["jobId"])
+
+
+def backend_of(sandbox: Served) -> SageMakerBackend:
+    """Return a backend as another machine has it: with the account's settings, and nothing remembered."""
+    import boto3
+
+    class Session(boto3.Session):  # type: ignore[misc]
+        def client(self, *arguments: Any, **options: Any) -> Any:
+            return super().client(*arguments, **{**options, "endpoint_url": sandbox.told["endpoint"]})
+
+    keys = {name.lower(): value for name, value in sandbox.environment.items() if name.endswith("KEY_ID")}
+    session = Session(**keys, aws_secret_access_key="sandbox", region_name="us-west-2")
+    settings = Settings(role=sandbox.told["role"], bucket=sandbox.told["bucket"], region="us-west-2")
+    return SageMakerBackend(settings, session=session, poll_seconds=0.1)
+
+
+_numbers = iter(range(0x100000, 0xFFFFFF))
+
+
+def run_of(sandbox: Served, script: str, queue: str = QUEUE, **fields: Any) -> str:
+    """Put a shell script into a queue as cloudtrain puts a run there: with its plan in S3. Return the run id."""
+    run = f"shell-261120-101500-{next(_numbers):06x}"
+    payload = request(sandbox, run, script, HyperParameters={"sagemaker_job_name": json.dumps(run)})
+    plan = {"run": run, "queue": {"jobName": run, "jobQueue": queue}, "request": payload}
+    key = f"cloudtrain/{run}/plan.json"
+    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key=key, Body=json.dumps(plan).encode())
+    submit(sandbox, run, queue=queue, serviceRequestPayload=json.dumps(payload), **fields)
+    return run
+
+
+def state_is(backend: SageMakerBackend, run: str, *wanted: State) -> Callable[[], bool]:
+    return lambda: backend.status(run).state in wanted
+
+
+# ---------------------------------------------------------------- the stand-in
+
+
+def test_addresses_are_the_models() -> None:
+    model = botocore.session.get_session().get_service_model("batch")
+    for path, name in PATHS.items():
+        assert model.operation_model(name).http["requestUri"] == path
+
+
+def test_answers_have_the_models_form(sandbox: Served, batch: Any) -> None:
+    job = submit(sandbox, "form", "true", tags={"team": "vision"}, schedulingPriority=3)
+    until(lambda: batch.describe_service_job(jobId=job)["status"] == "SUCCEEDED")
+    waiting = submit(sandbox, "form-waits", instances=99)
+    until(lambda: batch.describe_service_job(jobId=waiting).get("statusReason"))
+    answers = {
+        "DescribeServiceJob": batch.describe_service_job(jobId=job),
+        "ListServiceJobs": batch.list_service_jobs(jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": ["form*"]}]),
+        "DescribeJobQueues": batch.describe_job_queues(),
+        "DescribeServiceEnvironments": batch.describe_service_environments(),
+        "GetJobQueueSnapshot": batch.get_job_queue_snapshot(jobQueue=QUEUE),
+    }
+    model = botocore.session.get_session().get_service_model("batch")
+    for name, answer in answers.items():
+        answer.pop("ResponseMetadata")
+        assert list(unknown_fields(answer, model.operation_model(name).output_shape)) == [], name
+    described = answers["DescribeServiceJob"]
+    assert described["statusReason"] == "Received status from SageMaker: Training job completed"
+    (attempt,) = described["attempts"]
+    training_job = attempt["serviceResourceId"]["value"]
+    assert training_job.startswith("arn:aws:sagemaker:us-west-2:123456789012:training-job/AWSBatchform")
+    tags = sandbox.client("sagemaker").list_tags(ResourceArn=training_job)["Tags"]
+    assert tags == [{"Key": "team", "Value": "vision"}]
+    stuck = batch.describe_service_job(jobId=waiting)
+    assert stuck["status"] == "RUNNABLE"
+    assert stuck["statusReason"].startswith("MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"queue": "nope"}, "JobQueue nope not found."),
+        ({"queue": "arn:aws:batch:us-west-2:123456789012:job-queue/nope"}, "not found."),
+        ({"shareIdentifier": "a"}, "Share identifier must not be specified"),
+        ({"queue": FAIR_QUEUE}, "Share identifier must be specified"),
+        ({"schedulingPriority": 10000}, "between 0 and 9999"),
+        ({"retryStrategy": {"attempts": 11}}, "between 1 and 10"),
+        ({"serviceRequestPayload": "no JSON"}, "not a JSON object"),
+        ({"jobName": "a b"}, "Job name"),
+    ],
+)
+def test_what_aws_batch_refuses(sandbox: Served, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClientError, match=message) as caught:
+        submit(sandbox, "refused", **fields)
+    assert caught.value.response["Error"]["Code"] == "ClientException"
+
+
+def test_what_the_sandbox_does_not_have_is_not_left_to_another(sandbox: Served, batch: Any) -> None:
+    for call in (
+        lambda: batch.create_job_queue(jobQueueName="mine", priority=1, computeEnvironmentOrder=[]),
+        lambda: batch.list_jobs(jobQueue=QUEUE),
+        lambda: batch.describe_service_job(jobId="nope"),
+    ):
+        with pytest.raises(ClientError, match="ClientException"):
+            call()
+    sandbox.weather(throttle={"DescribeJobQueues": 1})
+    with pytest.raises(ClientError, match="ThrottlingException"):
+        batch.describe_job_queues()
+    assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == [QUEUE, FAIR_QUEUE]
+
+
+def test_a_payload_that_sagemaker_refuses_ends_in_the_queue(sandbox: Served, batch: Any) -> None:
+    job = submit(sandbox, "invalid", serviceRequestPayload='{"TrainingJobName": "invalid"}')
+    until(lambda: batch.describe_service_job(jobId=job)["status"] == "FAILED")
+    reason = batch.describe_service_job(jobId=job)["statusReason"]
+    assert reason.startswith("Received status from SageMaker: ValidationException: ")
+
+
+def test_first_in_first_out_and_a_large_one_holds_up_those_behind(sandbox: Served, batch: Any) -> None:
+    sandbox.weather(queue_instances=2)
+    blocker = submit(sandbox, "blocker", FOREVER)
+    until(lambda: batch.describe_service_job(jobId=blocker)["status"] == "RUNNING")
+    large = submit(sandbox, "large", instances=2, schedulingPriority=0)
+    small = submit(sandbox, "small", schedulingPriority=9)  # which does not count here
+    until(lambda: len(batch.get_job_queue_snapshot(jobQueue=QUEUE)["frontOfQueue"]["jobs"]) == 2)
+    assert [status_of(batch, job) for job in (large, small)] == ["RUNNABLE", "RUNNABLE"]
+    batch.terminate_service_job(jobId=blocker, reason="enough")
+    until(lambda: {status_of(batch, job) for job in (large, small)} == {"SUCCEEDED"})
+    begins = [batch.describe_service_job(jobId=job)["scheduledAt"] for job in (large, small)]
+    assert begins == sorted(begins)
+    ended = batch.describe_service_job(jobId=blocker)
+    assert (ended["status"], ended["statusReason"], ended["isTerminated"]) == ("FAILED", "enough", True)
+
+
+def status_of(batch: Any, job: str) -> str:
+    return str(batch.describe_service_job(jobId=job)["status"])
+
+
+def test_shares_first_then_priority(sandbox: Served, batch: Any) -> None:
+    sandbox.weather(queue_instances=1)
+    blocker = submit(sandbox, "fair-blocker", FOREVER, FAIR_QUEUE, shareIdentifier="research")
+    until(lambda: status_of(batch, blocker) == "RUNNING")
+    jobs = {
+        name: submit(sandbox, f"fair-{name}", "true", FAIR_QUEUE, shareIdentifier=share, schedulingPriority=priority)
+        for name, share, priority in (("low", "research", 1), ("high", "research", 9), ("other", "production", 0))
+    }
+    until(lambda: all(status_of(batch, job) == "RUNNABLE" for job in jobs.values()))
+    arns = [job["jobArn"] for job in batch.get_job_queue_snapshot(jobQueue=FAIR_QUEUE)["frontOfQueue"]["jobs"]]
+    # A share that uses nothing goes first.
+    assert [arn.rpartition("/")[2] for arn in arns] == [jobs["other"], jobs["high"], jobs["low"]]
+    batch.terminate_service_job(jobId=blocker, reason="enough")
+    until(lambda: all(status_of(batch, job) == "SUCCEEDED" for job in jobs.values()))
+    begins = [batch.describe_service_job(jobId=jobs[name])["scheduledAt"] for name in ("high", "low")]
+    assert begins == sorted(begins)
+
+
+def test_retries_and_timeouts_are_kept(sandbox: Served, batch: Any) -> None:
+    rules = [
+        {"action": "RETRY", "onStatusReason": "Received status from SageMaker: AlgorithmError*"},
+        {"action": "EXIT", "onStatusReason": "*"},
+    ]
+    job = submit(sandbox, "again", "exit 3", retryStrategy={"attempts": 2, "evaluateOnExit": rules})
+    late = submit(sandbox, "late", FOREVER, timeoutConfig={"attemptDurationSeconds": 1})
+    until(lambda: status_of(batch, job) == status_of(batch, late) == "FAILED")
+    assert len(batch.describe_service_job(jobId=job)["attempts"]) == 2
+    assert batch.describe_service_job(jobId=late)["statusReason"] == "Job attempt duration exceeded timeout"
+
+
+# ---------------------------------------------------------------- cloudtrain
+
+
+def test_the_second_of_two_jobs_waits_and_then_runs(
+    sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From job file to model, by the SageMaker SDK's own estimator and by boto3, each told as its queue tells it."""
+    sandbox.weather(queue_instances=1)
+    for name, value in sandbox.environment.items():
+        monkeypatch.setenv(name, value)
+    path = job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT)
+    first = cli("submit", path, "--skip-check", "--detach", "--json").json
+    until(lambda: cli("status", first["run"], "--json").json["state"] == "RUNNING")
+    boto = {"CLOUDTRAIN_TRANSPORT": "boto3"}
+    assert cli("submit", path, "--skip-check", "--json", environ=boto).json["run"] == first["run"]
+    second = cli("submit", path, "--skip-check", "--new", "--json", environ=boto).json["run"]
+    told = cli("status", second, "--json").json
+    assert (told["state"], told["exit_code"]) == ("QUEUED", None)
+    assert told["reason"] == "waits in the queue cloudtrain-sandbox"
+    assert [phase["name"] for phase in told["phases"]] == ["Queued"]
+    assert told["billable_seconds"] == 0
+    assert cli("logs", second).out == ""
+    listed = cli("list", "--sagemaker", "--json")
+    runs = [(entry["run"], entry["state"]) for entry in listed.json["runs"]]
+    assert runs[:2] == [(second, "QUEUED"), (first["run"], "RUNNING")]
+    (tmp_path / "go").touch()
+    done = until(lambda: (told := cli("status", second, "--json").json)["exit_code"] is not None and told)
+    assert done["state"] == "SUCCEEDED"
+    names = [phase["name"] for phase in done["phases"]]
+    assert (names[0], names[-1]) == ("Queued", "Completed")
+    assert done["phases"][0]["ended"]
+    assert done["created"] == told["created"]
+    uri = done["artifacts"]["model"]
+    assert f"s3://{sandbox.told['bucket']}/cloudtrain/AWSBatchwaits-" in uri
+    assert sandbox.keys(uri.removeprefix(f"s3://{sandbox.told['bucket']}/"))
+    for run in (first["run"], second):
+        lines = cli("logs", run, "--json").json["lines"]
+        assert {line["host"] for line in lines} == {"algo-1"}
+        assert [line["text"] for line in lines if line["text"] in ("ready", "done")] == ["ready", "done"]
+        assert by_name(payload_of(batch, run)) == by_name(planned(sandbox, run))
+
+
+def payload_of(batch: Any, run: str) -> dict[str, Any]:
+    """Return what AWS Batch was given for a run."""
+    filters = [{"name": "JOB_NAME", "values": [run]}]
+    (summary,) = batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"]
+    payload: dict[str, Any] = json.loads(batch.describe_service_job(jobId=summary["jobId"])["serviceRequestPayload"])
+    return payload
+
+
+def planned(sandbox: Served, run: str) -> dict[str, Any]:
+    """Return what the plan of a run says that AWS Batch is given."""
+    s3 = sandbox.client("s3")
+    body = s3.get_object(Bucket=sandbox.told["bucket"], Key=f"cloudtrain/{run}/plan.json")["Body"].read()
+    return {name: value for name, value in json.loads(body)["request"].items() if name != "Tags"}
+
+
+def by_name(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with its channels by name: their order means nothing."""
+    return {**document, "InputDataConfig": {each["ChannelName"]: each for each in document["InputDataConfig"]}}
+
+
+def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox.weather(queue_instances=0)
+    for name, value in sandbox.environment.items():
+        monkeypatch.setenv(name, value)
+    run = run_of(sandbox, FOREVER)
+    assert cli("status", run, "--json").json["state"] == "QUEUED"
+    stopped = cli("stop", run)
+    assert stopped.code == 0, stopped.err
+    told = cli("status", run, "--json").json
+    assert (told["state"], told["exit_code"], told["reason"]) == ("STOPPED", 5, "stopped by request")
+    assert cli("logs", run, "--follow").out == ""
+    sandbox.weather()
+    until(lambda: not batch.list_service_jobs(jobQueue=QUEUE, jobStatus="RUNNABLE")["jobSummaryList"])
+    assert cli("status", run, "--json").json["state"] == "STOPPED"
+
+
+def test_a_follower_of_a_run_that_is_stopped_in_the_queue_ends_with_5(
+    sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sandbox.weather(queue_instances=0)
+    for name, value in {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}.items():
+        monkeypatch.setenv(name, value)
+    path = job(JOB.replace("PLACE", str(tmp_path)).replace("waits", "followed"), train_py=SCRIPT)
+    words = [str(command()), "submit", str(path), "--skip-check", "--follow", "--json"]
+    follower = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    filters = [{"name": "JOB_NAME", "values": ["followed-*"]}]
+    (summary,) = until(lambda: batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"])
+    assert cli("stop", summary["jobName"]).code == 0
+    out, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 5
+    assert json.loads(out)["state"] == "STOPPED"
+
+
+def test_stopped_while_it_runs(sandbox: Served, batch: Any) -> None:
+    run = run_of(sandbox, FOREVER)
+    backend = backend_of(sandbox)
+    until(state_is(backend, run, State.RUNNING))
+    backend_of(sandbox).stop(run)
+    until(state_is(backend, run, State.STOPPED))
+    assert backend.status(run).reason == "stopped by request"
+    backend.stop(run)  # one that has ended stays as it is
+
+
+def test_a_lost_answer_makes_one_job(
+    sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sandbox.weather(queue_instances=0, resets={"SubmitServiceJob": 1})
+    for name, value in {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}.items():
+        monkeypatch.setenv(name, value)
+    run = cloudtrain.submit(job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT), skip_check=True)
+    assert run.state is State.QUEUED
+    found = batch.list_service_jobs(jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": [run.id]}])
+    assert len(found["jobSummaryList"]) == 1
+    described = batch.describe_service_job(jobId=found["jobSummaryList"][0]["jobId"])
+    with pytest.raises(ClientError, match="client token"):
+        batch.submit_service_job(
+            jobName=run.id,
+            jobQueue=QUEUE,
+            serviceJobType="SAGEMAKER_TRAINING",
+            serviceRequestPayload=described["serviceRequestPayload"],
+            clientToken=run.id,
+        )
+
+
+def test_no_capacity_is_a_wait_and_not_an_end(sandbox: Served, batch: Any) -> None:
+    sandbox.weather(capacity_error_after_seconds=0)
+    run = run_of(sandbox, "echo trained")
+    backend = backend_of(sandbox)
+    until(lambda: "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY" in backend.status(run).reason, 30)
+    for _ in range(20):  # whatever the moment: training jobs come and fail meanwhile
+        assert backend.status(run).state is State.QUEUED
+        time.sleep(0.02)
+    sandbox.weather()
+    until(state_is(backend, run, State.SUCCEEDED))
+    fresh = backend_of(sandbox)
+    assert [line.text for line in fresh.logs(run)] == ["trained"]
+    until(lambda: fresh.status(run).state is State.SUCCEEDED)
+
+
+def test_a_run_that_fails_says_why(sandbox: Served, batch: Any) -> None:
+    run = run_of(sandbox, "echo broken; exit 3")
+    backend = backend_of(sandbox)
+    until(state_is(backend, run, State.FAILED))
+    assert "exit code: 3" in backend.status(run).reason
+    refused = f"shell-261120-101500-{next(_numbers):06x}"
+    plan = {"run": refused, "queue": {"jobQueue": QUEUE}, "request": request(sandbox, refused, "true")}
+    key = f"cloudtrain/{refused}/plan.json"
+    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key=key, Body=json.dumps(plan).encode())
+    submit(sandbox, refused, serviceRequestPayload=json.dumps({"TrainingJobName": refused}))
+    until(state_is(backend, refused, State.FAILED))
+    assert backend.status(refused).reason.startswith("ValidationException: ")
+
+
+def test_stopped_past_the_queue(sandbox: Served, batch: Any) -> None:
+    run = run_of(sandbox, FOREVER)
+    backend = backend_of(sandbox)
+    until(state_is(backend, run, State.RUNNING))
+    (name,) = (job for job in training_jobs(sandbox, "InProgress") if job.startswith(f"AWSBatch{run[:20]}"))
+    sandbox.client("sagemaker").stop_training_job(TrainingJobName=name)
+    until(state_is(backend, run, State.STOPPED))
+
+
+def training_jobs(sandbox: Served, status: str) -> list[str]:
+    pages = sandbox.client("sagemaker").get_paginator("list_training_jobs").paginate(StatusEquals=status)
+    return [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+
+
+def test_a_run_that_aws_batch_has_forgotten_is_found_by_sagemakers_search(sandbox: Served, batch: Any) -> None:
+    run = f"shell-261120-101500-{next(_numbers):06x}"
+    payload = request(sandbox, run, "echo long ago", HyperParameters={"sagemaker_job_name": json.dumps(run)})
+    sandbox.client("sagemaker").create_training_job(**{**payload, "TrainingJobName": f"AWSBatchold{run[-6:]}"})
+    plan = {"run": run, "queue": {"jobQueue": QUEUE}, "request": payload}
+    key = f"cloudtrain/{run}/plan.json"
+    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key=key, Body=json.dumps(plan).encode())
+    backend = backend_of(sandbox)
+    until(state_is(backend, run, State.SUCCEEDED))
+    assert [line.text for line in backend.logs(run)] == ["long ago"]
+    backend.stop(run)
+
+
+def test_what_is_no_run_of_a_queue_is_not_found(sandbox: Served) -> None:
+    with pytest.raises(cloudtrain.RunNotFoundError):
+        backend_of(sandbox).status("shell-261120-101500-ffffff")
+
+
+# ---------------------------------------------------------------- the SageMaker SDK's own queue
+
+
+def test_the_sdks_own_queue_sends_the_same(
+    sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`sagemaker.aws_batch.TrainingQueue` beside the plan: payload and tags are equal, the rest differs on purpose."""
+    sandbox.weather(queue_instances=0)
+    for name, value in sandbox.environment.items():
+        monkeypatch.setenv(name, value)
+    # The SDK imports it for `result()`, and does not install it.
+    monkeypatch.setitem(sys.modules, "nest_asyncio", types.ModuleType("nest_asyncio"))
+    import boto3
+
+    from cloudtrain.backends.sagemaker.estimator import _estimator  # as SageMakerBackend does
+
+    plan = cloudtrain.plan(job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT))
+    session = boto3.Session()
+    with _estimator(plan, session, session.client("sagemaker")) as (estimator, inputs):
+        from sagemaker.aws_batch.training_queue import TrainingQueue
+
+        queued = TrainingQueue(QUEUE).submit(estimator, inputs, job_name=plan.run, share_identifier=None)
+        described = queued.describe()
+    theirs, ours = json.loads(described["serviceRequestPayload"]), json.loads(render_payload(plan.request))
+    assert by_name(theirs) == by_name(ours)
+    assert described["tags"] == (plan.queue or {})["tags"]
+    assert described["jobName"] == (plan.queue or {})["jobName"]
+    # What it does that we do not: it would end every run after a day.
+    assert described["timeoutConfig"] == {"attemptDurationSeconds": 86400}
+    assert described["retryStrategy"]["attempts"] == 1

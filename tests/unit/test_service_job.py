@@ -1,0 +1,170 @@
+"""`cluster.queue`: what may be written, and the SubmitServiceJob document that comes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.session import get_session
+from botocore.validate import ParamValidator
+
+from cloudtrain.console.plans import print_plan
+from cloudtrain.errors import SpecError
+from cloudtrain.placement import Machine
+from cloudtrain.plan import CodeInfo, Plan, make_plan
+from cloudtrain.service_job import render_payload, training_job_name
+from cloudtrain.settings import Settings
+from cloudtrain.spec import Cluster, JobSpec, Queue
+
+RUN = "demo-261120-101500-1a2b3c"
+SETTINGS = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+JOB = """\
+name: demo
+code: {script: train.py}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2}
+tags: {team: vision}
+"""
+ARN = "arn:aws:batch:us-west-2:123456789012:job-queue/ml_training-1"
+EVERYTHING = f"cluster.queue={{name: {ARN}, priority: 0, share: research}}"
+
+PlanOf = Callable[..., Plan]
+
+
+@pytest.fixture
+def plan_of(job: Callable[..., Path]) -> PlanOf:
+    def plan(*overrides: str, settings: Settings = SETTINGS, **arguments: Any) -> Plan:
+        spec = JobSpec.from_yaml(job(JOB, train_py=""), overrides)
+        code = CodeInfo("d" * 64, 1000, 3)
+        return make_plan(spec, settings, code, run=RUN, now=datetime(2026, 11, 20, tzinfo=UTC), **arguments)
+
+    return plan
+
+
+def refusal(plan_of: PlanOf, *overrides: str, **arguments: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        plan_of(*overrides, **arguments)
+    return str(caught.value)
+
+
+def test_without_a_queue_there_is_no_document(plan_of: PlanOf) -> None:
+    plan = plan_of()
+    assert plan.queue is None
+    assert plan.to_json()["queue"] is None
+
+
+def test_the_document_of_a_name_and_of_everything(plan_of: PlanOf) -> None:
+    short, everything = plan_of("cluster.queue=ml-training"), plan_of(EVERYTHING)
+    assert short.identity != everything.identity  # another place in the queue is another submit
+    document = {
+        "jobName": RUN,
+        "jobQueue": "ml-training",
+        "serviceJobType": "SAGEMAKER_TRAINING",
+        "retryStrategy": {"attempts": 1},
+        "clientToken": RUN,
+        "tags": {"cloudtrain:job": "demo", "team": "vision", "cloudtrain:request": short.identity},
+    }
+    assert short.to_json()["queue"] == document
+    # A priority of 0 is one; the SageMaker SDK drops it.
+    assert everything.queue == {
+        **document,
+        "tags": {**document["tags"], "cloudtrain:request": everything.identity},
+        "jobQueue": ARN,
+        "schedulingPriority": 0,
+        "shareIdentifier": "research",
+    }
+
+
+@pytest.mark.parametrize("override", ["cluster.queue=ml-training", EVERYTHING])
+def test_awss_model_takes_the_document(plan_of: PlanOf, override: str) -> None:
+    plan = plan_of(override)
+    shape = get_session().get_service_model("batch").operation_model("SubmitServiceJob").input_shape
+    document = {**(plan.queue or {}), "serviceRequestPayload": render_payload(plan.request)}
+    assert not ParamValidator().validate(document, shape).has_errors()
+    assert set(document) <= set(shape.members)
+    token = shape.members["clientToken"]
+    assert token.metadata["min"] <= len(RUN) <= 63 <= token.metadata["max"]  # the longest run id is a token
+
+
+def test_the_payload_is_the_request_of_a_run_without_a_queue(plan_of: PlanOf) -> None:
+    with_queue, without = plan_of(EVERYTHING), plan_of()
+    payload = json.loads(render_payload(with_queue.request))
+    assert payload == {name: value for name, value in without.request.items() if name != "Tags"}
+    assert {tag["Key"]: tag["Value"] for tag in with_queue.request["Tags"]} == (with_queue.queue or {})["tags"]
+
+
+def test_the_constructor_takes_what_the_file_takes() -> None:
+    short = Cluster(instance_type="ml.p5.48xlarge", queue="ml-training")  # type: ignore[arg-type]
+    assert short == Cluster(instance_type="ml.p5.48xlarge", queue=Queue(name="ml-training"))
+
+
+@pytest.mark.parametrize(
+    ("queue", "told"),
+    [
+        ('"two words"', 'cluster.queue: expected the name or ARN of a job queue, got "two words"'),
+        ('""', 'cluster.queue: expected the name or ARN of a job queue, got ""'),
+        ("arn:aws:sqs:us-west-2:123456789012:q", "expected the name or ARN of a job queue"),
+        ("3", "cluster.queue"),
+        ("{priority: 1}", "cluster.queue.name: required"),
+        ("{name: q, priority: 10000}", "cluster.queue.priority: expected at most 9999, got 10000"),
+        ("{name: q, priority: -1}", "cluster.queue.priority: expected at least 0, got -1"),
+        ("{name: q, priority: true}", "cluster.queue.priority: expected a number, got true"),
+        ("{name: q, share: a-b}", 'cluster.queue.share: expected 1 to 255 letters and digits, got "a-b"'),
+        ("{name: q, shares: a}", 'cluster.queue.shares: unknown field; did you mean "share"?'),
+    ],
+)
+def test_what_is_no_queue_is_refused_where_it_stands(job: Callable[..., Path], queue: str, told: str) -> None:
+    path = job(JOB.replace("instances: 2", f"instances: 2, queue: {queue}"), train_py="")
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_yaml(path)
+    assert told in str(caught.value)
+    assert "job.yaml:3:" in str(caught.value)
+
+
+def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
+    other = ARN.replace("us-west-2", "eu-west-1")
+    told = refusal(plan_of, f"cluster.queue={other}")
+    assert "cluster.queue: the queue is in eu-west-1, and the job in us-west-2; use a queue of us-west-2" in told
+    nowhere = Settings(role=SETTINGS.role, bucket="bucket")
+    assert plan_of(f"cluster.queue={other}", settings=nowhere).queue  # no region was asked for yet
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["cluster.queue={name: q, priority: 5}"], "cluster.queue.priority counts only in a queue with shares"),
+        (["cluster.queue=q", "cluster.max_pending=6h"], "cluster.max_pending ends one attempt only"),
+        (
+            ["cluster.queue=q", "cluster.instance_type=null", "cluster.prefer=[ml.p4d.24xlarge, ml.p4de.24xlarge]"],
+            "cluster.prefer: AWS does not say how AWS Batch counts",
+        ),
+    ],
+)
+def test_what_has_another_effect_in_a_queue_is_said(plan_of: PlanOf, overrides: list[str], told: str) -> None:
+    assert any(told in warning for warning in plan_of(*overrides).warnings)
+    assert not any("queue" in warning for warning in plan_of("cluster.queue={name: q, share: a, priority: 5}").warnings)
+
+
+def test_a_local_run_waits_in_no_queue(plan_of: PlanOf) -> None:
+    machine = Machine(gpus=0, cpus=2)
+    plan = plan_of(EVERYTHING, target="local", home=Path("/somewhere/.cloudtrain"), machine=machine)
+    assert plan.queue is None
+    assert "cluster.queue: a local run waits in no queue" in plan.warnings
+
+
+def test_a_plan_shows_its_queue(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(plan_of(EVERYTHING))
+    shown = capsys.readouterr().out
+    assert f"{ARN}, priority 0, share research" in shown
+    print_plan(plan_of())
+    assert "queue" not in capsys.readouterr().out
+
+
+def test_a_name_as_aws_batch_makes_them_is_one_of_sagemaker() -> None:
+    # AWS's own example: AWSBatchmy-training-job88b610a69aa8380ca5b0a7aba3f81cb8.
+    attempt = "88b610a69aa8380ca5b0a7aba3f81cb8"
+    assert training_job_name("my-training-job", attempt) == f"AWSBatchmy-training-job{attempt}"
+    assert len(training_job_name("x" * 63, attempt)) == 63
