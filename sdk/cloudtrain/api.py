@@ -231,6 +231,7 @@ def submit(
     skip_check: bool = False,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
     progress: Progress | None = None,
+    upload_progress: Progress | None = None,
 ) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
@@ -243,6 +244,7 @@ def submit(
         skip_check: Do not ask the account first whether the job can run.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
         progress: Told how many bytes of the code have been read or packed, and how many there are.
+        upload_progress: Told how many bytes have been uploaded, and how many there are.
 
     Raises:
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
@@ -257,6 +259,7 @@ def submit(
     cloud = None if local else _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
     if cloud is not None:
         cloud.check_ready()
+        cloud.start_loading()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
     from cloudtrain.bundle.archive import write_bundle
 
@@ -266,8 +269,7 @@ def submit(
         _refuse_failed(checks := pending.wait())
         if on_checks is not None:
             on_checks(checks)
-    backend: Backend = _local() if cloud is None else cloud
-    return backend.submit(decided, bundle)
+    return _local().submit(decided, bundle) if cloud is None else cloud.submit(decided, bundle, progress=upload_progress)
 
 
 def _refuse_failed(checks: tuple[Check, ...]) -> None:
