@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/submit.py [--turns 7] [--megabytes 200] [--write benchmarks/results/submit.md]
 
-Whole processes by the wall clock, from the shell's prompt to the next one. The commands of a group take turns, each with
-an account that is new to it: nothing in S3, nothing packed. `estimator_submit.py` is the script. With each command stands
-what CPU time the server needed for it, because that is no time of the command's own.
+Whole processes by the wall clock. The commands of a group take turns, each with an account that is new to it: nothing
+in S3, nothing packed. `estimator_submit.py` is the script. With each command stands what CPU time the server needed for
+it, because that is no time of the command's own.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ def main() -> None:
         ):
             case = commands(job, entry_point)
             lines += [*table(title, case, measure(case, options.turns, account)), ""]
-    lines.append(f"Medians of {options.turns} alternating turns on {describe_machine()}; the server ran on the same cores.")
+    machine = f"{describe_machine()}, which the server shares"
+    lines.append(f"Medians of {options.turns} alternating turns on {machine}.")
     text = "\n".join(lines)
     print(text)
     if options.write is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -22,8 +23,9 @@ def _leave(code: int) -> None:
     And a command that fails does not wait for a thread that still imports it. The shutdown would end that thread in the
     middle of a library's C++ code, which aborts the process.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

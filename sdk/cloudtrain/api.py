@@ -259,17 +259,19 @@ def submit(
     cloud = None if local else _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
     if cloud is not None:
         cloud.check_ready()
-        cloud.start_loading()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
     from cloudtrain.bundle.archive import write_bundle
 
+    if cloud is not None:
+        cloud.start_loading()
     pending = None if cloud is None or skip_check else cloud.start_checks(decided)
     bundle = write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
     if pending is not None:
         _refuse_failed(checks := pending.wait())
         if on_checks is not None:
             on_checks(checks)
-    return _local().submit(decided, bundle) if cloud is None else cloud.submit(decided, bundle, progress=upload_progress)
+    backend: Backend = _local() if cloud is None else cloud
+    return backend.submit(decided, bundle, progress=upload_progress)
 
 
 def _refuse_failed(checks: tuple[Check, ...]) -> None:

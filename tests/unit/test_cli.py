@@ -309,3 +309,20 @@ def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.Mon
     os.close(ours)
     assert "packing the code" in shown
     assert "reading the code" not in shown
+
+
+def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
+        with console.progress("packing the code") as show:
+            for done in (1, 2):
+                show(done, 2)
+            first = os.read(ours, 100_000).decode()
+            show(1, 3)
+            second = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "\x1b[?25h" in first, "the cursor is shown again where a bar has gone"
+    assert "packing the code" in second

@@ -17,7 +17,7 @@ from cloudtrain.backends.sagemaker.estimator import send_by_estimator
 from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.backends.sagemaker.uploads import Uploads
-from cloudtrain.bundle import Progress as Told
+from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
@@ -79,9 +79,9 @@ class SageMakerBackend:
             raise no_sdk()
 
     def start_loading(self) -> None:
-        """Begin in the background what takes longest and needs no plan. Whoever fails before it is done waits for nothing.
+        """Begin in the background what takes longest: importing the SageMaker SDK. Who fails before its end waits not.
 
-        `check_ready` comes before.
+        `check_ready` comes before it.
         """
         if self.settings.transport == "estimator":
             start_loading()
@@ -92,7 +92,7 @@ class SageMakerBackend:
 
     # ------------------------------------------------------------ submit
 
-    def submit(self, plan: Plan, bundle: Bundle, *, progress: Told | None = None) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle, *, progress: UploadProgress | None = None) -> Run:
         """Upload what is not there yet and create the training job.
 
         Args:
@@ -114,7 +114,7 @@ class SageMakerBackend:
                 send_by_estimator(plan, self._session(), self._client("sagemaker"))
         return Run(plan.run, self)
 
-    def _upload(self, plan: Plan, bundle: Bundle, progress: Told | None) -> None:
+    def _upload(self, plan: Plan, bundle: Bundle, progress: UploadProgress | None) -> None:
         uploads = Uploads(self._client("s3"), self._expected_owner())
         with aws_errors("upload the code and the data" if plan.uploads else "upload the code"):
             uploads.add_archive(bundle.path, plan.locations.code)

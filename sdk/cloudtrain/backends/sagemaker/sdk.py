@@ -1,4 +1,4 @@
-"""The SageMaker SDK (v2, whose support ends on 2027-07-06): its import, beside other work and without its side effects."""
+"""The import of the SageMaker SDK (v2, whose support ends on 2027-07-06): beside other work, without side effects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sdk(NamedTuple):
 def start_loading() -> None:
     """Begin to import the SDK in the background; it takes longer than all else of a submit.
 
-    Import boto3 before: two threads that import modules which import each other may see half of one.
+    boto3 is imported before: what two threads import at once, one of them may see half of.
     """
     _loading()
 
@@ -51,7 +51,7 @@ def load_sdk() -> Sdk:
     if loading.sdk is not None:
         return loading.sdk
     try:
-        return _import()  # what it failed of, it tells; and alone it fails of nothing that two threads did
+        return _import()  # tells why it failed, or, alone now, does not fail
     except ImportError:
         raise no_sdk() from None
 
@@ -78,7 +78,7 @@ def quiet() -> Iterator[None]:
     guarded = [logging.getLogger(name) for name in ("", "sagemaker.config")]
     guard = logging.NullHandler()
     stdout = _Muted(sys.stdout)
-    sys.stdout = stdout  # type: ignore[assignment]  # what it lacks it takes from the one that it stands for
+    sys.stdout = stdout
     for logger in loggers:
         logger.setLevel(max(logger.level, logging.WARNING))
     for logger in guarded:
@@ -159,7 +159,10 @@ def _uncollected() -> Iterator[None]:
 
 
 class _Muted:
-    """Standard output for all threads but the one that made it, whose text is dropped."""
+    """Standard output for all threads but the one that made it, whose text is dropped.
+
+    What it lacks it takes from the stream that it stands for.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

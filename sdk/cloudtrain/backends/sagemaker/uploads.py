@@ -1,8 +1,9 @@
 """What must lie in S3 before a job starts. Every object is there as a whole, or not at all.
 
-S3 shows an object when its last byte has come: a PutObject that breaks off, and a multipart upload that is not completed,
-leave nothing under their key (Amazon S3 User Guide, "Uploading and copying objects using multipart upload", 2026-11).
-An upload that fails or is interrupted is aborted, so that no parts stay behind; only a client that is killed leaves some.
+S3 shows an object when its last byte has come: a PutObject that breaks off, and a multipart upload that is not
+completed, leave nothing under their key (Amazon S3 User Guide, "Uploading and copying objects using multipart upload",
+2026-11). An upload that fails or is interrupted is aborted, so that no parts stay behind; only a client that is killed
+leaves some.
 """
 
 from __future__ import annotations
