@@ -141,7 +141,7 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
         began = now if began is None else began
         if bar is None and now - began >= _PROGRESS_AFTER_SECONDS and sys.stderr.isatty():
             bar = _start_bar()
-            task = bar.add_task(text, total=total)
+            task = bar.add_task(text, total=total, completed=done)
         if bar is not None and task is not None:
             bar.update(task, completed=done, total=total)
         if done >= total:
