@@ -79,9 +79,9 @@ class SageMakerBackend:
             raise no_sdk()
 
     def start_loading(self) -> None:
-        """Begin in the background what takes longest: importing the SageMaker SDK. Who fails before its end waits not.
+        """Begin in the background what takes longest, the import of the SageMaker SDK; `check_ready` comes before.
 
-        `check_ready` comes before it.
+        A submit that fails meanwhile does not wait for it.
         """
         if self.settings.transport == "estimator":
             start_loading()

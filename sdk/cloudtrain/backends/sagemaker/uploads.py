@@ -9,6 +9,7 @@ leaves some.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -169,13 +170,21 @@ class Uploads:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield files in the order of their names, each with its path below the folder."""
+    """Yield files, each with its path below the folder. Links to folders are not followed."""
     if path.is_file():
         yield path, _key(path.name)
         return
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            yield file, _key(file.relative_to(path).as_posix())
+    with _unreadable_told():
+        for folder, folders, names in os.walk(path, onerror=_fail):
+            folders.sort()
+            for file in (Path(folder, name) for name in sorted(names)):
+                if file.is_file():
+                    yield file, _key(file.relative_to(path).as_posix())
+
+
+def _fail(error: OSError) -> None:
+    """Do not pass over a folder that cannot be read."""
+    raise error
 
 
 def _key(name: str) -> str:
@@ -184,11 +193,10 @@ def _key(name: str) -> str:
     Raises:
         UserError: it is no text.
     """
-    if not name.isprintable():
-        with contextlib.suppress(UnicodeEncodeError):
-            name.encode()
-            return name
-        raise UserError(f"{shown(name)} has a name that is no UTF-8, which S3 cannot hold", "rename it")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{shown(name)} has a name that is no UTF-8, which S3 cannot hold", "rename it") from None
     return name
 
 
