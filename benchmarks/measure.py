@@ -37,13 +37,14 @@ def measure(
     seconds: dict[str, list[float]] = {command.name: [] for command in commands}
     for turn in range(count + 1):
         for command in commands:
-            took = _run(command, environ, failed)
+            took = run_once(command, environ, failed)
             if turn > 0:
                 seconds[command.name].append(took)
     return seconds
 
 
-def _run(command: Command, environ: dict[str, str], failed: Counter[str]) -> float:
+def run_once(command: Command, environ: dict[str, str], failed: Counter[str]) -> float:
+    """Run a command until it succeeds, and return the seconds of that run; the program ends when it never does."""
     for _ in range(_TRIES):
         began = time.perf_counter()
         done = subprocess.run(command.argv, cwd=command.cwd, env=environ, capture_output=True, text=True, check=False)

@@ -267,6 +267,7 @@ def submit(
     on_wait: Callable[[str, float], None] | None = None,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
     progress: Progress | None = None,
+    upload_progress: Progress | None = None,
 ) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
@@ -286,6 +287,7 @@ def submit(
         on_wait: Told why, and for how many seconds, before each such pause.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
         progress: Told how many bytes of the code have been read or packed, and how many there are.
+        upload_progress: Told how many bytes have been uploaded, and how many there are.
 
     Raises:
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
@@ -308,7 +310,7 @@ def submit(
 
     if cloud is None:
         return _local().submit(decided, pack())
-    sending = _Sending(cloud, pack, skip_check=skip_check, new=new, on_checks=on_checks)
+    sending = _Sending(cloud, pack, skip_check=skip_check, new=new, on_checks=on_checks, progress=upload_progress)
     if wait_for_capacity is None:
         return sending.send(decided)
     return sending.send_when_there_is_room(decided, wait_for_capacity, on_wait)
@@ -389,7 +391,9 @@ class _Sending:
         skip_check: bool,
         new: bool,
         on_checks: Callable[[tuple[Check, ...]], None] | None,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress
         self._cloud = cloud
         self._pack = pack
         self._skip_check = skip_check
@@ -400,6 +404,7 @@ class _Sending:
         """Return the run that goes on already, or start one."""
         if not self._new and (live := self._cloud.find_live(decided)) is not None:
             return live
+        self._cloud.start_loading()
         pending = None if self._skip_check else self._cloud.start_checks(decided)
         bundle = None if self._pack is None else self._pack()
         if pending is not None:
@@ -407,7 +412,7 @@ class _Sending:
             if self._on_checks is not None:
                 self._on_checks(checks)
         reserved = self._cloud.reserve(decided, new=self._new)
-        return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle)
+        return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle, progress=self._progress)
 
     def send_when_there_is_room(
         self, decided: Plan, seconds: float, on_wait: Callable[[str, float], None] | None

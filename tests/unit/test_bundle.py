@@ -738,6 +738,32 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     assert all(done <= total for done, total in told)
 
 
+def test_an_archive_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    contents = collect(tree(tmp_path / "a", a_py="1"))
+    first = write_bundle(contents, tmp_path / "out").path.stat()
+    again = write_bundle(contents, tmp_path / "out").path.stat()
+    assert (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+
+
+@pytest.mark.parametrize("size", [0, 4, 65_000, -1], ids=["empty", "stub", "cut", "one byte less"])
+@pytest.mark.parametrize("code", ["1", "1" * 200_000], ids=["small", "large"])
+def test_an_archive_that_was_cut_is_written_again(tmp_path: Path, code: str, size: int) -> None:
+    contents = collect(tree(tmp_path / "a", a_py=code))
+    archive = write_bundle(contents, tmp_path / "out").path
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:size])
+    assert write_bundle(contents, tmp_path / "out").path.read_bytes() == whole
+
+
+def test_an_archive_of_zeros_is_written_again(tmp_path: Path) -> None:
+    """What a file system leaves of a file whose content was not on the disk yet when the machine lost its power."""
+    contents = collect(tree(tmp_path / "a", a_py="1"))
+    archive = write_bundle(contents, tmp_path / "out").path
+    whole = archive.read_bytes()
+    archive.write_bytes(bytes(len(whole)))
+    assert write_bundle(contents, tmp_path / "out").path.read_bytes() == whole
+
+
 @pytest.mark.parametrize("change", ["longer", "shorter", "other", "gone"])
 def test_a_file_that_changes_while_it_is_packed_is_told(tmp_path: Path, change: str) -> None:
     folder = tree(tmp_path / "a", a_py="12345")

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import pty
@@ -309,3 +310,21 @@ def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.Mon
     os.close(ours)
     assert "packing the code" in shown
     assert "reading the code" not in shown
+
+
+def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
+        with console.progress("packing the code") as show:
+            for done, total in ((1, 2), (2, 2), (1, 3)):
+                show(done, total)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal tells that nobody writes to it any more
+        while data := os.read(ours, 100_000):
+            shown += data
+    os.close(ours)
+    bars = shown.decode().split("\x1b[?25h")  # the cursor comes back where a bar has gone
+    assert ["packing the code" in bar for bar in bars] == [True, True, False]

@@ -9,6 +9,7 @@ from cloudtrain.plan import Plan
 from cloudtrain.run import Operations, Run, Status
 
 if TYPE_CHECKING:
+    from cloudtrain.bundle import Progress
     from cloudtrain.bundle.archive import Bundle
 
 
@@ -25,8 +26,13 @@ class Backend(Operations, Protocol):
     6. `stop` returns at once; the run ends within the grace time, with every process of it.
     """
 
-    def submit(self, plan: Plan, bundle: Bundle) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle, *, progress: Progress | None = None) -> Run:
         """Start a run.
+
+        Args:
+            plan: What to run.
+            bundle: Its code.
+            progress: Told how many bytes have been uploaded, and how many there are.
 
         Raises:
             CloudError: AWS refused it; nothing runs.

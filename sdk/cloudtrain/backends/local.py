@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlparse
 
+from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
@@ -42,13 +43,13 @@ class LocalBackend:
 
     # ------------------------------------------------------------ submit
 
-    def submit(self, plan: Plan, bundle: Bundle) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle, *, progress: UploadProgress | None = None) -> Run:
         """Write the run's folder and start the process that watches it.
 
         Raises:
             MissingExtraError: torch or psutil is not installed.
         """
-        del bundle  # lies where plan.locations.code says
+        del bundle, progress  # it lies where plan.locations.code says
         for module in ("torch", "psutil"):
             if importlib.util.find_spec(module) is None:
                 raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")

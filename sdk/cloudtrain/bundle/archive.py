@@ -7,6 +7,7 @@ differs between zlib's versions and zlib-ng. See docs/decisions/008-bundles-are-
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import tarfile
 import tempfile
@@ -47,7 +48,7 @@ def write_bundle(contents: Contents, folder: Path, *, progress: Progress | None 
         BundleError: a file is not what it was when it was listed, or the folder cannot be written to.
     """
     target = folder / contents.info.digest / BUNDLE_FILE
-    if target.is_file():
+    if _is_whole(target):
         return Bundle(target, contents.info)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +70,18 @@ def write_bundle(contents: Contents, folder: Path, *, progress: Progress | None 
     finally:
         Path(partial.name).unlink(missing_ok=True)
     return Bundle(target, contents.info)
+
+
+def _is_whole(archive: Path) -> bool:
+    """Tell whether an archive is there and as long as its last bytes say; a crash of the machine may have cut it."""
+    try:
+        with archive.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _StoredGzip.TRAILER.size))
+            _, content = _StoredGzip.TRAILER.unpack(file.read())
+    except (OSError, struct.error):
+        return False
+    return size == _StoredGzip.bytes_for(content)
 
 
 class _ChangedError(Exception):
@@ -122,6 +135,11 @@ def _chunks(entry: Entry) -> Iterator[bytes]:
 class _StoredGzip:
     """Writes gzip (RFC 1952) whose deflate blocks are all stored (RFC 1951, 3.2.4)."""
 
+    TRAILER = struct.Struct("<II")
+    """Checksum and size of the content."""
+    # Magic, deflate, no flags, no time, no extra flags, system unknown.
+    _HEADER = b"\x1f\x8b\x08\0" + bytes(4) + b"\0\xff"
+    _BLOCK = struct.Struct("<BHH")
     _BLOCK_BYTES = 0xFFFF
 
     def __init__(self, out: IO[bytes]) -> None:
@@ -129,8 +147,13 @@ class _StoredGzip:
         self._out = out
         self._pending = bytearray()
         self._crc = 0
-        # Magic, deflate, no flags, no time, no extra flags, system unknown.
-        out.write(b"\x1f\x8b\x08\0" + bytes(4) + b"\0\xff")
+        out.write(self._HEADER)
+
+    @classmethod
+    def bytes_for(cls, content: int) -> int:
+        """Return the size of the file that holds so many bytes."""
+        blocks = content // cls._BLOCK_BYTES + 1
+        return len(cls._HEADER) + content + blocks * cls._BLOCK.size + cls.TRAILER.size
 
     def write(self, data: bytes) -> None:
         """Add bytes."""
@@ -146,8 +169,8 @@ class _StoredGzip:
     def close(self) -> None:
         """Write the last block and the trailer."""
         self._block(self._pending, last=True)
-        self._out.write(struct.pack("<II", self._crc, self.size & 0xFFFFFFFF))
+        self._out.write(self.TRAILER.pack(self._crc, self.size & 0xFFFFFFFF))
 
     def _block(self, data: bytearray | memoryview, *, last: bool) -> None:
-        self._out.write(struct.pack("<BHH", int(last), len(data), len(data) ^ 0xFFFF))
+        self._out.write(self._BLOCK.pack(int(last), len(data), len(data) ^ 0xFFFF))
         self._out.write(data)

@@ -134,7 +134,7 @@ def submit(
         raise click.UsageError("--local and --sandbox are two places; give one")
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-    with console.progress("packing the code") as progress:
+    with console.progress("packing the code") as progress, console.progress("uploading") as upload_progress:
         run = api.submit(
             spec,
             local=local,
@@ -146,13 +146,13 @@ def submit(
             on_wait=runs.say_waiting,
             on_checks=say_unknown_checks,
             progress=progress,
+            upload_progress=upload_progress,
         )
     runs.print_submitted(run)
     if follow:
         return runs.follow(run, job=_again(job, instances, overrides), as_json=as_json)
-    status = run.status()
     if as_json:
-        console.print_json(status.to_json())
+        console.print_json(run.status().to_json())
     return 0
 
 

@@ -128,27 +128,35 @@ def waiting(text: str) -> Iterator[None]:
 def progress(text: str) -> Iterator[Callable[[int, int], None]]:
     """Give a function that is told (bytes done, bytes in all) and draws a bar on standard error.
 
-    Only on a terminal, and only when the work takes longer than a second.
+    Only on a terminal, and only when the work takes longer than a second. The bar goes when all is done; what is told
+    then begins anew.
     """
-    began = time.monotonic()
+    began: float | None = None
     bar: Bar | None = None
     task: TaskID | None = None
 
     def show(done: int, total: int) -> None:
-        nonlocal bar, task
-        if bar is None:
-            if time.monotonic() - began < _PROGRESS_AFTER_SECONDS or not sys.stderr.isatty():
-                return
+        nonlocal began, bar, task
+        now = time.monotonic()
+        began = now if began is None else began
+        if bar is None and now - began >= _PROGRESS_AFTER_SECONDS and sys.stderr.isatty():
             bar = _start_bar()
-        if task is None:
-            task = bar.add_task(text, total=total)
-        bar.update(task, completed=done, total=total)
+            task = bar.add_task(text, total=total, completed=done)
+        if bar is not None and task is not None:
+            bar.update(task, completed=done, total=total)
+        if done >= total:
+            end()
+
+    def end() -> None:
+        nonlocal began, bar
+        if bar is not None:
+            bar.stop()
+        began = bar = None
 
     try:
         yield show
     finally:
-        if bar is not None:
-            bar.stop()
+        end()
 
 
 def _start_bar() -> Bar:

@@ -15,9 +15,12 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, make_client, no_credentials
 from cloudtrain.backends.sagemaker.claims import Claims
-from cloudtrain.backends.sagemaker.estimator import no_sdk, render_by_estimator, send_by_estimator
+from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
 from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
+from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
+from cloudtrain.backends.sagemaker.uploads import Uploads
+from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
@@ -84,6 +87,14 @@ class SageMakerBackend:
         if self.settings.transport == "estimator" and importlib.util.find_spec("sagemaker") is None:
             raise no_sdk()
 
+    def start_loading(self) -> None:
+        """Begin in the background what takes longest, the import of the SageMaker SDK; `check_ready` comes before.
+
+        A submit that fails meanwhile does not wait for it.
+        """
+        if self.settings.transport == "estimator":
+            start_loading()
+
     def start_checks(self, plan: Plan) -> Pending:
         """Start asking the account everything that a plan needs of it; nothing is changed there."""
         return start_checks(plan, self.settings, self._session())
@@ -143,26 +154,21 @@ class SageMakerBackend:
             return None
         return map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
 
-    def submit(self, plan: Plan, bundle: Bundle | None) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle | None, *, progress: UploadProgress | None = None) -> Run:
         """Upload what is not there yet and create the training job, or put it into its queue.
 
         Args:
             plan: What to send.
             bundle: Its code, or None where an earlier run has uploaded it.
+            progress: Told how many bytes have been uploaded, and how many there are.
 
         Raises:
             CloudError: AWS refused; no job was created.
             DriftError: the estimator would have sent something else than the plan; no job was created.
             MissingExtraError: the SageMaker SDK is not installed and transport is `estimator`.
+            UserError: a file of the data cannot be read; no job was created.
         """
-        with aws_errors("upload the code"):
-            if bundle is not None:
-                self._upload_once(bundle.path, plan.locations.code)
-            self._put_text(f"{plan.locations.config}/{CONFIG_FILE}", plan.config.to_json())
-            # Beside the run, not in a channel: what was decided, and of which commit and changes the code was.
-            self._put_text(f"{plan.locations.config.rpartition('/')[0]}/{PLAN_FILE}", plan.to_file())
-            for upload in plan.uploads:
-                self._upload_tree(Path(upload.path), upload.uri)
+        self._upload(plan, bundle, progress)
         with aws_errors("create the training job"):
             is_new = self._create(plan)
         return Run(plan.run, self, attached=not is_new)
@@ -198,30 +204,22 @@ class SageMakerBackend:
         tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
         return tags.get(REQUEST_TAG) == plan.identity
 
-    def _upload_once(self, path: Path, uri: str) -> None:
-        """Upload a file whose name holds its digest, unless it is there."""
-        bucket, key = split_uri(uri)
-        s3 = self._client("s3")
-        from botocore.exceptions import ClientError
-
-        try:
-            s3.head_object(Bucket=bucket, Key=key, **self._expected_owner())
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in ("404", "NoSuchKey", "NotFound"):
-                raise
-            s3.upload_file(str(path), bucket, key, ExtraArgs=self._expected_owner())
-
-    def _put_text(self, uri: str, text: str) -> None:
-        bucket, key = split_uri(uri)
-        self._client("s3").put_object(Bucket=bucket, Key=key, Body=text.encode(), **self._expected_owner())
-
-    def _upload_tree(self, path: Path, uri: str) -> None:
-        bucket, prefix = split_uri(uri)
-        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-        root = path.parent if path.is_file() else path
-        for file in files:
-            key = f"{prefix}/{file.relative_to(root).as_posix()}"
-            self._client("s3").upload_file(str(file), bucket, key, ExtraArgs=self._expected_owner())
+    def _upload(self, plan: Plan, bundle: Bundle | None, progress: UploadProgress | None) -> None:
+        uploads = Uploads(self._client("s3"), self._expected_owner())
+        with aws_errors("upload the code and the data" if plan.uploads else "upload the code"):
+            if bundle is not None:
+                uploads.add_archive(bundle.path, plan.locations.code)
+            for upload in plan.uploads:
+                uploads.add_folder(Path(upload.path), upload.uri)
+            uploads.send(progress)
+            folder = plan.locations.config
+            uploads.put_texts(
+                {
+                    f"{folder}/{CONFIG_FILE}": plan.config.to_json(),
+                    # Beside it, not in a channel: what was decided, and of which commit and changes the code was.
+                    f"{folder.rpartition('/')[0]}/{PLAN_FILE}": plan.to_file(),
+                }
+            )
 
     def _expected_owner(self) -> dict[str, str]:
         """Return the argument by which S3 refuses our bucket when it is no longer ours.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import json
-import logging
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.errors import DriftError, MissingExtraError
+from cloudtrain.backends.sagemaker.sdk import NO_TELEMETRY, load_sdk, quiet
+from cloudtrain.errors import DriftError
 from cloudtrain.plan import Plan
 from cloudtrain.request import distribution_argument, split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL
@@ -23,7 +20,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
 
     Raises:
         DriftError: it was about to send something else than the plan.
-        MissingExtraError: it is not installed.
+        MissingExtraError: the SageMaker SDK is not installed.
     """
     guard = DriftGuard(plan.request)
     with _estimator(plan, session, client) as (estimator, inputs):
@@ -59,36 +56,27 @@ def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]
 
 @contextlib.contextmanager
 def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the estimator of a plan, and its inputs, with the SDK kept quiet meanwhile.
-
-    The one function that imports the SageMaker SDK (v2, whose support ends on 2027-07-06). Its import prints to
-    standard output and replaces sys.excepthook; both are kept from the user.
-    """
-    with _quiet():
-        try:
-            os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-            from sagemaker.debugger.debugger import TensorBoardOutputConfig
-            from sagemaker.inputs import TrainingInput
-            from sagemaker.pytorch.estimator import PyTorch
-            from sagemaker.session import Session
-        except ImportError:
-            raise no_sdk() from None
-        # Telemetry is on by default in v2 and would send the account id and error texts.
-        no_telemetry = {"SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}, "SchemaVersion": "1.0"}
-        sagemaker_session = Session(
+    """Yield the estimator of a plan, and its inputs, with the SDK kept quiet meanwhile."""
+    sdk = load_sdk()
+    with quiet():
+        sagemaker_session = sdk.Session(
             boto_session=session,
             sagemaker_client=client,
+            # No training job is created with these three, but each would take its time to be made.
+            sagemaker_runtime_client=client,
+            sagemaker_featurestore_runtime_client=client,
+            sagemaker_metrics_client=client,
             default_bucket=split_uri(plan.locations.output)[0],  # else it asks STS at a fixed address
-            sagemaker_config=no_telemetry,
+            sagemaker_config=NO_TELEMETRY,
         )
         board = plan.request.get("TensorBoardOutputConfig")
-        estimator = PyTorch(
+        estimator = sdk.PyTorch(
             **estimator_arguments(plan),
             sagemaker_session=sagemaker_session,
-            tensorboard_output_config=TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
+            tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
         )
         inputs = {
-            channel["ChannelName"]: TrainingInput(
+            channel["ChannelName"]: sdk.TrainingInput(
                 s3_data=channel["DataSource"]["S3DataSource"]["S3Uri"],
                 distribution=channel["DataSource"]["S3DataSource"]["S3DataDistributionType"],
                 input_mode=channel.get("InputMode"),
@@ -211,28 +199,3 @@ def _by_name(items: list[Any]) -> dict[str, Any]:
             name = f"{name}, again at {index}"
         named[f"[{name}]"] = item
     return named
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the SDK's greetings and its progress notes to itself, and the user's exception hook in place."""
-    hook = sys.excepthook
-    loggers = [logging.getLogger(name) for name in ("sagemaker", "botocore", "boto3")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        sys.excepthook = hook
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def no_sdk() -> MissingExtraError:
-    """Return what is said where the SageMaker SDK is not installed."""
-    return MissingExtraError(
-        "sending through the SageMaker SDK needs sagemaker 2.x",
-        "pip install 'cloudtrain[sagemaker]', or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
-    )

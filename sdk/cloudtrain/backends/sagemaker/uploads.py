@@ -1,0 +1,231 @@
+"""What must lie in S3 before a job starts. Every object is there as a whole, or not at all.
+
+S3 shows an object when its last byte has come: a PutObject that breaks off, and a multipart upload that is not
+completed, leave nothing under their key (Amazon S3 User Guide, "Uploading and copying objects using multipart upload",
+2026-11). An upload that fails or is interrupted is aborted, so that no parts stay behind; only a client that is killed
+leaves some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.bundle import Progress, shown
+from cloudtrain.errors import UserError
+from cloudtrain.request import split_uri
+
+PART_BYTES = 8 * 2**20
+"""Size of a part, and from which size on a file is sent in parts."""
+AT_ONCE = 10
+"""Requests at once; botocore keeps as many connections (max_pool_connections)."""
+
+_NOT_THERE = ("404", "NoSuchKey", "NotFound")
+_NOT_TOLD = ("403", "AccessDenied")
+"""S3's answer about an object that is not there to who may not list the bucket (API reference of HeadObject)."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an upload did.
+
+    Attributes:
+        files: Files that were sent.
+        bytes: Their size.
+        kept: Files that lay there already.
+    """
+
+    files: int
+    bytes: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One file, and the object that it becomes."""
+
+    path: Path
+    bucket: str
+    key: str
+    size: int
+
+
+class Uploads:
+    """The uploads of one submit: collected first, so that all bytes are known, then sent several at once.
+
+    Args:
+        client: boto3's S3 client.
+        owner: Arguments of every call by which S3 refuses a bucket of somebody else.
+    """
+
+    def __init__(self, client: Any, owner: Mapping[str, str]) -> None:
+        self._client = client
+        self._owner = dict(owner)
+        self._items: list[_Item] = []
+        self._kept = 0
+
+    def add_archive(self, path: Path, uri: str) -> None:
+        """Add a file whose name holds the digest of its content, unless it lies there.
+
+        Equal digests mean equal archives, so an object of another size was not completed by us: it is replaced.
+
+        Raises:
+            botocore.exceptions.ClientError: S3 refused.
+        """
+        item = _Item(path, *split_uri(uri), _size(path))
+        if self._size_there(item) == item.size:
+            self._kept += 1
+        else:
+            self._items.append(item)
+
+    def add_folder(self, path: Path, uri: str) -> None:
+        """Add every file of a folder, or one file, but for those that lie there with the size that they have here.
+
+        Only for a place of the run's own: elsewhere an object of equal size could be another.
+
+        Raises:
+            UserError: there is no file, or one cannot be read or named in S3.
+            botocore.exceptions.ClientError: S3 refused.
+        """
+        bucket, prefix = split_uri(uri)
+        items = [_Item(file, bucket, f"{prefix}/{name}", _size(file)) for file, name in _files(path)]
+        if not items:
+            raise UserError(f"{path} holds no file to upload", "name a folder that holds the data")
+        there = self._sizes_below(bucket, f"{prefix}/")
+        missing = [item for item in items if there.get(item.key) != item.size]
+        self._kept += len(items) - len(missing)
+        self._items += missing
+
+    def send(self, progress: Progress | None = None) -> Sent:
+        """Send what was added; return when all of it is in place.
+
+        Args:
+            progress: Told how many bytes have been sent, and how many there are.
+
+        Raises:
+            UserError: a file cannot be read.
+            botocore.exceptions.ClientError: S3 refused one; what was not sent yet is not sent.
+        """
+        items, self._items = self._items, []
+        total = sum(item.size for item in items)
+        self._transfer([(str(item.path), item.bucket, item.key) for item in items], _counted(progress, total))
+        return Sent(len(items), total, self._kept)
+
+    def put_texts(self, texts: Mapping[str, str]) -> None:
+        """Put texts in place, by uri.
+
+        Raises:
+            botocore.exceptions.ClientError: S3 refused.
+        """
+        self._transfer([(BytesIO(text.encode()), *split_uri(uri)) for uri, text in texts.items()], None)
+
+    def _transfer(self, sources: Iterable[tuple[Any, str, str]], told: Callable[[int], None] | None) -> None:
+        from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+
+        config = TransferConfig(
+            multipart_threshold=PART_BYTES,
+            multipart_chunksize=PART_BYTES,
+            max_concurrency=AT_ONCE,
+            preferred_transfer_client="classic",  # the other one, if installed, ends otherwise when it is interrupted
+        )
+        subscribers = [] if told is None else [ProgressCallbackInvoker(told)]
+        # When its block is left by an exception, Ctrl-C among them, the manager cancels and aborts what has begun.
+        with _unreadable_told(), create_transfer_manager(self._client, config) as manager:
+            waiting = [
+                manager.upload(source, bucket, key, extra_args=self._owner, subscribers=subscribers)
+                for source, bucket, key in sources
+            ]
+            for each in waiting:
+                each.result()
+
+    def _size_there(self, item: _Item) -> int | None:
+        """Return the size of an object, or None where there is none or S3 does not tell."""
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = self._client.head_object(Bucket=item.bucket, Key=item.key, **self._owner)
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in (*_NOT_THERE, *_NOT_TOLD):
+                raise
+            return None
+        return int(answer["ContentLength"])
+
+    def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
+        """Return sizes by key; nothing where the caller may not list."""
+        from botocore.exceptions import ClientError
+
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **self._owner)
+        try:
+            return {entry["Key"]: int(entry["Size"]) for page in pages for entry in page.get("Contents", ())}
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in _NOT_TOLD:
+                raise
+            return {}
+
+
+def _files(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield files, each with its path below the folder. Links to folders are not followed."""
+    if path.is_file():
+        yield path, _key(path.name)
+        return
+    with _unreadable_told():
+        for folder, folders, names in os.walk(path, onerror=_fail):
+            folders.sort()
+            for file in (Path(folder, name) for name in sorted(names)):
+                if file.is_file():
+                    yield file, _key(file.relative_to(path).as_posix())
+
+
+def _fail(error: OSError) -> None:
+    """Do not pass over a folder that cannot be read."""
+    raise error
+
+
+def _key(name: str) -> str:
+    """Return a name that S3 can hold.
+
+    Raises:
+        UserError: it is no text.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{shown(name)} has a name that is no UTF-8, which S3 cannot hold", "rename it") from None
+    return name
+
+
+def _size(path: Path) -> int:
+    with _unreadable_told():
+        return path.stat().st_size
+
+
+@contextlib.contextmanager
+def _unreadable_told() -> Iterator[None]:
+    """Tell of a file on this machine that cannot be read; what S3 says is no OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}", "make it readable, or move it") from None
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+    """Return what is told the bytes of each step, by many threads; a part that is sent again takes its bytes back."""
+    if progress is None:
+        return None
+    done, lock = 0, threading.Lock()
+
+    def count(step: int) -> None:
+        nonlocal done
+        with lock:
+            done += step
+            progress(done, total)
+
+    return count

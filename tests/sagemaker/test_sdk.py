@@ -1,0 +1,196 @@
+"""The SageMaker SDK is imported beside other work: nobody waits for it in vain, and nobody notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import EXAMPLES, Cli, command
+
+pytestmark = pytest.mark.aws
+
+JOB = EXAMPLES / "digits" / "job.yaml"
+PARTS = {
+    "__init__": "",
+    "utils": "def validate_sagemaker_config(config=None): ...",
+    "debugger/__init__": "",
+    "debugger/debugger": "TensorBoardOutputConfig = None",
+    "inputs": "TrainingInput = None",
+    "pytorch/__init__": "",
+    "pytorch/estimator": "PyTorch = 'found'",
+    "session": "Session = None",
+}
+"""What is imported of the SDK."""
+
+
+def run(program: str, folder: Path | None = None) -> str:
+    """Run a program in a process of its own; return what it prints."""
+    path = os.pathsep.join([*([str(folder)] if folder else []), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Callable[..., Path]:
+    """Write a package `sagemaker` that is found before the real one; return its folder."""
+
+    def write(**parts: str) -> Path:
+        folder = tmp_path / "stand-in"
+        for name, text in {**PARTS, **parts}.items():
+            path = folder / "sagemaker" / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def endless(stand_in: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """An SDK whose import never ends; return the environment with it, and the file that tells that it has begun."""
+    begun = tmp_path / "begun"
+    folder = stand_in(__init__=f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}, begun
+
+
+def test_a_submit_that_fails_does_not_wait_for_the_import(
+    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+) -> None:
+    environ, begun = endless
+    done = cli("submit", JOB, environ={**environ, "CLOUDTRAIN_BUCKET": "not-there"})
+    assert done.code == 3, done.err
+    assert "there is no bucket not-there" in done.err
+    assert begun.exists()
+
+
+def test_a_job_that_is_wrong_starts_no_import(
+    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+) -> None:
+    environ, begun = endless
+    assert cli("submit", JOB, "--set", "train.epochs=none", environ=environ).code == 2
+    assert cli("submit", JOB, "--set", "code.directory=not-there", environ=environ).code == 2
+    assert not begun.exists()
+
+
+def test_the_transport_without_the_sdk_imports_none(
+    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+) -> None:
+    environ, begun = endless
+    done = cli("submit", JOB, "--skip-check", environ={**environ, "CLOUDTRAIN_TRANSPORT": "boto3"})
+    assert done.code == 0, done.err
+    assert not begun.exists()
+
+
+def test_a_submit_prints_its_own_lines_only(cli: Cli, aws: dict[str, str]) -> None:
+    done = cli("submit", JOB, "--skip-check", "--json")
+    assert done.code == 0, done.err
+    run = json.loads(done.out)["run"]
+    words = [" ".join(line.split()[-2:]) for line in done.err.splitlines()]
+    assert words == [
+        f"sagemaker:{run} submitted",
+        f"status sagemaker:{run}",
+        f"-f sagemaker:{run}",
+        f"stop sagemaker:{run}",
+    ]
+
+
+def test_the_last_lines_are_printed_where_nobody_reads_line_by_line(aws: dict[str, str]) -> None:
+    """The process ends without the interpreter's shutdown, which flushes else."""
+    words = f"{command()} submit {JOB} --skip-check --json | cat"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=120)
+    assert json.loads(done.stdout)["backend"] == "sagemaker"
+    assert "stop sagemaker:" in done.stderr
+
+
+def test_the_import_changes_nothing_that_others_see(aws: dict[str, str]) -> None:
+    program = """
+import boto3, gc, json, logging, sys
+from cloudtrain.backends.sagemaker.sdk import load_sdk, start_loading
+
+def seen():
+    names = ("", "sagemaker", "sagemaker.config", "botocore", "boto3")
+    loggers = [(logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in names]
+    return sys.stdout, sys.excepthook, logging.getLogger().level, loggers, gc.isenabled(), gc.get_freeze_count()
+
+before = seen()
+start_loading()
+print("printed beside the import")
+sdk = load_sdk()
+assert "sagemaker.pytorch" in sys.modules
+assert seen() == before, (seen(), before)
+"""
+    assert run(program) == "printed beside the import\n"
+
+
+def test_what_the_import_prints_is_dropped_and_what_others_print_is_not(stand_in: Callable[..., Path]) -> None:
+    folder = stand_in(
+        inputs="import threads\nprint('greetings')\nthreads.importing.set()\nthreads.printed.wait(60)\n"
+        "print('farewell')\nTrainingInput = None\n"
+    )
+    (folder / "threads.py").write_text("import threading\nimporting, printed = threading.Event(), threading.Event()\n")
+    program = """
+import threads
+from cloudtrain.backends.sagemaker.sdk import load_sdk, start_loading
+
+start_loading()
+assert threads.importing.wait(60)
+print("mine")
+threads.printed.set()
+load_sdk()
+print("mine, too")
+"""
+    assert run(program, folder) == "mine\nmine, too\n"
+
+
+def test_an_import_that_fails_beside_others_is_made_again_alone(stand_in: Callable[..., Path]) -> None:
+    folder = stand_in(
+        inputs="import threading\nif threading.current_thread() is not threading.main_thread():\n"
+        "    raise ImportError('cannot import name TrainingInput from partially initialized module')\n"
+        "TrainingInput = None\n"
+    )
+    program = "from cloudtrain.backends.sagemaker.sdk import load_sdk\nprint(load_sdk().PyTorch)"
+    assert run(program, folder) == "found\n"
+
+
+def test_an_sdk_of_another_version_is_told(cli: Cli, aws: dict[str, str], stand_in: Callable[..., Path]) -> None:
+    folder = stand_in(inputs="")
+    environ = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
+    done = cli("submit", JOB, "--skip-check", environ=environ)
+    assert done.code == 2
+    assert "needs sagemaker 2.x" in done.err
+
+
+def test_only_our_own_settings_are_not_checked_again(aws: dict[str, str]) -> None:
+    program = """
+import boto3
+from cloudtrain.backends.sagemaker.sdk import NO_TELEMETRY, load_sdk, quiet
+sdk = load_sdk()
+import jsonschema, sagemaker.utils
+from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH as path
+
+checked = []
+check = jsonschema.validate
+jsonschema.validate = lambda *arguments: checked.append(arguments[0]) or check(*arguments)
+with quiet():
+    session = sdk.Session(boto_session=boto3.Session(), default_bucket="mine", sagemaker_config=NO_TELEMETRY)
+    assert sagemaker.utils.get_sagemaker_config_value(session, path) is True
+assert len(checked) == 1 and checked[0] is NO_TELEMETRY
+try:
+    sagemaker.utils.get_sagemaker_config_value(None, path, {"wrong": 1})
+except jsonschema.ValidationError:
+    print("refused")
+"""
+    assert run(program) == "refused\n"

@@ -1,0 +1,302 @@
+"""Uploads against moto over HTTP: clients are killed, interrupted and refused in the middle of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_front import Answer, Front, Request
+from support import Cli, command, until
+
+from cloudtrain.backends.sagemaker.uploads import PART_BYTES, Sent, Uploads
+from cloudtrain.errors import UserError
+
+pytestmark = pytest.mark.aws
+
+BUCKET = "cloudtrain-test"
+PARTS = 5
+JOB = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\n"
+DENIED = Answer(b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", 403, {"Content-Type": "text/xml"})
+
+
+def s3(endpoint: str | None = None) -> Any:
+    import boto3
+
+    return boto3.client("s3", endpoint_url=endpoint)
+
+
+def put(key: str, body: bytes) -> None:
+    s3().put_object(Bucket=BUCKET, Key=key, Body=body)
+
+
+def body_of(key: str) -> bytes:
+    content: bytes = s3().get_object(Bucket=BUCKET, Key=key)["Body"].read()
+    return content
+
+
+def keys(endpoint: str | None = None) -> list[str]:
+    return [entry["Key"] for entry in s3(endpoint).list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+
+
+def begun(endpoint: str) -> list[str]:
+    """Return the keys of multipart uploads that were neither completed nor aborted."""
+    found = s3(endpoint).list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    return [upload["Key"] for upload in found]
+
+
+@pytest.fixture
+def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """Stand between every client of the test and moto, whose own address is `aws`."""
+    with Front(aws["AWS_ENDPOINT_URL"]).serve() as served:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
+        monkeypatch.setenv("CLOUDTRAIN_TRANSPORT", "boto3")
+        yield served
+
+
+# ---------------------------------------------------------------- in the middle of an upload
+
+
+class Held:
+    """The upload of a job's archive: two parts are let through, the others wait, and are answered when told so."""
+
+    def __init__(self, front: Front, key: str) -> None:
+        self.front = front
+        self.reached, self.released = threading.Event(), threading.Event()
+        self.answer: Answer | None = None
+        self._operation, self._let_through = f"PUT /{BUCKET}/{key}", threading.Semaphore(2)
+        front.rules[self._operation] = self._rule
+
+    def _rule(self, _: Request) -> Answer | None:
+        if self._let_through.acquire(blocking=False):
+            return None
+        self.reached.set()
+        self.released.wait(60)
+        return self.answer
+
+    def let_go(self) -> None:
+        """Hand on what waits and what comes."""
+        del self.front.rules[self._operation]
+        self.released.set()
+
+
+@pytest.fixture
+def large(job: Callable[..., Path], cli: Cli) -> tuple[Path, str]:
+    """Return a job whose archive is sent in parts, and the archive's key."""
+    path = job(JOB, train_py="")
+    (path.parent / "weights").write_bytes(os.urandom(PARTS * PART_BYTES - PART_BYTES // 2))
+    digest = cli("plan", path, "--json").json["bundle"]["digest"]
+    return path, f"cloudtrain/code/{digest}/sourcedir.tar.gz"
+
+
+@contextlib.contextmanager
+def submitting(path: Path, held: Held) -> Iterator[subprocess.Popen[str]]:
+    """Submit in a process of its own; the block begins in the middle of the upload."""
+    words = [str(command()), "submit", str(path), "--skip-check"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert held.reached.wait(60)
+        yield process
+    finally:
+        held.released.set()
+        process.kill()
+        process.communicate()
+
+
+def handled(process: subprocess.Popen[str]) -> bool:
+    """Tell whether a process has taken the signals that were sent to it."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    pending = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return all(int(mask, 16) == 0 for mask in pending)
+
+
+def test_a_client_that_is_killed_leaves_no_object_and_the_next_submit_uploads(
+    front: Front, aws: dict[str, str], large: tuple[Path, str], cli: Cli
+) -> None:
+    path, key = large
+    moto = aws["AWS_ENDPOINT_URL"]
+    held = Held(front, key)
+    with submitting(path, held) as process:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        held.let_go()
+    assert keys(moto) == []
+    assert begun(moto) == [key]  # only a rule of the bucket can remove what a killed client leaves
+
+    front.seen.clear()
+    done = cli("submit", path, "--skip-check", "--json")
+    assert done.code == 0, done.err
+    assert front.seen.count(f"PUT /{BUCKET}/{key}") == PARTS
+    archive = next(Path(os.environ["CLOUDTRAIN_HOME"]).rglob("sourcedir.tar.gz"))
+    assert body_of(key) == archive.read_bytes()
+    run = done.json["run"]
+    assert sorted(keys(moto)) == sorted([key, f"cloudtrain/{run}/config/run.json", f"cloudtrain/{run}/plan.json"])
+
+
+def test_ctrl_c_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str], large: tuple[Path, str]) -> None:
+    path, key = large
+    held = Held(front, key)
+    with submitting(path, held) as process:
+        process.send_signal(signal.SIGINT)
+        until(lambda: handled(process))
+        held.let_go()
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert keys(aws["AWS_ENDPOINT_URL"]) == []
+    assert begun(aws["AWS_ENDPOINT_URL"]) == []
+    assert f"DELETE /{BUCKET}/{key}" in front.seen
+
+
+def test_a_refusal_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str], large: tuple[Path, str]) -> None:
+    path, key = large
+    held = Held(front, key)
+    with submitting(path, held) as process:
+        held.answer = DENIED
+        held.released.set()
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 3, told
+    assert "could not upload the code: AWS says AccessDenied" in told
+    assert keys(aws["AWS_ENDPOINT_URL"]) == []
+    assert begun(aws["AWS_ENDPOINT_URL"]) == []
+
+
+# ---------------------------------------------------------------- what is there already
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "sourcedir.tar.gz"
+    path.write_bytes(b"archive")
+    return path
+
+
+def send(archive: Path) -> Sent:
+    uploads = Uploads(s3(), {})
+    uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
+    return uploads.send()
+
+
+def test_an_archive_is_uploaded_once(aws: dict[str, str], archive: Path) -> None:
+    assert send(archive) == Sent(files=1, bytes=7, kept=0)
+    assert body_of("code/sourcedir.tar.gz") == b"archive"
+    assert send(archive) == Sent(files=0, bytes=0, kept=1)
+
+
+@pytest.mark.parametrize("torn", [b"", b"arch", b"archive and more"])
+def test_an_archive_of_another_size_is_replaced(aws: dict[str, str], archive: Path, torn: bytes) -> None:
+    put("code/sourcedir.tar.gz", torn)
+    assert send(archive).files == 1
+    assert body_of("code/sourcedir.tar.gz") == b"archive"
+
+
+def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data: Path) -> None:
+    """S3 answers 403 instead of 404 then."""
+    for operation in (f"HEAD /{BUCKET}/code/sourcedir.tar.gz", f"GET /{BUCKET}"):
+        front.say(operation, DENIED)
+    assert send(archive).files == 1
+    uploads = Uploads(s3(), {})
+    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    assert uploads.send().files == 3
+
+
+def test_another_ones_bucket_is_not_written_to(aws: dict[str, str], archive: Path) -> None:
+    """That every call names the owner is what can be seen: moto does not look at it."""
+    named: Counter[str] = Counter()
+    client = s3()
+    client.meta.events.register(
+        "before-call.s3", lambda model, params, **_: named.update({model.name: "expected" in str(params["headers"])})
+    )
+    uploads = Uploads(client, {"ExpectedBucketOwner": "123456789012"})
+    archive.write_bytes(bytes(PART_BYTES + 1))
+    uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
+    uploads.add_folder(archive, f"s3://{BUCKET}/run/data")
+    uploads.send()
+    uploads.put_texts({f"s3://{BUCKET}/run/plan.json": "{}"})
+    assert set(named) == {
+        *("HeadObject", "ListObjectsV2", "PutObject"),
+        *("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
+    }
+    assert all(named.values())
+
+
+# ---------------------------------------------------------------- folders of data
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "numbers"
+    for name, content in {"one": "1", "deep/two": "22", "deep/er/drei ü": "333"}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def test_a_folder_is_uploaded_but_for_what_lies_there(aws: dict[str, str], data: Path) -> None:
+    put("run/data/one", b"1")
+    put("run/data/deep/two", b"torn file")
+    uploads = Uploads(s3(), {})
+    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    assert uploads.send() == Sent(files=2, bytes=5, kept=1)
+    assert keys() == ["run/data/deep/er/drei ü", "run/data/deep/two", "run/data/one"]
+    assert body_of("run/data/deep/two") == b"22"
+
+
+def test_progress_counts_the_bytes_of_all_files(aws: dict[str, str], data: Path, archive: Path) -> None:
+    (data / "large").write_bytes(bytes(2 * PART_BYTES + 1))
+    total = 7 + 6 + 2 * PART_BYTES + 1
+    told: list[tuple[int, int]] = []
+    uploads = Uploads(s3(), {})
+    uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
+    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    sent = uploads.send(lambda done, of: told.append((done, of)))
+    assert sent == Sent(files=5, bytes=total, kept=0)
+    assert told[-1] == (total, total)
+    assert {of for _, of in told} == {total}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert uploads.send() == Sent(files=0, bytes=0, kept=0)
+
+
+def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    meeting = threading.Barrier(4, timeout=30)  # nobody is answered before four ask
+
+    def meet(_: Request) -> None:
+        meeting.wait()
+
+    for index in range(8):
+        (folder / f"{index}").write_text("x")
+        front.rules[f"PUT /{BUCKET}/many/{index}"] = meet
+    uploads = Uploads(s3(), {})
+    uploads.add_folder(folder, f"s3://{BUCKET}/many")
+    assert uploads.send().files == 8
+
+
+def test_a_folder_without_files_is_refused(aws: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds no file"):
+        Uploads(s3(), {}).add_folder(tmp_path / "empty", f"s3://{BUCKET}/run/data")
+
+
+def test_a_file_that_vanishes_is_told(aws: dict[str, str], data: Path) -> None:
+    uploads = Uploads(s3(), {})
+    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    (data / "one").unlink()
+    with pytest.raises(UserError, match=r"numbers/one cannot be read: No such file"):
+        uploads.send()
+
+
+def test_a_name_that_s3_cannot_hold_is_told(aws: dict[str, str], data: Path) -> None:
+    (data / os.fsdecode(b"caf\xe9")).write_text("latin 1")
+    with pytest.raises(UserError, match="no UTF-8"):
+        Uploads(s3(), {}).add_folder(data, f"s3://{BUCKET}/run/data")
+    assert keys() == []
