@@ -249,9 +249,16 @@ def test_without_a_bucket_nothing_is_looked_for(front: Front) -> None:
     assert set(front.seen) == {"DescribeTrainingJob", "ListTrainingJobs"}
 
 
+def put_plan(text: str) -> None:
+    """Put something where a run's plan lies."""
+    import boto3
+
+    boto3.client("s3").put_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{RUN}/plan.json", Body=text.encode())
+
+
 def test_a_refusal_of_aws_batch_is_told(front: Front, plan: Plan) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
-    backend._put_text(f"s3://cloudtrain-test/cloudtrain/{RUN}/plan.json", plan.to_file())  # noqa: SLF001
+    put_plan(plan.to_file())
     front.rules["POST /v1/listservicejobs"] = lambda _request: Answer.denied()
     with pytest.raises(CloudError, match="could not look into the queue ml: AWS says AccessDeniedException"):
         backend.status(RUN)
@@ -267,6 +274,6 @@ def test_who_may_not_look_for_queues_sees_the_other_runs(front: Front) -> None:
 def test_a_plan_that_is_none_is_no_plan_of_a_queue(front: Front) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
     for text in ("", "[]", "{}", '{"queue": 3, "request": {}}', '{"queue": null}'):
-        backend._put_text(f"s3://cloudtrain-test/cloudtrain/{RUN}/plan.json", text)  # noqa: SLF001
+        put_plan(text)
         with pytest.raises(RunNotFoundError):
             backend.status(RUN)

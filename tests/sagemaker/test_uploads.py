@@ -43,7 +43,9 @@ def body_of(key: str) -> bytes:
 
 
 def keys(endpoint: str | None = None) -> list[str]:
-    return [entry["Key"] for entry in s3(endpoint).list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    """Return what lies in the bucket but the claim on the request, which comes before everything else."""
+    found = [entry["Key"] for entry in s3(endpoint).list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    return [key for key in found if not key.startswith("cloudtrain/requests/")]
 
 
 def begun(endpoint: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import importlib.util
@@ -112,11 +113,16 @@ class SageMakerBackend:
     # ------------------------------------------------------------ submit
 
     def find_live(self, plan: Plan) -> Run | None:
-        """Return the run of the same request and code that goes on, or None."""
-        with aws_errors("look for a run of the same request"):
+        """Return the run of the same request and code that goes on, or None.
+
+        A first look that saves the rest of the work: what keeps it from looking is told by the checks, or by `reserve`.
+        """
+        with contextlib.suppress(CloudError), aws_errors("look for a run of the same request"):
             claim = self._claims(plan).read(plan.identity)
-        state = None if claim is None else self._state(claim.run)
-        return Run(claim.run, self, attached=True) if claim and state and not state.is_final else None
+            state = None if claim is None else self._state(claim.run)
+            if claim is not None and state is not None and not state.is_final:
+                return Run(claim.run, self, attached=True)
+        return None
 
     def reserve(self, plan: Plan, *, new: bool = False) -> Run | Plan:
         """Claim a request for a plan's run, or find out who has.
