@@ -14,14 +14,16 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, no_credentials
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
+from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
+from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import split_uri
-from cloudtrain.run import LogLine, Progress, Run, Status, fold_events, is_run_id
+from cloudtrain.run import EVERY_RUN, LogLine, Progress, Run, RunFilter, Status, WarmPool, fold_events
 from cloudtrain.settings import Settings
+from cloudtrain.warm import read_pool
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -142,13 +144,13 @@ class SageMakerBackend:
         """Return the present status of a training job."""
         job = self._describe(run)
         progress = self._progress(run)
-        resources = job["ResourceConfig"]
-        instance_type = resources.get("SelectedInstanceType") or resources.get("InstanceType", "")
-        instances = int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
-        instance = catalog.find_instance(instance_type)
+        instance_type, known = read_cluster(job["ResourceConfig"])
+        instances = known or 1
+        instance = catalog.find_instance(instance_type or "")
+        now = datetime.now(UTC)
         phases = read_phases(job)
-        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, datetime.now(UTC)))
-        price = self.prices.usd_per_hour(instance_type, self.settings.region or "")
+        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
+        price = self.prices.usd_per_hour(instance_type or "", self.settings.region or "")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
         return Status(
@@ -161,10 +163,11 @@ class SageMakerBackend:
             ended=job.get("TrainingEndTime"),
             billable_seconds=billable,
             cost_usd=None if price is None else round(price * instances * billable / 3600, 2),
-            instance_type=instance_type or None,
+            instance_type=instance_type,
             instances=instances,
             usd_per_hour=None if price is None else round(price * instances, 4),
             phases=phases,
+            warm_pool=read_pool(job, None if price is None else price * instances, now),
             world_size=progress.world_size or (instance.gpus * instances if instance and instance.gpus else None),
             progress=progress,
             artifacts={
@@ -247,21 +250,9 @@ class SageMakerBackend:
                 return
             tokens[stream] = page["nextForwardToken"]
 
-    def list(self) -> Iterator[Status]:
-        """Yield the jobs that cloudtrain has named, newest first."""
-        pages = self._client("sagemaker").get_paginator("list_training_jobs")
-        with aws_errors("list training jobs"):
-            for page in pages.paginate(SortBy="CreationTime", SortOrder="Descending"):
-                for job in page["TrainingJobSummaries"]:
-                    if is_run_id(job["TrainingJobName"]):
-                        secondary = job.get("SecondaryStatus", "")
-                        yield Status(
-                            run=job["TrainingJobName"],
-                            backend=self.name,
-                            state=map_state(job["TrainingJobStatus"], secondary),
-                            started=job.get("CreationTime"),
-                            ended=job.get("TrainingEndTime"),
-                        )
+    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+        """Yield the jobs that cloudtrain has named, newest first; pages are asked for when they are needed."""
+        return list_jobs(self._client("sagemaker"), wanted, self.name)
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml; those of run.json only where S3 lets us read it."""
@@ -293,6 +284,21 @@ class SageMakerBackend:
         with aws_errors("stop the training job"):
             self._client("sagemaker").stop_training_job(TrainingJobName=run)
 
+    def end_warm_pool(self, run: str) -> None:
+        """End the warm pool that a job has left behind: from then on it is not paid for.
+
+        Raises:
+            UserError: it keeps none.
+        """
+        pool = read_pool(self._describe(run), None, datetime.now(UTC))
+        if pool is None or not pool.is_available:
+            raise UserError(f"{self.name}:{run} keeps no warm pool: {_why_no_pool(pool)}", "see: cloudtrain status")
+        with aws_errors("end the warm pool"):
+            # Source: AWS's guide of warm pools, "Terminate a warm pool".
+            self._client("sagemaker").update_training_job(
+                TrainingJobName=run, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+            )
+
     # ------------------------------------------------------------ AWS
 
     def _session(self) -> Any:
@@ -319,3 +325,11 @@ def _newest_of_first_host(streams: list[str]) -> str:
     """Return the stream that the first host writes to now: instances that replace others begin streams of their own."""
     first = streams[0].rpartition("-")[0]
     return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
+
+
+def _why_no_pool(pool: WarmPool | None) -> str:
+    if pool is None:
+        return "the job asked for none (cluster.keep_alive)"
+    if pool.reused_by:
+        return f"{pool.reused_by} has taken it over"
+    return "the job has not ended" if pool.status == "InUse" else "it has ended already"
