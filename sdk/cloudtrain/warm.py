@@ -1,7 +1,7 @@
 """Warm pools: which job may take the cluster that another one leaves behind, and how long that is kept.
 
-Pure, from the documents of CreateTrainingJob and DescribeTrainingJob. Source of what must be equal, of the lifecycle and
-of the billing: AWS's guide, "SageMaker AI Managed Warm Pools" (train-warm-pools), read 2026-11.
+Pure, from the documents of CreateTrainingJob and DescribeTrainingJob. Source of what must be equal, of the lifecycle
+and of the billing: AWS's guide, "SageMaker AI Managed Warm Pools" (train-warm-pools), read 2026-11.
 """
 
 from __future__ import annotations

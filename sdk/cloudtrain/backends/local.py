@@ -182,7 +182,8 @@ class LocalBackend:
     def _newest_first(self) -> Iterable[str]:
         """Return the ids of all folders, newest first: their names tell."""
         try:
-            names = os.listdir(self.runs)
+            with os.scandir(self.runs) as entries:
+                names = [entry.name for entry in entries]
         except FileNotFoundError:
             return []
         return sorted(filter(is_run_id, names), key=lambda name: name.rsplit("-", 3)[1:], reverse=True)

@@ -15,7 +15,7 @@ from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, no_credentials
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
 from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
-from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
+from cloudtrain.backends.sagemaker.states import FINAL_STATES, map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
@@ -31,6 +31,8 @@ PLAN_FILE = "plan.json"
 _POLL_SECONDS = 5.0
 _STATUS_EVENTS = 1000
 """Log lines that `status` reads from the end of the first host's stream."""
+_POOL_LOOKS = 12
+"""How often is looked whether the pool of a job that has just ended is there."""
 
 
 class SageMakerBackend:
@@ -290,7 +292,12 @@ class SageMakerBackend:
         Raises:
             UserError: it keeps none.
         """
-        pool = read_pool(self._describe(run), None, datetime.now(UTC))
+        for _ in range(_POOL_LOOKS):
+            job = self._describe(run)
+            pool = read_pool(job, None, datetime.now(UTC))
+            if pool is None or pool.status != "InUse" or job["TrainingJobStatus"] not in FINAL_STATES:
+                break
+            time.sleep(self.poll_seconds)
         if pool is None or not pool.is_available:
             raise UserError(f"{self.name}:{run} keeps no warm pool: {_why_no_pool(pool)}", "see: cloudtrain status")
         with aws_errors("end the warm pool"):
