@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, no_credentials
@@ -19,12 +19,14 @@ from cloudtrain.backends.sagemaker.states import FINAL_STATES, map_state, read_p
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
-from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import split_uri
 from cloudtrain.run import EVERY_RUN, LogLine, Progress, Run, RunFilter, Status, WarmPool, fold_events
 from cloudtrain.settings import Settings
 from cloudtrain.warm import read_pool
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
+
+if TYPE_CHECKING:
+    from cloudtrain.preflight import Pending
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 PLAN_FILE = "plan.json"
@@ -81,6 +83,8 @@ class SageMakerBackend:
 
     def start_checks(self, plan: Plan) -> Pending:
         """Start asking the account everything that a plan needs of it; nothing is changed there."""
+        from cloudtrain.preflight import start_checks  # a dozen modules that only a submit needs
+
         return start_checks(plan, self.settings, self._session())
 
     # ------------------------------------------------------------ submit
