@@ -21,9 +21,12 @@ TRAIN = "echo trained"
 P4D, P4DE, P5 = "ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge"
 
 
+CLUSTER = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 77}
+"""Jobs of other tests have another volume, and so take no pool of these."""
+
+
 def warm(seconds: int = 600, **fields: Any) -> dict[str, Any]:
-    resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 10, **fields}
-    return {"ResourceConfig": {**resources, "KeepAlivePeriodInSeconds": seconds}}
+    return {"ResourceConfig": {**CLUSTER, "KeepAlivePeriodInSeconds": seconds, **fields}}
 
 
 def pool_of(sandbox: Served, name: str) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def test_a_job_without_keep_alive_takes_the_cluster_and_does_not_keep_it(sandbox
     sandbox.create("keeps", TRAIN, **warm())
     sandbox.end_of("keeps")
     sandbox.weather(capacity_after_seconds=3600)
-    sandbox.create("takes", TRAIN)
+    sandbox.create("takes", TRAIN, ResourceConfig=CLUSTER)
     sandbox.end_of("takes")
     assert pool_of(sandbox, "keeps")["ReusedByJob"] == "takes"
     assert pool_of(sandbox, "takes")["Status"] == "Terminated"
@@ -84,7 +87,7 @@ def test_a_job_without_keep_alive_takes_the_cluster_and_does_not_keep_it(sandbox
 def test_a_pool_ends_by_itself_or_on_request(sandbox: Served) -> None:
     client = sandbox.client("sagemaker")
     sandbox.create("short", TRAIN, **warm(1))
-    sandbox.create("running", "sleep 2", **warm())
+    sandbox.create("running", "sleep 2", **warm(VolumeSizeInGB=78))  # no match for the other one
     sandbox.secondary("running", "Training")
     with pytest.raises(ClientError, match="running has no warm pool that is Available"):
         end_pool(sandbox, "running")
