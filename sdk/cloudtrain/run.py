@@ -229,8 +229,8 @@ class WarmPool:
 
     Attributes:
         status: `InUse`, `Available`, `Reused` or `Terminated`, as SageMaker names it.
-        keep_alive_seconds: How long it is kept after the run.
-        until: When an available pool ends; None in every other status.
+        keep_alive_seconds: How long it is kept after the run; 0 where that is not told.
+        until: When an available pool ends; None where that is not told, and in every other status.
         kept_seconds: How long it has been kept, and is charged, so far.
         usd: What that costs, or None when the price is unknown.
         reused_by: Name of the job that has taken it, or an empty string.

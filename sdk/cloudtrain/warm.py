@@ -120,10 +120,10 @@ def _shown(value: Any) -> str:
 
 
 def read_pool(job: Mapping[str, Any], usd_per_hour: float | None, now: datetime) -> WarmPool | None:
-    """Return what DescribeTrainingJob says of the warm pool of a job, or None when it keeps none.
+    """Return what is told of the warm pool of a job, or None when it keeps none.
 
     Args:
-        job: The answer.
+        job: The answer to DescribeTrainingJob, or an entry of a list, which does not say how long a pool is kept.
         usd_per_hour: Price of the whole cluster; a kept one costs what a busy one does.
         now: The present time, with a time zone.
     """
@@ -137,11 +137,11 @@ def read_pool(job: Mapping[str, Any], usd_per_hour: float | None, now: datetime)
     kept = told.get("ResourceRetainedBillableTimeInSeconds")
     if kept is None:
         elapsed = round((now - kept_since).total_seconds()) if kept_since is not None else 0
-        kept = min(max(0, elapsed), keep_alive)
+        kept = max(0, elapsed if keep_alive == 0 else min(elapsed, keep_alive))
     return WarmPool(
         status=str(told["Status"]),
         keep_alive_seconds=keep_alive,
-        until=kept_since + timedelta(seconds=keep_alive) if kept_since is not None else None,
+        until=kept_since + timedelta(seconds=keep_alive) if kept_since is not None and keep_alive else None,
         kept_seconds=int(kept),
         usd=None if usd_per_hour is None else round(usd_per_hour * int(kept) / 3600, 2),
         reused_by=str(told.get("ReusedByJob") or ""),

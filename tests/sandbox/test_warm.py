@@ -299,6 +299,9 @@ def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Se
     assert status["warm_pool"]["status"] == "Available"
     assert f"end it: cloudtrain stop sagemaker:{run} --pool" in _plain(cli("status", run, environ=environ).out)
 
+    line = next(each for each in cli("list", "--sagemaker", environ=environ).out.splitlines() if run in each)
+    assert line.endswith("warm pool kept")
+
     # The next job finds it, though there is no capacity of any type, and says so before.
     sandbox.weather(no_capacity_types=[P5, P4D])
     checks = {each["name"]: each for each in cli("check", path, "--json", environ=environ).json["checks"]}
@@ -311,7 +314,14 @@ def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Se
     assert cli("status", run, "--json", environ=environ).json["warm_pool"]["reused_by"] == following
     assert f"taken over by {following}" in cli("status", run, environ=environ).out
 
-    # Nobody wants it any more.
+    # Nobody wants it any more. The pool of a run that goes on cannot be ended without waiting, and nothing is stopped.
+    sandbox.create("goes-on-261120-101500-1a2b3c", "sleep 600")
+    refused = cli("stop", "goes-on-261120-101500-1a2b3c", "--pool", "--no-wait", environ=environ)
+    assert (refused.code, "can only be ended after it" in refused.err) == (2, True)
+    assert sandbox.describe("goes-on-261120-101500-1a2b3c")["TrainingJobStatus"] == "InProgress"
+    stopped = cli("stop", "goes-on-261120-101500-1a2b3c", "--pool", "--json", environ=environ)
+    assert (stopped.code, stopped.json["state"]) == (0, "STOPPED")
+    assert "keeps no warm pool: the job asked for none" in stopped.err
     ended = cli("stop", following, "--pool", "--json", environ=environ)
     assert (ended.code, ended.json["warm_pool"]["status"]) == (0, "Terminated")
     again = cli("stop", following, "--pool", environ=environ)

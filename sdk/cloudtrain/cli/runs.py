@@ -149,13 +149,20 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     """End a run. A Task saves a checkpoint first; what does not end in the grace time is killed."""
     from cloudtrain import api
 
-    handle = api.stop(run)
-    if pool and not wait and not handle.state.is_final:
-        hint = f"when it has ended: cloudtrain stop {handle.reference} --pool"
-        raise UserError(f"{handle.reference} is told to stop; its warm pool can only be ended after the run", hint)
+    handle = api.get_run(run)
+    is_over = pool and handle.state.is_final
+    if pool and not wait and not is_over:
+        hint = "leave out --no-wait, or end the pool later with the same command"
+        raise UserError(f"{handle.reference} goes on; its warm pool can only be ended after it", hint)
+    handle.stop()
     found = shown.wait_for_end(handle) if wait else handle.status()
     if pool:
-        handle.end_warm_pool()
+        try:
+            handle.end_warm_pool()
+        except UserError as error:
+            if is_over:
+                raise
+            console.say(error.message)  # what was asked for is so: nothing is kept
         found = handle.status()
     if as_json:
         console.print_json(found.to_json())

@@ -44,7 +44,7 @@ def _row(status: Status, now: datetime) -> tuple[str, ...]:
         f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
         _took(status, now),
         (f"{count} x {name}" if count else name) if name else "",
-        _one_line(status),
+        "; ".join(filter(None, (_one_line(status), _pool(status)))),
     )
 
 
@@ -55,6 +55,11 @@ def _took(status: Status, now: datetime) -> str:
     began = status.started or status.created
     ended = status.ended or (None if status.state.is_final else now)
     return "" if began is None or ended is None else format_duration(max(0.0, (ended - began).total_seconds()))
+
+
+def _pool(status: Status) -> str:
+    """Return that a cluster is kept, and paid for, though the run has ended."""
+    return "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
 
 
 def _one_line(status: Status) -> str:

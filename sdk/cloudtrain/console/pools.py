@@ -20,9 +20,10 @@ def pool_rows(status: Status) -> list[tuple[str, str]]:
         return []
     kept = format_duration(pool.kept_seconds)
     paid = f"{kept}, {pool.usd:,.2f} USD" if pool.usd is not None else kept
-    if pool.is_available and pool.until is not None:
+    if pool.is_available:
+        until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
         price = f" at {status.usd_per_hour:,.2f} USD per hour" if status.usd_per_hour is not None else ""
-        said = f"kept until {clock_time(pool.until)}{price} ({paid} so far)"
+        said = f"kept{until}{price} ({paid} so far)"
         return [("warm pool", said), ("", f"end it: {program()} stop {status.reference} --pool")]
     if pool.reused_by:
         return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]

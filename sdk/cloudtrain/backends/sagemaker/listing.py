@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.aws import aws_errors
 from cloudtrain.backends.sagemaker.states import ACTIVE_STATES, FINAL_STATES, map_state, read_reason
 from cloudtrain.run import RunFilter, State, Status, is_run_id
+from cloudtrain.warm import read_pool
 
 _PAGE = 100
 """Most that ListTrainingJobs and Search give at once (botocore's model, MaxResults)."""
@@ -44,16 +45,19 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
 def status_of(job: Mapping[str, Any], backend: str) -> Status:
     """Return what an entry of a list tells; most of them tell little."""
     instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
+    state = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+    has_reason = "SecondaryStatusTransitions" in job and state is not State.SUCCEEDED
     return Status(
         run=job["TrainingJobName"],
         backend=backend,
-        state=map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")),
-        reason=read_reason(job) if "SecondaryStatusTransitions" in job else "",
+        state=state,
+        reason=read_reason(job) if has_reason else "",
         created=job.get("CreationTime"),
         started=job.get("TrainingStartTime"),
         ended=job.get("TrainingEndTime"),
         instance_type=instance_type,
         instances=instances,
+        warm_pool=read_pool(job, None, datetime.now(UTC)),
     )
 
 
