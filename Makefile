@@ -47,6 +47,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md
 	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
 	$(BIN)/python benchmarks/submit.py --write benchmarks/results/submit.md
+	$(BIN)/python benchmarks/listing.py --write benchmarks/results/listing.md
 
 clean:
 	rm -rf $(VENV) .venv-oldest build dist

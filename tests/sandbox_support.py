@@ -130,3 +130,35 @@ def serve(home: Path, *arguments: str) -> Iterator[Served]:
         process.terminate()
         process.wait(30)
         process.stdout.close()
+
+
+def statuses(description: Mapping[str, Any]) -> list[str]:
+    """Return the secondary statuses that a job has gone through."""
+    return [entry["Status"] for entry in description["SecondaryStatusTransitions"]]
+
+
+def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
+    """Return what in an answer is not of its output shape, or of another type than the shape says."""
+    if shape.type_name == "structure":
+        if not isinstance(answer, dict):
+            return [path]
+        found = [f"{path}.{name}" for name in answer if name not in shape.members]
+        known = {name: value for name, value in answer.items() if name in shape.members}
+        return found + [
+            bad for name, value in known.items() for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
+        ]
+    if shape.type_name == "list":
+        return [bad for item in answer for bad in unknown_fields(item, shape.member, f"{path}[]")]
+    if shape.type_name == "map":
+        return [bad for item in answer.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
+    if getattr(shape, "enum", None):
+        return [] if answer in shape.enum else [f"{path}={answer}"]
+    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "float": float, "timestamp": object}
+    return [] if isinstance(answer, kinds[shape.type_name]) else [path]
+
+
+def model_of(operation: str) -> Any:
+    """Return an operation as botocore's model has it."""
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("sagemaker").operation_model(operation)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cloudtrain.explain import Explanation, FailureClass
     from cloudtrain.plan import Plan
     from cloudtrain.preflight import Check
-    from cloudtrain.run import LogLine, Progress, Run, State, Status
+    from cloudtrain.run import LogLine, Progress, Run, RunFilter, State, Status, WarmPool
     from cloudtrain.settings import Settings
     from cloudtrain.spec import JobSpec
 
@@ -69,6 +69,7 @@ __all__ = [
     "Problem",
     "Progress",
     "Run",
+    "RunFilter",
     "RunNotFoundError",
     "Settings",
     "SettingsError",
@@ -76,6 +77,7 @@ __all__ = [
     "State",
     "Status",
     "UserError",
+    "WarmPool",
     "check",
     "explain",
     "files",
@@ -114,7 +116,7 @@ _HOMES = {
     "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
     "preflight": ("Check",),
-    "run": ("LogLine", "Progress", "Run", "State", "Status"),
+    "run": ("LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
     "settings": ("Settings",),
     "spec": ("JobSpec",),
 }

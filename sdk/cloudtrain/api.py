@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import heapq
 import os
 import secrets
 import time
@@ -30,7 +31,7 @@ from cloudtrain.errors import (
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.problems import Finding
-from cloudtrain.run import LogLine, Run, State, Status, is_run_id, make_run_id, parse_reference
+from cloudtrain.run import EVERY_RUN, LogLine, Run, RunFilter, State, Status, is_run_id, make_run_id, parse_reference
 from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
@@ -539,22 +540,49 @@ def stop(reference: str, *, settings: Settings | None = None) -> Run:
 
 
 def list_runs(
-    *, local: bool = True, sagemaker: bool | None = None, settings: Settings | None = None
+    wanted: RunFilter = EVERY_RUN,
+    *,
+    local: bool = True,
+    sagemaker: bool | None = None,
+    settings: Settings | None = None,
+    on_unreachable: Callable[[CloudError], None] | None = None,
 ) -> Iterator[Status]:
-    """Yield runs, newest first: those of this machine, then those of the account.
+    """Yield runs, newest first. Nothing is read or asked before it is needed: who takes ten runs pays for ten.
 
     Args:
+        wanted: Which; by default all.
         local: Whether to list this machine's runs, and those of its sandbox while that runs.
         sagemaker: Whether to list the account's; by default when the settings are complete.
         settings: The account; by default from environment and files.
+        on_unreachable: Told when the account's runs cannot be listed; by default that is an error.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
     """
+    sources: list[Iterator[Status]] = []
     if local:
-        yield from _local().list()
+        sources.append(_local().list(wanted))
         if (found := find_sandbox()) is not None:
-            yield from _in_sandbox(found, found.settings(Settings())).list()
+            sources.append(_in_sandbox(found, found.settings(Settings())).list(wanted))
     settings = settings or find_settings()
     if sagemaker or (sagemaker is None and not settings.missing):
-        yield from _sagemaker(settings).list()
+        sources.append(_while_reachable(_sagemaker(settings), wanted, on_unreachable))
+    yield from heapq.merge(*sources, key=_when_submitted, reverse=True)
+
+
+def _while_reachable(
+    backend: Backend, wanted: RunFilter, on_unreachable: Callable[[CloudError], None] | None
+) -> Iterator[Status]:
+    try:
+        yield from backend.list(wanted)
+    except CloudError as error:
+        if on_unreachable is None:
+            raise
+        on_unreachable(error)
+
+
+def _when_submitted(status: Status) -> datetime:
+    return status.created or datetime.min.replace(tzinfo=UTC)
 
 
 def start_sandbox(home: Path | None = None) -> Sandbox:

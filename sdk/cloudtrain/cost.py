@@ -9,6 +9,7 @@ from cloudtrain.catalog import Prices
 from cloudtrain.notes import Notes
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration
+from cloudtrain.warm import LONGEST_SECONDS
 
 STOP_SECONDS = 120
 """Longest time between the end of MaxRuntime and the end of the containers. Source: AWS's StopTrainingJob reference."""
@@ -24,11 +25,14 @@ class CostPlan:
         max_usd: `usd_per_hour` x the longest time that can be billed. With spot that is the on-demand price for all
             of max_wait; what is paid is less.
         price_as_of: Day of the price, as YYYY-MM-DD.
+        warm_pool_usd: Part of `max_usd` that the cluster costs while it is kept warm after the run, when no job takes
+            it over; 0 when none is kept.
     """
 
     usd_per_hour: float | None
     max_usd: float | None
     price_as_of: str | None
+    warm_pool_usd: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,15 @@ def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Note
 
 def cost_of(spec: JobSpec, rate: Rate | None, region: str, time: Time, notes: Notes) -> CostPlan:
     """Return what the run costs at most."""
+    if (spec.cluster.keep_alive or 0) > LONGEST_SECONDS:
+        longest, asked = format_duration(LONGEST_SECONDS), format_duration(spec.cluster.keep_alive or 0)
+        notes.warn(
+            f"cluster.keep_alive: AWS's guide allows {longest}; its API takes {asked}, but may not keep it so long"
+        )
     if rate is None:
         notes.warn(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
-        return CostPlan(None, None, None)
+        return CostPlan(None, None, None, None if spec.cluster.keep_alive else 0.0)
     # Rounded up: a ceiling must not be below what it bounds.
     at_most = math.ceil(rate.usd_per_hour * time.billed / 36) / 100
-    return CostPlan(round(rate.usd_per_hour, 4), at_most, rate.as_of)
+    warm = math.ceil(rate.usd_per_hour * (spec.cluster.keep_alive or 0) / 36) / 100
+    return CostPlan(round(rate.usd_per_hour, 4), at_most, rate.as_of, warm)

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError
@@ -62,6 +62,13 @@ def make_run_id(name: str, now: datetime, suffix: str) -> str:
 def is_run_id(text: str) -> bool:
     """Whether a text has the form of a run id."""
     return len(text) <= RUN_ID_CHARACTERS and _RUN_ID.fullmatch(text) is not None
+
+
+def submitted_at(run: str) -> datetime | None:
+    """Return the time of the submit, in UTC, that a run id holds; None where it holds none."""
+    with contextlib.suppress(ValueError):
+        return datetime.strptime("-".join(run.split("-")[-3:-1]), "%y%m%d-%H%M%S").replace(tzinfo=UTC)
+    return None
 
 
 def parse_reference(text: str) -> tuple[str | None, str]:
@@ -217,6 +224,36 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class WarmPool:
+    """The cluster that a run leaves behind, kept and paid for until the next job takes it.
+
+    Attributes:
+        status: `InUse`, `Available`, `Reused` or `Terminated`, as SageMaker names it.
+        keep_alive_seconds: How long it is kept after the run; 0 where that is not told.
+        until: When an available pool ends; None where that is not told, and in every other status.
+        kept_seconds: How long it has been kept, and is charged, so far.
+        usd: What that costs, or None when the price is unknown.
+        reused_by: Name of the job that has taken it, or an empty string.
+    """
+
+    status: str
+    keep_alive_seconds: int
+    until: datetime | None = None
+    kept_seconds: int = 0
+    usd: float | None = None
+    reused_by: str = ""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it waits for a job."""
+        return self.status == "Available"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `status --json`."""
+        return {**dataclasses.asdict(self), "until": self.until.isoformat() if self.until else None}
+
+
+@dataclass(frozen=True)
 class Status:
     """The truth about one run at one moment.
 
@@ -230,6 +267,7 @@ class Status:
         instance_type: The type it runs on; with `cluster.prefer` the one that was taken.
         usd_per_hour: Price of all instances together, or None when it is unknown.
         phases: The stages it went through; empty where the backend keeps none.
+        warm_pool: The cluster that it leaves behind, or None where it leaves none.
         artifacts: Where model and outputs lie, by name.
     """
 
@@ -246,6 +284,7 @@ class Status:
     instances: int | None = None
     usd_per_hour: float | None = None
     phases: tuple[Phase, ...] = ()
+    warm_pool: WarmPool | None = None
     world_size: int | None = None
     progress: Progress = Progress()
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -299,6 +338,7 @@ class Status:
             "instance_type": self.instance_type,
             "instances": self.instances,
             "phases": [phase.to_json() for phase in self.phases],
+            "warm_pool": self.warm_pool.to_json() if self.warm_pool else None,
             "world_size": self.world_size,
             "first_step": self.progress.first_step,
             "last_step": self.progress.last_step,
@@ -314,6 +354,53 @@ class Status:
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),
         }
+
+
+# ---------------------------------------------------------------- which runs
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs are wanted. What is not given is not asked for.
+
+    Attributes:
+        name: Part of the run id, as it is written.
+        states: Any of these.
+        tags: All of these, by key.
+        since: Submitted then or later.
+        until: Submitted before then.
+    """
+
+    name: str = ""
+    states: frozenset[State] = frozenset()
+    tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def accepts(self, status: Status) -> bool:
+        """Whether a run is wanted, as far as its status tells; a status holds no tags."""
+        is_wanted = not self.states or status.state in self.states
+        return is_wanted and self.accepts_run(status.run, status.created)
+
+    def accepts_run(self, run: str, submitted: datetime | None = None) -> bool:
+        """Whether a run of this id is wanted, whatever its state.
+
+        Args:
+            run: Run id.
+            submitted: When; by default as the run id says.
+        """
+        moment = submitted or submitted_at(run)
+        if self.name not in run or (moment is None and (self.since or self.until)):
+            return False
+        is_late_enough = self.since is None or moment is None or moment >= self.since
+        return is_late_enough and (self.until is None or moment is None or moment < self.until)
+
+    def accepts_tags(self, tags: Mapping[str, str]) -> bool:
+        """Whether a run with these tags is wanted."""
+        return self.tags.items() <= tags.items()
+
+
+EVERY_RUN = RunFilter()
 
 
 @dataclass(frozen=True)
@@ -357,6 +444,14 @@ class Operations(Protocol):
 
     def stop(self, run: str) -> None:
         """Ask the run to end. Returns at once; a run that has ended stays as it is."""
+        ...
+
+    def end_warm_pool(self, run: str) -> None:
+        """Give up the cluster that an ended run has left behind.
+
+        Raises:
+            UserError: it keeps none.
+        """
         ...
 
 
@@ -439,3 +534,11 @@ class Run:
     def stop(self) -> None:
         """Ask the run to end; `wait()` tells when it has."""
         self._operations.stop(self.id)
+
+    def end_warm_pool(self) -> None:
+        """Give up the cluster that this run, which has ended, has left behind.
+
+        Raises:
+            UserError: it keeps none.
+        """
+        self._operations.end_warm_pool(self.id)

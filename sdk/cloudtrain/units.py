@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {
@@ -67,6 +67,31 @@ def parse_money(value: object) -> float:
     if match is None:
         raise ValueError(f"expected an amount such as 500 USD, got {_shown(value, ' USD')}")
     return float(match[1] or match[2])
+
+
+def parse_moment(value: str, now: datetime, *, is_end: bool = False) -> datetime:
+    """Return the moment written as `2d` (so long ago), `2026-11-01` or `2026-11-01T10:15`, in UTC.
+
+    Args:
+        value: What was written. A time zone may follow (`+01:00`); without one it is UTC, as in run ids.
+        now: The present time, with a time zone.
+        is_end: A day alone means its end instead of its beginning, so that the day counts.
+
+    Raises:
+        ValueError: neither a duration nor a date.
+    """
+    text = value.strip()
+    try:
+        return now - timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"expected a duration such as 2d or a date such as 2026-11-01, got {value!r}") from None
+    if is_end and moment.time() == time() and len(text) <= len("2026-11-01"):
+        moment += timedelta(days=1)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 _WORDS = re.compile(r"(\d{1,9}(?:[.,]\d{1,9})*)\s*([A-Za-z]*)")

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -440,13 +441,14 @@ def test_the_default_counts_where_nothing_else_is_known(account: Front, checks: 
     assert "1 in us-west-2, the job takes 2" in only_failure(checks(), "quota").detail
 
 
-def test_preferences_fail_only_when_none_fits(account: Front, checks: Checks) -> None:
+def test_the_quota_of_every_preference_must_cover_the_job(account: Front, checks: Checks) -> None:
     text = JOB.replace("instance_type: ml.m5.xlarge", "prefer: [ml.m5.xlarge, ml.m5.2xlarge]")
-    values = {**ENOUGH, "ml.m5.xlarge for training job usage": 0}
+    values = {**ENOUGH, "ml.m5.2xlarge for training job usage": 8}
     account.say("ListServiceQuotas", quotas(values))
-    assert "ml.m5.2xlarge" in checks(text=text)["quota"].detail
-    account.say("ListServiceQuotas", quotas({**values, "ml.m5.2xlarge for training job usage": 1}))
-    assert "ml.m5.xlarge" in only_failure(checks(text=text), "quota").detail
+    assert checks(text=text)["quota"].result is Result.PASS
+    for name in ("ml.m5.xlarge", "ml.m5.2xlarge"):
+        account.say("ListServiceQuotas", quotas({**values, f"{name} for training job usage": 1}))
+        assert f"{name} for" in only_failure(checks(text=text), "quota").detail
 
 
 def start_job(name: str, instances: int, **more: Any) -> None:
@@ -495,6 +497,61 @@ def test_a_warm_pool_without_quota(account: Front, checks: Checks) -> None:
     assert checks("cluster.keep_alive=30m")["warm pool"].result is Result.PASS
     account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training warm pool usage": 0}))
     assert "would not be kept warm" in only_failure(checks("cluster.keep_alive=30m"), "warm pool").detail
+
+
+def with_pools(*names: str) -> Callable[[Request], Answer | None]:
+    """Return a rule for ListTrainingJobs that lists the warm pools of these jobs as available, and nothing else."""
+
+    def answer(request: Request) -> Answer | None:
+        asked = json.loads(request.body)
+        summary = {"TrainingJobArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:training-job/x", "CreationTime": 1.0}
+        ended = {"TrainingJobStatus": "Completed", "WarmPoolStatus": {"Status": "Available"}}
+        jobs = [{**summary, **ended, "TrainingJobName": name} for name in names]
+        return Answer.json({"TrainingJobSummaries": jobs if "WarmPoolStatusEquals" in asked else []})
+
+    return answer
+
+
+def pool(name: str, **resources: Any) -> dict[str, Any]:
+    cluster = {"InstanceType": "ml.m5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30}
+    return {
+        "TrainingJobName": name,
+        "TrainingJobStatus": "Completed",
+        "TrainingEndTime": time.time(),
+        "RoleArn": f"arn:aws:iam::{ACCOUNT}:role/training",
+        "ResourceConfig": {**cluster, "KeepAlivePeriodInSeconds": 600, **resources},
+        "WarmPoolStatus": {"Status": "Available"},
+    }
+
+
+def describe(*pools: dict[str, Any]) -> Callable[[Request], Answer | None]:
+    """Return a rule for DescribeTrainingJob."""
+    known = {each["TrainingJobName"]: each for each in pools}
+    return lambda request: Answer.json(known[json.loads(request.body)["TrainingJobName"]])
+
+
+def test_where_the_cluster_comes_from_is_told(account: Front, checks: Checks) -> None:
+    assert "warm start" not in checks()
+    found = checks("cluster.keep_alive=30m")["warm start"]
+    assert (found.result, found.detail) == (Result.PASS, "no warm pool is available: the cluster starts cold")
+    account.rules["ListTrainingJobs"] = with_pools("first", "second")
+    account.rules["DescribeTrainingJob"] = describe(pool("first", VolumeSizeInGB=50), pool("second", InstanceCount=3))
+    detail = checks("cluster.keep_alive=30m")["warm start"].detail
+    assert detail.endswith("pool of first (the nearest of 2) differs in cluster.volume (50, the job has 30)")
+    account.rules["DescribeTrainingJob"] = describe(pool("first", VolumeSizeInGB=50), pool("second"))
+    detail = checks("cluster.keep_alive=30m")["warm start"].detail
+    assert re.fullmatch(r"reuses the warm pool of second, kept until \d\d:\d\d UTC", detail)
+    account.say("ListTrainingJobs", Answer.denied())
+    assert checks("cluster.keep_alive=30m")["warm start"].result is Result.UNKNOWN
+
+
+def test_the_pool_that_is_taken_over_counts_towards_no_quota(account: Front, checks: Checks) -> None:
+    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3}))
+    account.rules["ListTrainingJobs"] = with_pools("first", "second")
+    account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second", InstanceCount=1, VolumeSizeInGB=1))
+    assert "1 of 3 in use, the job takes 2" in checks("cluster.keep_alive=30m")["quota"].detail
+    account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second"))
+    assert "2 of 3 in use" in only_failure(checks("cluster.keep_alive=30m"), "quota").detail
 
 
 def test_a_quota_that_may_not_be_asked_for(account: Front, checks: Checks) -> None:

@@ -9,11 +9,10 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import psutil
 import pytest
 from botocore.exceptions import ClientError, HTTPClientError
-from sandbox_support import request
+from sandbox_support import model_of, request, statuses, unknown_fields
 from support import processes_of, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
@@ -24,34 +23,6 @@ echo "loss=3.5"; echo "loss=0.25"; echo last
 """
 FOREVER = "echo ready; while true; do sleep 0.1; done"
 STUBBORN = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
-
-
-def statuses(description: dict[str, Any]) -> list[str]:
-    return [entry["Status"] for entry in description["SecondaryStatusTransitions"]]
-
-
-def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
-    """Return what in an answer is not of its output shape, or of another type than the shape says."""
-    if shape.type_name == "structure":
-        if not isinstance(answer, dict):
-            return [path]
-        found = [f"{path}.{name}" for name in answer if name not in shape.members]
-        known = {name: value for name, value in answer.items() if name in shape.members}
-        return found + [
-            bad for name, value in known.items() for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
-        ]
-    if shape.type_name == "list":
-        return [bad for item in answer for bad in unknown_fields(item, shape.member, f"{path}[]")]
-    if shape.type_name == "map":
-        return [bad for item in answer.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
-    if getattr(shape, "enum", None):
-        return [] if answer in shape.enum else [f"{path}={answer}"]
-    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "float": float, "timestamp": object}
-    return [] if isinstance(answer, kinds[shape.type_name]) else [path]
-
-
-def model_of(operation: str) -> Any:
-    return botocore.session.get_session().get_service_model("sagemaker").operation_model(operation)
 
 
 # ---------------------------------------------------------------- a job that succeeds

@@ -111,7 +111,7 @@ def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
         "launcher",
         "backend",
     }
-    assert set(content["cost"]) == {"usd_per_hour", "max_usd", "price_as_of"}
+    assert set(content["cost"]) == {"usd_per_hour", "max_usd", "price_as_of", "warm_pool_usd"}
     assert content["checkpoint"] == {"uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints", "every": "10m"}
 
 
@@ -445,7 +445,14 @@ def test_spot_is_bounded_by_the_on_demand_price_of_all_its_waiting(plan_of: Plan
 def test_a_warm_pool_is_paid_for(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.keep_alive=1h", "limits.runtime=1h")
     assert plan.cost.max_usd == pytest.approx(2 * 50.502572, abs=0.01)
+    assert plan.cost.warm_pool_usd == pytest.approx(50.502572, abs=0.01)
+    assert plan.warnings == plan_of().warnings
+    assert plan_of().cost.warm_pool_usd == 0
     assert plan_of("cluster.keep_alive=1h", "limits.cost=100 USD").max_runtime_seconds == 7128 - 3600 - 120
+
+
+def test_a_warm_pool_of_more_than_the_guide_allows_is_a_warning(plan_of: PlanOf) -> None:
+    assert any("AWS's guide allows 1h; its API takes 2h" in each for each in plan_of("cluster.keep_alive=2h").warnings)
 
 
 def test_the_dearest_preference_bounds_the_cost(plan_of: PlanOf) -> None:

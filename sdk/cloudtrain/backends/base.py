@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.plan import Plan
-from cloudtrain.run import Operations, Run, Status
+from cloudtrain.run import EVERY_RUN, Operations, Run, RunFilter, Status
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Progress
@@ -39,6 +39,9 @@ class Backend(Operations, Protocol):
         """
         ...
 
-    def list(self) -> Iterator[Status]:
-        """Yield the runs of this backend, newest first. Progress is told where that is cheap."""
+    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+        """Yield the runs of this backend, newest first. Progress is told where that is cheap.
+
+        Nothing is asked or read before it is needed: who takes ten runs pays for ten.
+        """
         ...

@@ -22,7 +22,18 @@ from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
 from cloudtrain.plan import LOCAL, Plan
-from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events
+from cloudtrain.run import (
+    EVERY_RUN,
+    LogLine,
+    Progress,
+    Run,
+    RunFilter,
+    State,
+    Status,
+    fold_events,
+    is_run_id,
+    submitted_at,
+)
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -125,6 +136,7 @@ class LocalBackend:
             backend=self.name,
             state=record.state,
             reason=record.reason,
+            created=submitted_at(run),
             started=record.started,
             ended=record.ended,
             billable_seconds=0,
@@ -172,13 +184,30 @@ class LocalBackend:
             for file in files.values():
                 file.close()
 
-    def list(self) -> Iterator[Status]:
-        """Yield this machine's runs, newest first."""
-        if not self.runs.is_dir():
-            return
-        folders = [path for path in self.runs.iterdir() if (path / STATE_FILE).is_file()]
-        for folder in sorted(folders, key=lambda path: path.name.rsplit("-", 3)[1:], reverse=True):
-            yield self.status(folder.name)
+    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+        """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
+        for run in self._newest_first():
+            if wanted.accepts_run(run) and self.has(run) and self._may_be_wanted(self.runs / run, wanted):
+                status = self.status(run)
+                if wanted.accepts(status):
+                    yield status
+
+    def _newest_first(self) -> Iterable[str]:
+        """Return the ids of all folders, newest first: their names tell."""
+        try:
+            with os.scandir(self.runs) as entries:
+                names = [entry.name for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(filter(is_run_id, names), key=lambda name: name.rsplit("-", 3)[1:], reverse=True)
+
+    def _may_be_wanted(self, folder: Path, wanted: RunFilter) -> bool:
+        """Whether a run is wanted, as far as its small files tell; events may be many."""
+        if wanted.tags and not wanted.accepts_tags(_read_tags(folder)):
+            return False
+        state = read_state(folder).state if wanted.states else None
+        # One that looks alive may turn out to have died.
+        return state is None or not state.is_final or state in wanted.states
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml, as far as its files are whole."""
@@ -199,6 +228,14 @@ class LocalBackend:
             os.kill(record.supervisor, signal.SIGTERM)
             return
         self._record_death(folder, run, seen=record)
+
+    def end_warm_pool(self, run: str) -> None:
+        """Refuse: nothing is kept on this machine.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{self.name}:{run} keeps no warm pool", "only a run on SageMaker has one (cluster.keep_alive)")
 
     def _kill_all(self, run: str) -> None:
         from cloudtrain.container.processes import kill, processes_of_run
@@ -236,6 +273,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _read_tags(folder: Path) -> dict[str, str]:
+    """Return the tags that a run would have on SageMaker."""
+    tags = _read_object(folder / _REQUEST_FILE).get("Tags", [])
+    return {str(tag["Key"]): str(tag["Value"]) for tag in tags}
 
 
 def _read_events(folder: Path) -> Iterable[dict[str, Any]]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import shlex
+from datetime import UTC, datetime
 
 import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import json_option, run_argument
+from cloudtrain.console import listing
 from cloudtrain.console import runs as shown
-from cloudtrain.errors import CloudError
-
-if TYPE_CHECKING:
-    from cloudtrain.run import Status
+from cloudtrain.errors import CloudError, UserError, did_you_mean
+from cloudtrain.run import EVERY_RUN, RunFilter, State
+from cloudtrain.units import parse_moment
 
 
 @click.command()
@@ -52,39 +53,117 @@ def logs(run: str, follow: bool, raw: bool, host: str | None, as_json: bool) -> 
 @click.command(name="list")
 @click.option("--local", "only", flag_value="local", help="Only this machine's runs.")
 @click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
+@click.option("--name", default="", metavar="TEXT", help="Only runs whose id holds this text.")
+@click.option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state. May be repeated.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. May be repeated.")
+@click.option("--since", metavar="TIME", help="Submitted since: 2d, 2026-11-01 or 2026-11-01T10:15 (UTC).")
+@click.option("--until", metavar="TIME", help="Submitted until; a day counts to its end.")
 @click.option("-n", "limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many.")
 @json_option
-def list_(only: str | None, limit: int, as_json: bool) -> int:
-    """List runs, newest first: this machine's, then the account's where settings are complete."""
+def list_(
+    only: str | None,
+    name: str,
+    states: tuple[str, ...],
+    tags: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    limit: int,
+    as_json: bool,
+) -> int:
+    """List runs, newest first: this machine's, and the account's where settings are complete."""
     from cloudtrain import api
 
-    runs: list[Status] = []
-    if only != "sagemaker":
-        runs += itertools.islice(api.list_runs(sagemaker=False), limit)
-    if only != "local":
-        try:
-            runs += itertools.islice(api.list_runs(local=False, sagemaker=only == "sagemaker" or None), limit)
-        except CloudError as error:
-            if only == "sagemaker":
-                raise
-            console.say(f"the account's runs are not shown: {error}")
+    wanted = _wanted(name, states, tags, since, until)
+    found = api.list_runs(
+        wanted,
+        local=only != "sagemaker",
+        sagemaker={"local": False, "sagemaker": True}.get(only or ""),
+        on_unreachable=None if only == "sagemaker" else _say_unreachable,
+    )
+    with console.waiting("looking for runs"):
+        # One more than are shown tells whether there are more; it comes from a page that has been asked for already.
+        runs = list(itertools.islice(found, limit + 1))
     if as_json:
-        console.print_json({"runs": [status.to_json() for status in runs]})
-    else:
-        shown.print_runs(runs)
+        console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
+        return 0
+    listing.print_runs(runs[:limit], is_filtered=wanted != EVERY_RUN)
+    if len(runs) > limit:
+        given = [("--name", name), *(("--state", each) for each in states), *(("--tag", each) for each in tags)]
+        given += [("--since", since or ""), ("--until", until or ""), ("-n", str(2 * limit))]
+        words = [f"--{only}"] if only else []
+        listing.print_more(shlex.join([*words, *(word for pair in given if pair[1] for word in pair)]))
     return 0
+
+
+def _say_unreachable(error: CloudError) -> None:
+    console.say(f"the account's runs are not shown: {error}")
+
+
+def _wanted(
+    name: str, states: tuple[str, ...], tags: tuple[str, ...], since: str | None, until: str | None
+) -> RunFilter:
+    """Return which runs the options ask for.
+
+    Raises:
+        UserError: a value is not one of its kind.
+    """
+    now = datetime.now(UTC)
+    return RunFilter(
+        name=name,
+        states=frozenset(map(_state, states)),
+        tags=dict(map(_tag, tags)),
+        since=None if since is None else _moment("--since", since, now),
+        until=None if until is None else _moment("--until", until, now, is_end=True),
+    )
+
+
+def _state(text: str) -> State:
+    legal = [str(state) for state in State]
+    if text.upper() not in legal:
+        raise UserError(f"--state {text}: there is no such state", did_you_mean(text.upper(), legal))
+    return State(text.upper())
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UserError(f"--tag {text}: expected KEY=VALUE", "for example --tag team=vision")
+    return key, value
+
+
+def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> datetime:
+    try:
+        return parse_moment(text, now, is_end=is_end)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}", f"for example {option} 2d") from None
 
 
 @click.command()
 @run_argument
 @click.option("--wait/--no-wait", default=True, help="Wait until every process has ended (default).")
+@click.option(
+    "--pool", is_flag=True, help="End its warm pool, too: the cluster that cluster.keep_alive keeps for the next job."
+)
 @json_option
-def stop(run: str, wait: bool, as_json: bool) -> int:
+def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     """End a run. A Task saves a checkpoint first; what does not end in the grace time is killed."""
     from cloudtrain import api
 
-    handle = api.stop(run)
+    handle = api.get_run(run)
+    is_over = pool and handle.state.is_final
+    if pool and not wait and not is_over:
+        hint = "leave out --no-wait, or end the pool later with the same command"
+        raise UserError(f"{handle.reference} goes on; its warm pool can only be ended after it", hint)
+    handle.stop()
     found = shown.wait_for_end(handle) if wait else handle.status()
+    if pool:
+        try:
+            handle.end_warm_pool()
+        except UserError as error:
+            if is_over:
+                raise
+            console.say(error.message)  # what was asked for is so: nothing is kept
+        found = handle.status()
     if as_json:
         console.print_json(found.to_json())
     else:

@@ -91,7 +91,8 @@ def _cost(plan: Plan) -> str:
     on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
     age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
     dated = f"prices of {cost.price_as_of}, {age} days old"
-    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, at most {cost.max_usd:,.2f} USD ({dated})"
+    warm = f", {cost.warm_pool_usd:,.2f} USD of it for the warm pool" if cost.warm_pool_usd else ""
+    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, at most {cost.max_usd:,.2f} USD{warm} ({dated})"
 
 
 def print_files(contents: Contents, *, show_all: bool) -> None:

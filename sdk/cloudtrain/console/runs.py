@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_json, program, say, table, table_lines
+from cloudtrain.console.pools import pool_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
@@ -13,20 +14,6 @@ if TYPE_CHECKING:
 
     from cloudtrain.explain import Explanation
     from cloudtrain.run import LogLine, Run, Status
-
-_ID_WIDTH = 40
-
-
-def _one_line(status: Status) -> str:
-    """Return the reason, or how far a run has come."""
-    if status.reason:
-        return status.reason.strip().split("\n")[0]
-    progress = status.progress
-    if progress.last_step is None:
-        return ""
-    metric = next((name for name in ("test/accuracy", "test/loss", "train/loss") if name in progress.metrics), None)
-    shown = f"  {metric} {progress.metrics[metric]:.4g}" if metric else ""
-    return f"step {progress.last_step}{shown}"
 
 
 def print_submitted(run: Run) -> None:
@@ -83,27 +70,7 @@ def _status_rows(status: Status) -> list[tuple[str, str]]:
     rows += [(name, str(place)) for name, place in status.artifacts.items()]
     if status.cost_usd is not None and status.backend != "local":
         rows.append(("cost", f"{status.cost_usd:,.2f} USD for {status.billable_seconds} billed seconds"))
-    return rows
-
-
-def print_runs(runs: Iterable[Status]) -> None:
-    """Print runs, a line each."""
-    rows = [
-        (
-            f"{status.reference:<{_ID_WIDTH}}  {status.started:%Y-%m-%d %H:%M}"
-            if status.started
-            else f"{status.reference:<{_ID_WIDTH}}  {'':<16}",
-            str(status.state),
-            _one_line(status),
-        )
-        for status in runs
-    ]
-    if not rows:
-        print("no runs here yet; start one with: cloudtrain submit JOB --local")
-        return
-    width = max(len(reference) for reference, _, _ in rows)
-    for reference, state, reason in rows:
-        print(f"{reference:<{width}}  {state:<11}  {reason}".rstrip())
+    return rows + pool_rows(status)
 
 
 def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:

@@ -28,7 +28,7 @@ def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     network = request.get("VpcConfig") or {}
     volume = resources.get("VolumeSizeInGB")
     yield "cluster.instance_type", resources.get("SelectedInstanceType") or resources.get("InstanceType")
-    yield "cluster.instances", resources.get("InstanceCount")
+    yield "cluster.instances", resources.get("SelectedInstanceCount") or resources.get("InstanceCount")
     yield "cluster.volume", f"{volume}GB" if volume else None
     yield "cluster.image", (request.get("AlgorithmSpecification") or {}).get("TrainingImage")
     yield "cluster.network.subnets", ", ".join(network.get("Subnets", []))

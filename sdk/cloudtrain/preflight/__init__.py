@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from cloudtrain.plan import Plan
-from cloudtrain.preflight import budget, checkpoints, identity, image, job_queue, network, quota, role, storage
+from cloudtrain.preflight import budget, checkpoints, identity, image, job_queue, network, quota, role, storage, warm
 from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
 from cloudtrain.settings import Settings
 
@@ -57,6 +57,7 @@ def questions(plan: Plan) -> tuple[Question, ...]:
         Question(("checkpoints",), checkpoints.check_checkpoints),
         Question(quota.names_of_quotas(plan), quota.check_quotas),
         Question(job_queue.names_of_queue(plan), job_queue.check_queue),
+        *([Question(pools, warm.check_pools)] if (pools := warm.names_of_pools(plan)) else []),
         Question(("image",), image.check_image),
         Question(network.names_of_network(plan), network.check_network),
         Question(("budget",), budget.check_budget),

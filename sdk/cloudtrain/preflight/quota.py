@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.plan import Plan
 from cloudtrain.preflight.base import Check, Context, command, failed, passed, side_by_side, unknown
+from cloudtrain.preflight.warm import find_pools
+from cloudtrain.warm import differences
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
@@ -51,8 +54,9 @@ def check_quotas(context: Context) -> Iterator[Check]:
     wanted = {_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
     quotas, use = _look_up(context, wanted)
     checks = [_check_type(context, name, kind, quotas, use, is_spot=is_spot) for name in context.instance_types]
-    # With preferences the first type with capacity is taken: one that fits is enough.
-    yield min(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
+    # With preferences the quota of every type must cover the job, whichever is taken: AWS refuses it else.
+    # Source: AWS's guide, "Instance preference lists for training jobs", Service quotas.
+    yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
     if _WARM_POOL in kinds:
         yield _check_warm_pool(context, quotas)
 
@@ -106,19 +110,30 @@ def _optional(call: Callable[[], Any]) -> Any:
 
 
 def _count_use(context: Context) -> _Use:
-    """Count the instances of jobs that run or stop, and of warm pools, which count towards the same quota."""
+    """Count the instances of jobs that run or stop, and of warm pools, which count towards the same quota.
+
+    A pool that the job will take over does not count: it needs no other instances then.
+    """
     sagemaker = context.client("sagemaker")
-    filters = ({"StatusEquals": "InProgress"}, {"StatusEquals": "Stopping"}, {"WarmPoolStatusEquals": "Available"})
-    listed = side_by_side(
-        [lambda each=each: sagemaker.list_training_jobs(MaxResults=_MAX_JOBS, **each) for each in filters]  # type: ignore[misc]
+    # AWS looks for a status among the jobs of a page only, and begins with the oldest unless told otherwise.
+    newest: Any = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
+    answers = side_by_side(
+        [
+            lambda: sagemaker.list_training_jobs(StatusEquals="InProgress", **newest)["TrainingJobSummaries"],
+            lambda: sagemaker.list_training_jobs(StatusEquals="Stopping", **newest)["TrainingJobSummaries"],
+            lambda: find_pools(sagemaker, datetime.now(UTC)),
+        ]
     )
-    names = sorted({job["TrainingJobName"] for answer in listed for job in answer["TrainingJobSummaries"]})[:_MAX_JOBS]
+    names = sorted({job["TrainingJobName"] for answer in answers[:2] for job in answer})[:_MAX_JOBS]
+    pools = sorted(answers[2], key=lambda pool: bool(differences(pool, context.plan.request)))
+    # It takes one, where one matches.
+    is_reused = bool(pools) and not differences(pools[0], context.plan.request)
     described = side_by_side(
         [lambda name=name: sagemaker.describe_training_job(TrainingJobName=name) for name in names]  # type: ignore[misc]
     )
     instances: Counter[tuple[str, bool]] = Counter()
     jobs: dict[tuple[str, bool], tuple[str, ...]] = {}
-    for job in described:
+    for job in (*described, *pools[is_reused:]):
         for instance_type, count in _instances_of(job["ResourceConfig"]):
             key = (instance_type, bool(job.get("EnableManagedSpotTraining")))
             instances[key] += count

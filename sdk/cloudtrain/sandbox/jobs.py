@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudtrain.sandbox.warm import Pool
+from cloudtrain.warm import AVAILABLE
+
 ACCOUNT = "123456789012"
 """The account that moto answers for."""
 
@@ -15,6 +18,8 @@ SPOT_SHARE = 0.3
 is a stand-in, so that BillableTimeInSeconds and TrainingTimeInSeconds differ as they do there."""
 
 FAILURE_CHARACTERS = 1024  # botocore's model of FailureReason
+_HEALTHY_FAILURES = ("AlgorithmError", "ClientError")
+"""Failures that leave the cluster as it was, so that it may be kept. Source: AWS's guide of warm pools, Creation."""
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
 
 _MESSAGES = {
@@ -93,6 +98,8 @@ class TrainingJob:
         self._failure = ""
         self._trained = 0.0
         self._attempt_began: float | None = None
+        self._pool: Pool | None = None
+        self._selected: tuple[str, int] | None = None
         self.tags = [dict(tag) for tag in self.request.get("Tags", ())]
         self.created = self.clock()
         self.modified = self.created
@@ -133,6 +140,31 @@ class TrainingJob:
         """Whether it has ended."""
         return self.status in FINAL
 
+    @property
+    def choices(self) -> tuple[tuple[str, int], ...]:
+        """Instance types that it may run on, with their counts, in order of preference; one after one is selected."""
+        if self._selected is not None:
+            return (self._selected,)
+        resources = self.request["ResourceConfig"]
+        count = int(resources.get("InstanceCount") or 0)
+        if "InstancePreferences" not in resources:
+            return ((str(resources["InstanceType"]), count),)
+        return tuple(
+            (str(each["InstanceType"]), int(each.get("InstanceCount") or count))
+            for each in resources["InstancePreferences"]
+        )
+
+    @property
+    def cluster(self) -> tuple[str, int]:
+        """Instance type and count that it runs on, or would like most."""
+        return self.choices[0]
+
+    @property
+    def pool_status(self) -> str:
+        """WarmPoolStatus.Status, or an empty string where it has no pool."""
+        with self._lock:
+            return "" if self._pool is None else self._pool.status
+
     def limit(self, name: str) -> int | None:
         """Return a field of StoppingCondition in seconds, or None."""
         value = self.request["StoppingCondition"].get(name)
@@ -157,8 +189,46 @@ class TrainingJob:
             self._failure = failure[:FAILURE_CHARACTERS]
             self.modified = now
             end = now if secondary in _ENDS else None
+            if end is not None and self._pool is not None:
+                self._pool.leave(is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES))
             text = message or failure or _MESSAGES[secondary]
             self._transitions.append(_Transition(secondary, text, now, end))
+
+    def select(self, instance_type: str, count: int) -> None:
+        """Decide what it runs on: from now on it holds these instances."""
+        with self._lock:
+            self._selected = (instance_type, count)
+            keep_alive = float(self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
+            if keep_alive and self._pool is None:
+                self._pool = Pool(keep_alive, self.clock)
+
+    def give_pool_to(self, other: TrainingJob) -> bool:
+        """Let another job take over the cluster that this one has left behind; return whether it is still there."""
+        with self._lock:
+            if self._pool is None or self._pool.status != AVAILABLE:
+                return False
+            self._pool.ended = self.clock()
+            self._pool.reused_by = other.name
+        other.select(*self.cluster)
+        other.take_pool()
+        return True
+
+    def take_pool(self) -> None:
+        """Run in the warm pool of another job. It is kept afterwards only where this job asks for it."""
+        with self._lock:
+            self._pool = self._pool or Pool(0.0, self.clock)
+
+    def keep_pool_for(self, seconds: float) -> None:
+        """Change how long the warm pool is kept; 0 ends it.
+
+        Raises:
+            ValueError: it does not wait for a job.
+        """
+        with self._lock:
+            if self._pool is None or self._pool.status != AVAILABLE:
+                raise ValueError(f"{self.name} has no warm pool that is {AVAILABLE}")
+            self._pool.keep_for(seconds)
+            self.modified = self.clock()
 
     def _keep_time(self, secondary: str, now: float) -> None:
         """Count training time from the download on, as AWS bills it; not while a job waits for instances."""
@@ -192,6 +262,7 @@ class TrainingJob:
                     "LastModifiedTime": self.modified,
                     "TrainingJobStatus": self.status,
                     "SecondaryStatus": self.secondary,
+                    "WarmPoolStatus": None if self._pool is None else self._pool.to_json(),
                 }
             )
 
@@ -231,10 +302,10 @@ class TrainingJob:
 
     def _resources(self) -> dict[str, Any]:
         resources = dict(self.request["ResourceConfig"])
-        preferences = resources.get("InstancePreferences")
-        if preferences and self.began is not None:
-            resources["SelectedInstanceType"] = preferences[0]["InstanceType"]
-            resources["SelectedInstanceCount"] = preferences[0]["InstanceCount"]
+        if self._pool is not None and "KeepAlivePeriodInSeconds" in resources:
+            resources["KeepAlivePeriodInSeconds"] = round(self._pool.keep_alive)
+        if "InstancePreferences" in resources and self._selected is not None:
+            resources["SelectedInstanceType"], resources["SelectedInstanceCount"] = self._selected
         return resources
 
     def _final_metrics(self) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from cloudtrain.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.sandbox.jobs import FAILURE_CHARACTERS, TrainingJob
 from cloudtrain.sandbox.logs import LogPump
 from cloudtrain.sandbox.transfer import Mirror, TransferError, fetch_prefix
+from cloudtrain.sandbox.warm import WarmPools
 from cloudtrain.sandbox.weather import Sky
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
@@ -55,6 +56,7 @@ class Service:
         most_processes: Ranks that an instance may have here.
         stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
         ending: Set when the sandbox ends: nothing is started any more.
+        pools: Clusters that wait for the next job.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class Service:
     most_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS
     ending: threading.Event = field(default_factory=threading.Event)
+    pools: WarmPools = field(default_factory=WarmPools)
 
 
 class Life:
@@ -82,6 +85,7 @@ class Life:
 
     def start(self) -> None:
         """Begin."""
+        self._service.pools.add(self.job)
         self._thread.start()
 
     def end_now(self) -> None:
@@ -121,24 +125,36 @@ class Life:
             weather = self._service.sky.weather
             waited = job.clock() - since
             error_after = weather.capacity_error_after_seconds
+            free = [each for each in job.choices if each[0] not in weather.no_capacity_types]
             if job.stop_asked.is_set():
                 self._end_early("Stopped")
             elif self._waits_too_long():
                 job.enter(_MAX_WAIT)
             elif self._pends_too_long(waited):
                 self._end_early("Stopped")
-            elif error_after is not None and waited >= error_after:
+            elif self._is_first and self._service.pools.take(job):
+                return self._begin()
+            elif (error_after is not None and waited >= error_after) or (not free and _waits_for_none(job)):
                 self._fail(_NO_CAPACITY)
-            elif waited >= weather.capacity_after_seconds and error_after is None:
-                if job.secondary == "Pending":
-                    job.enter("Starting")
-                return True
+            elif free and waited >= weather.capacity_after_seconds and error_after is None:
+                job.select(*free[0])
+                return self._begin()
             else:
                 if job.secondary == "Starting":
                     job.enter("Pending")
                 job.stop_asked.wait(_POLL_SECONDS)
                 continue
             return False
+
+    @property
+    def _is_first(self) -> bool:
+        return self._attempts == 0
+
+    def _begin(self) -> bool:
+        """Leave the queue, now that there are instances."""
+        if self.job.secondary == "Pending":
+            self.job.enter("Starting")
+        return True
 
     def _waits_too_long(self) -> bool:
         """Whether waiting and training together have used up the time of a spot job."""
@@ -163,7 +179,7 @@ class Life:
         except TransferError as error:
             self._fail(str(error))
             return
-        hosts = host_names(_instance_count(job.request))
+        hosts = host_names(job.cluster[1])
         document = self._localize(folder.root)
         (folder.root / REQUEST_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         job.enter("Training")
@@ -206,6 +222,9 @@ class Life:
         for channel in document.get("InputDataConfig", ()):
             source = channel["DataSource"]["S3DataSource"]
             source["S3Uri"] = (self._folder / "inputs" / channel["ChannelName"]).as_uri()
+        resources = document["ResourceConfig"]
+        resources.pop("InstancePreferences", None)
+        resources["InstanceType"], resources["InstanceCount"] = self.job.cluster
         document["OutputDataConfig"]["S3OutputPath"] = (root / "out").as_uri()
         if "CheckpointConfig" in document:
             document["CheckpointConfig"]["S3Uri"] = (root / "checkpoints").as_uri()
@@ -248,7 +267,7 @@ class Life:
         most = self._service.most_processes
         if "ContainerEntrypoint" in self.job.request["AlgorithmSpecification"]:
             return most
-        instance = catalog.find_instance(_instance_type(self.job.request))
+        instance = catalog.find_instance(self.job.cluster[0])
         return min(most, max(1, (instance.gpus if instance is not None else None) or 1))
 
     def _watch(self, folder: JobFolder, pump: LogPump, mirrors: Mapping[str, Mirror]) -> str:
@@ -341,14 +360,16 @@ def _mirrored(request: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _instance_count(request: Mapping[str, Any]) -> int:
-    resources = request["ResourceConfig"]
-    return int(resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"])
+_ACCELERATED = ("ml.p", "ml.g", "ml.trn")
 
 
-def _instance_type(request: Mapping[str, Any]) -> str:
-    resources = request["ResourceConfig"]
-    return str(resources.get("InstanceType") or resources["InstancePreferences"][0]["InstanceType"])
+def _waits_for_none(job: TrainingJob) -> bool:
+    """Whether a job with preferences is not kept waiting: a list without accelerated types is looked at once.
+
+    Source: AWS's guide, "Instance preference lists for training jobs", Waiting for capacity.
+    """
+    has_list = "InstancePreferences" in job.request["ResourceConfig"]
+    return has_list and not any(name.startswith(_ACCELERATED) for name, _ in job.choices)
 
 
 def _read_outcome(root: Path) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cloudtrain.limits import limit_of
 from cloudtrain.request import split_uri
 from cloudtrain.sandbox.jobs import Clock, TrainingJob
 from cloudtrain.sandbox.rules import ServiceError, check_create, check_role, invalid, no_objects
+from cloudtrain.sandbox.search import find
 from cloudtrain.sandbox.transfer import list_keys
 
 Document = Mapping[str, Any]
@@ -114,7 +116,18 @@ class TrainingJobs:
 
     def _update(self, request: Document) -> Document:
         job = self._find(request)
-        raise invalid(f"cloudtrain sandbox: UpdateTrainingJob is not supported; {job.arn} stays as it is")
+        others = sorted(set(request) - {"TrainingJobName", "ResourceConfig"})
+        if others or "ResourceConfig" not in request:
+            what = ", ".join(others) or "nothing"
+            raise invalid(f"cloudtrain sandbox: UpdateTrainingJob changes KeepAlivePeriodInSeconds only, got {what}")
+        seconds = request["ResourceConfig"]["KeepAlivePeriodInSeconds"]
+        most = limit_of("ResourceConfig", "KeepAlivePeriodInSeconds")["max"]
+        _check_size("resourceConfig.keepAlivePeriodInSeconds", seconds, 0, most)
+        try:
+            job.keep_pool_for(float(seconds))
+        except ValueError as error:
+            raise invalid(f"The request was rejected because {error}.") from None
+        return {"TrainingJobArn": job.arn}
 
     def _find(self, request: Document) -> TrainingJob:
         job = self._jobs.get(str(request.get("TrainingJobName")))
@@ -126,36 +139,41 @@ class TrainingJobs:
 
     def _list(self, request: Document) -> Document:
         size = request.get("MaxResults", _PAGE)
-        if not 1 <= size <= _MAX_PAGE:
-            raise invalid(
-                f"1 validation error detected: Value '{size}' at 'maxResults' failed to satisfy constraint: "
-                f"Member must have value {'greater' if size < 1 else 'less'} than or equal to {1 if size < 1 else 100}"
-            )
+        _check_size("maxResults", size, 1, _MAX_PAGE)
         key = _SORT_KEYS[request.get("SortBy", "CreationTime")]
         is_descending = request.get("SortOrder", "Ascending") == "Descending"
         with self._lock:
             jobs = list(self._jobs.values())
         found = sorted((job for job in jobs if _is_wanted(job, request)), key=key, reverse=is_descending)
         # The token names the last job told, so that new jobs neither repeat nor hide one on the next page.
-        told = _read_token(request.get("NextToken"))
-        if told is not None:
-            last = self._jobs.get(told)
+        last_told = _read_token(request.get("NextToken"))
+        if last_told is not None:
+            last = self._jobs.get(last_told)
             if last is None:
                 raise invalid("Invalid NextToken")
             found = [job for job in found if (key(job) < key(last) if is_descending else key(job) > key(last))]
         page = found[:size]
         more = {"NextToken": _make_token(page[-1].name)} if len(found) > size else {}
-        return {"TrainingJobSummaries": [job.summary() for job in page], **more}
+        # A status is looked for among the jobs of the page: so the API reference, ListTrainingJobs.
+        status = request.get("StatusEquals")
+        told = [job.summary() for job in page if status is None or job.status == status]
+        return {"TrainingJobSummaries": told, **more}
 
     def _search(self, request: Document) -> Document:
-        """Find jobs by name, status or hyperparameter; by creation, as every search of cloudtrain's is."""
-        filters = request.get("SearchExpression", {}).get("Filters", ())
+        size = request.get("MaxResults", _MAX_PAGE)
+        _check_size("maxResults", size, 1, _MAX_PAGE)
         with self._lock:
-            jobs = sorted(self._jobs.values(), key=_SORT_KEYS["CreationTime"])
-        found = [job for job in jobs if all(_is_found(job, each) for each in filters)]
-        if request.get("SortOrder") != "Ascending":
-            found.reverse()
-        return {"Results": [{"TrainingJob": job.describe()} for job in found]}
+            jobs = list(self._jobs.values())
+        records = find(jobs, request)
+        told = _read_token(request.get("NextToken"))
+        names = [record["TrainingJobName"] for record in records]
+        if told is not None:
+            if told not in names:
+                raise invalid("Invalid NextToken")
+            records = records[names.index(told) + 1 :]
+        page = records[:size]
+        more = {"NextToken": _make_token(page[-1]["TrainingJobName"])} if len(records) > size else {}
+        return {"Results": [{"TrainingJob": record} for record in page], **more}
 
     # ------------------------------------------------------------ tags
 
@@ -198,25 +216,20 @@ def _is_wanted(job: TrainingJob, request: Document) -> bool:
             return False
         if f"{name}Before" in request and not moment < request[f"{name}Before"]:
             return False
-    if "StatusEquals" in request and job.status != request["StatusEquals"]:
+    if "WarmPoolStatusEquals" in request and job.pool_status != request["WarmPoolStatusEquals"]:
         return False
-    # No job here keeps a warm pool, and none has a training plan.
-    if "WarmPoolStatusEquals" in request or "TrainingPlanArnEquals" in request:
+    if "TrainingPlanArnEquals" in request:  # no job here has one
         return False
     return str(request.get("NameContains", "")).lower() in job.name.lower()
 
 
-def _is_found(job: TrainingJob, wanted: Document) -> bool:
-    """Whether a job fits one filter of a search."""
-    kind, _, name = str(wanted["Name"]).partition(".")
-    if kind == "HyperParameters":
-        value = job.request.get("HyperParameters", {}).get(name, "")
-    elif kind in ("TrainingJobName", "TrainingJobStatus"):
-        value = job.describe()[kind]
-    else:
-        raise invalid(f"cloudtrain sandbox: Search by {wanted['Name']} is not supported")
-    text = str(wanted.get("Value", ""))
-    return text in value if wanted.get("Operator") == "Contains" else text == value
+def _check_size(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        side, bound = ("greater", least) if value < least else ("less", most)
+        raise invalid(
+            f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy constraint: "
+            f"Member must have value {side} than or equal to {bound}"
+        )
 
 
 def _make_token(name: str) -> str:

@@ -166,17 +166,26 @@ def _algorithm(request: Mapping[str, Any]) -> Iterator[str]:
 
 def _cluster(request: Mapping[str, Any]) -> Iterator[str]:
     resources = request["ResourceConfig"]
-    has_type = "InstanceType" in resources or "InstanceCount" in resources
-    ways = [has_type, "InstanceGroups" in resources, "InstancePreferences" in resources]
-    if sum(ways) != 1 or (has_type and not {"InstanceType", "InstanceCount"} <= set(resources)):
+    preferences = resources.get("InstancePreferences", ())
+    ways = ["InstanceType" in resources, "InstanceGroups" in resources, bool(preferences)]
+    lacks_count = "InstanceType" in resources and "InstanceCount" not in resources
+    if sum(ways) != 1 or lacks_count:
         yield (
             "ResourceConfig must have InstanceType and InstanceCount, or InstanceGroups, or InstancePreferences, "
             "and only one of them"
         )
+    counts = sum("InstanceCount" in each for each in preferences)
+    if preferences and counts != (0 if "InstanceCount" in resources else len(preferences)):
+        yield "InstanceCount must be specified either in ResourceConfig or in every entry of InstancePreferences"
+    if len({each["InstanceType"] for each in preferences}) < len(preferences):
+        yield "An instance type can appear only once in InstancePreferences"
+    keep_alive = resources.get("KeepAlivePeriodInSeconds")
+    if keep_alive and "InstanceGroups" in resources:
+        yield "KeepAlivePeriodInSeconds is not supported with InstanceGroups"
     is_spot = bool(request.get("EnableManagedSpotTraining"))
     if is_spot and "InstancePreferences" in resources:
         yield "InstancePreferences is not supported with managed spot training"
-    if is_spot and resources.get("KeepAlivePeriodInSeconds"):
+    if is_spot and keep_alive:
         yield "KeepAlivePeriodInSeconds is not supported with managed spot training"
 
 

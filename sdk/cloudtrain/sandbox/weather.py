@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain.errors import UserError, did_you_mean
 
+_TYPE = "ml.p4d.24xlarge"
 _KINDS = ("throttle", "errors", "resets", "torn")
 
 
@@ -35,6 +36,7 @@ class Weather:
         seed: Decides what the probabilities decide: the same seed and order of calls give the same faults.
         capacity_after_seconds: How long each wait for instances takes; a job is Pending meanwhile.
         capacity_error_after_seconds: When such a wait ends with CapacityError, or None.
+        no_capacity_types: Instance types of which there are none: who wants only these waits.
         interrupt_at_step: Steps at which a spot job loses its instances: the first attempt at the first, and so on.
         dead_instance: An instance that dies, or None.
         queue_instances: Instances that the jobs of each job queue may have at once.
@@ -48,6 +50,7 @@ class Weather:
     seed: int = 0
     capacity_after_seconds: float = 0.0
     capacity_error_after_seconds: float | None = None
+    no_capacity_types: tuple[str, ...] = ()
     interrupt_at_step: tuple[int, ...] = ()
     dead_instance: DeadInstance | None = None
     queue_instances: int = 4
@@ -153,6 +156,14 @@ def _steps(name: str, value: Any) -> tuple[int, ...]:
     return tuple(_whole(name, each) for each in values)
 
 
+def _types(name: str, value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
+    for each in values:
+        if not isinstance(each, str) or not each.startswith("ml."):
+            raise UserError(f"weather: {name} must name instance types, got {each!r}", f"for example {name}: [{_TYPE}]")
+    return tuple(values)
+
+
 def _dead(name: str, value: Any) -> DeadInstance | None:
     if value is None:
         return None
@@ -171,6 +182,7 @@ _READERS: Mapping[str, Any] = {
     "seed": _whole,
     "capacity_after_seconds": _number,
     "capacity_error_after_seconds": _maybe_number,
+    "no_capacity_types": _types,
     "interrupt_at_step": _steps,
     "dead_instance": _dead,
     "queue_instances": _whole,

@@ -11,27 +11,31 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, make_client, no_credentials
 from cloudtrain.backends.sagemaker.claims import Claims
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
+from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
 from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
-from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
+from cloudtrain.backends.sagemaker.states import FINAL_STATES, map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
-from cloudtrain.preflight import Check, Pending, check_resume, start_checks
 from cloudtrain.request import split_uri
-from cloudtrain.run import LogLine, Progress, Run, State, Status, fold_events, is_run_id
+from cloudtrain.run import EVERY_RUN, LogLine, Progress, Run, RunFilter, State, Status, WarmPool, fold_events
 from cloudtrain.service_job import render_payload
 from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG
+from cloudtrain.warm import read_pool
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
+
+if TYPE_CHECKING:
+    from cloudtrain.preflight import Check, Pending
 
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -41,6 +45,8 @@ _CLAIM_SECONDS = 86400
 """Time in which whoever has claimed a request may still be uploading for it."""
 _STATUS_EVENTS = 1000
 """Log lines that `status` reads from the end of the first host's stream."""
+_POOL_LOOKS = 12
+"""How often is looked whether the pool of a job that has just ended is there."""
 
 
 class SageMakerBackend:
@@ -98,10 +104,14 @@ class SageMakerBackend:
 
     def start_checks(self, plan: Plan) -> Pending:
         """Start asking the account everything that a plan needs of it; nothing is changed there."""
+        from cloudtrain.preflight import start_checks  # a dozen modules that only a submit needs
+
         return start_checks(plan, self.settings, self._session())
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:
         """Ask whether there is a whole checkpoint that a plan can go on from."""
+        from cloudtrain.preflight import check_resume
+
         return check_resume(plan, self.settings, self._session())
 
     def under(self, settings: Settings) -> SageMakerBackend:
@@ -241,13 +251,13 @@ class SageMakerBackend:
         """Return the present status of a training job."""
         job = self._describe(run)
         progress = self._progress(run)
-        resources = job["ResourceConfig"]
-        instance_type = resources.get("SelectedInstanceType") or resources.get("InstanceType", "")
-        instances = int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
-        instance = catalog.find_instance(instance_type)
+        instance_type, known = read_cluster(job["ResourceConfig"])
+        instances = known or 1
+        instance = catalog.find_instance(instance_type or "")
+        now = datetime.now(UTC)
         phases = read_phases(job)
-        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, datetime.now(UTC)))
-        price = self.prices.usd_per_hour(instance_type, self.settings.region or "")
+        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
+        price = self.prices.usd_per_hour(instance_type or "", self.settings.region or "")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
         return Status(
@@ -260,10 +270,11 @@ class SageMakerBackend:
             ended=job.get("TrainingEndTime"),
             billable_seconds=billable,
             cost_usd=None if price is None else round(price * instances * billable / 3600, 2),
-            instance_type=instance_type or None,
+            instance_type=instance_type,
             instances=instances,
             usd_per_hour=None if price is None else round(price * instances, 4),
             phases=phases,
+            warm_pool=read_pool(job, None if price is None else price * instances, now),
             world_size=progress.world_size or (instance.gpus * instances if instance and instance.gpus else None),
             progress=progress,
             artifacts={
@@ -353,25 +364,10 @@ class SageMakerBackend:
                 return
             tokens[stream] = page["nextForwardToken"]
 
-    def list(self) -> Iterator[Status]:
-        """Yield the jobs that cloudtrain has named, newest first, those of queues among them."""
-        both = (self._training_jobs(), self._queues.list(self.name))
-        return heapq.merge(*both, key=lambda job: job.started or _LONG_AGO, reverse=True)
-
-    def _training_jobs(self) -> Iterator[Status]:
-        pages = self._client("sagemaker").get_paginator("list_training_jobs")
-        with aws_errors("list training jobs"):
-            for page in pages.paginate(SortBy="CreationTime", SortOrder="Descending"):
-                for job in page["TrainingJobSummaries"]:
-                    if is_run_id(job["TrainingJobName"]):
-                        secondary = job.get("SecondaryStatus", "")
-                        yield Status(
-                            run=job["TrainingJobName"],
-                            backend=self.name,
-                            state=map_state(job["TrainingJobStatus"], secondary),
-                            started=job.get("CreationTime"),
-                            ended=job.get("TrainingEndTime"),
-                        )
+    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+        """Yield the jobs that cloudtrain has named, newest first; pages are asked for when they are needed."""
+        both = (list_jobs(self._client("sagemaker"), wanted, self.name), self._queues.list(self.name, wanted))
+        return heapq.merge(*both, key=lambda job: job.created or _LONG_AGO, reverse=True)
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml; those of run.json only where S3 lets us read it."""
@@ -426,6 +422,26 @@ class SageMakerBackend:
         with aws_errors("stop the training job"):
             self._client("sagemaker").stop_training_job(TrainingJobName=job["TrainingJobName"])
 
+    def end_warm_pool(self, run: str) -> None:
+        """End the warm pool that a job has left behind: from then on it is not paid for.
+
+        Raises:
+            UserError: it keeps none.
+        """
+        for _ in range(_POOL_LOOKS):
+            job = self._describe(run)
+            pool = read_pool(job, None, datetime.now(UTC))
+            if pool is None or pool.status != "InUse" or job["TrainingJobStatus"] not in FINAL_STATES:
+                break
+            time.sleep(self.poll_seconds)
+        if pool is None or not pool.is_available:
+            raise UserError(f"{self.name}:{run} keeps no warm pool: {_why_no_pool(pool)}", "see: cloudtrain status")
+        with aws_errors("end the warm pool"):
+            # Source: AWS's guide of warm pools, "Terminate a warm pool".
+            self._client("sagemaker").update_training_job(
+                TrainingJobName=run, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+            )
+
     # ------------------------------------------------------------ AWS
 
     def _session(self) -> Any:
@@ -453,3 +469,11 @@ def _newest_of_first_host(streams: list[str]) -> str:
     newest = streams[-1].partition("/")[0]  # a queue's attempts are jobs of their own
     first = next(stream for stream in streams if stream.startswith(f"{newest}/")).rpartition("-")[0]
     return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
+
+
+def _why_no_pool(pool: WarmPool | None) -> str:
+    if pool is None:
+        return "the job asked for none (cluster.keep_alive)"
+    if pool.reused_by:
+        return f"{pool.reused_by} has taken it over"
+    return "the job has not ended" if pool.status == "InUse" else "it has ended already"

@@ -20,7 +20,7 @@ from cloudtrain.aws import aws_errors
 from cloudtrain.backends.sagemaker.states import map_state
 from cloudtrain.plan import Plan
 from cloudtrain.request import split_uri
-from cloudtrain.run import Status, is_run_id
+from cloudtrain.run import EVERY_RUN, RunFilter, Status, is_run_id
 from cloudtrain.settings import Settings
 
 PLAN_FILE = "plan.json"
@@ -236,7 +236,7 @@ class Queues:
         jobs = [job["jobArn"] for job in snapshot.get("frontOfQueue", {}).get("jobs", ())]
         return jobs.index(service["jobArn"]) if service.get("jobArn") in jobs else None
 
-    def list(self, backend: str) -> Iterator[Status]:
+    def list(self, backend: str, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield the runs of every queue that was sent to under this prefix, the newest first.
 
         A run whose training job was stopped past AWS Batch counts as FAILED there; its `status` knows better.
@@ -244,20 +244,27 @@ class Queues:
         if self._settings.bucket is None:
             return
         with aws_errors("list the jobs of the queues"):
-            runs = [self._runs_of(queue, backend) for queue in self._queues()]
-            yield from heapq.merge(*runs, key=lambda run: run.started or datetime.fromtimestamp(0, UTC), reverse=True)
+            runs = [self._runs_of(queue, backend, wanted) for queue in self._queues()]
+            yield from heapq.merge(*runs, key=lambda run: run.created or datetime.fromtimestamp(0, UTC), reverse=True)
 
-    def _runs_of(self, queue: str, backend: str) -> Iterator[Status]:
+    def _runs_of(self, queue: str, backend: str, wanted: RunFilter) -> Iterator[Status]:
         from botocore.exceptions import ClientError
 
         filters = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]  # without a filter, RUNNING ones only
         try:
             for summary in self._summaries(queue, filters):
-                if is_run_id(summary["jobName"]):
-                    yield _status(summary, backend)
+                status = _status(summary, backend)
+                is_wanted = is_run_id(status.run) and wanted.accepts(status)
+                if is_wanted and (not wanted.tags or wanted.accepts_tags(self._tags(summary))):
+                    yield status
         except ClientError as error:
             if error.response["Error"]["Code"] not in _FORGOTTEN:
                 raise
+
+    def _tags(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the tags of a service job, which a list of them does not tell."""
+        tags: Mapping[str, str] = self._client("batch").describe_service_job(jobId=summary["jobId"]).get("tags", {})
+        return tags
 
     def _queues(self) -> Iterator[str]:
         """Yield the names of the queues; none to whom may not look, so that `list` still tells the other runs."""
@@ -379,6 +386,6 @@ def _status(summary: Mapping[str, Any], backend: str) -> Status:
         run=summary["jobName"],
         backend=backend,
         state=map_state(*_statuses(summary)),
-        started=_time(summary.get("createdAt")),
+        created=_time(summary.get("createdAt")),
         ended=_time(summary.get("stoppedAt")),
     )

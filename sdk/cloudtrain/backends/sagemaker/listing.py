@@ -1,0 +1,141 @@
+"""Which training jobs are listed: by as few calls as AWS allows, each made when its page is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cloudtrain.aws import aws_errors
+from cloudtrain.backends.sagemaker.states import ACTIVE_STATES, FINAL_STATES, map_state, read_reason
+from cloudtrain.run import RunFilter, State, Status, is_run_id
+from cloudtrain.warm import read_pool
+
+_PAGE = 100
+"""Most that ListTrainingJobs and Search give at once (botocore's model, MaxResults)."""
+
+_NAME = re.compile(r"[a-zA-Z0-9\-]{1,63}")  # botocore's model, NameContains
+_HINTS = {
+    "AccessDeniedException": "allow sagemaker:ListTrainingJobs, and sagemaker:Search for --tag, to these credentials"
+}
+
+
+def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
+    """Yield the jobs that cloudtrain has named and that are wanted, newest first.
+
+    ListTrainingJobs knows no tags, and asking each job for its own is a call per job; GetResources of the tagging API
+    has no order. Search filters by tags, sorts, and tells the whole job, so it is asked where tags are wanted. It needs
+    a permission of its own and reads an index, so it is not asked elsewhere.
+
+    Args:
+        client: boto3 client of SageMaker.
+        wanted: Which.
+        backend: Name of the backend that they belong to.
+    """
+    if wanted.name and not _NAME.fullmatch(wanted.name):
+        return
+    for job in _search(client, wanted) if wanted.tags else _list(client, wanted):
+        if is_run_id(job["TrainingJobName"]):
+            status = status_of(job, backend)
+            if wanted.accepts(status):
+                yield status
+
+
+def status_of(job: Mapping[str, Any], backend: str) -> Status:
+    """Return what an entry of a list tells; most of them tell little."""
+    instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
+    state = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+    has_reason = "SecondaryStatusTransitions" in job and state is not State.SUCCEEDED
+    return Status(
+        run=job["TrainingJobName"],
+        backend=backend,
+        state=state,
+        reason=read_reason(job) if has_reason else "",
+        created=job.get("CreationTime"),
+        started=job.get("TrainingStartTime"),
+        ended=job.get("TrainingEndTime"),
+        instance_type=instance_type,
+        instances=instances,
+        warm_pool=read_pool(job, None, datetime.now(UTC)),
+    )
+
+
+def read_cluster(resources: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Return instance type and count of a job; None for what is not decided yet, as before a preference is taken."""
+    preferences = resources.get("InstancePreferences") or ()
+    counts = {each.get("InstanceCount") for each in preferences}
+    common = counts.pop() if len(counts) == 1 else None
+    count = resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or common
+    name = resources.get("SelectedInstanceType") or resources.get("InstanceType")
+    return name or None, None if count is None else int(count)
+
+
+def _list(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
+    statuses = _statuses(wanted.states)
+    arguments: dict[str, Any] = {
+        "SortBy": "CreationTime",
+        "SortOrder": "Descending",
+        "NameContains": wanted.name or None,
+        # One of them only. It saves bytes, not calls: AWS filters what a page of any status holds.
+        "StatusEquals": statuses[0] if len(statuses) == 1 else None,
+        # Sent as whole seconds, compared without equality.
+        "CreationTimeAfter": wanted.since and wanted.since - timedelta(seconds=1),
+        "CreationTimeBefore": wanted.until and wanted.until + timedelta(seconds=1),
+    }
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for page in _pages(client, "list_training_jobs", given):
+        yield from page["TrainingJobSummaries"]
+
+
+def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
+    filters = [_filter(f"Tags.{key}", "Equals", value) for key, value in sorted(wanted.tags.items())]
+    statuses = _statuses(wanted.states)
+    if statuses:
+        filters.append(_filter("TrainingJobStatus", "In", ",".join(statuses)))
+    if wanted.name:
+        filters.append(_filter("TrainingJobName", "Contains", wanted.name))
+    if wanted.since is not None:
+        filters.append(_filter("CreationTime", "GreaterThanOrEqualTo", _iso(wanted.since)))
+    if wanted.until is not None:
+        filters.append(_filter("CreationTime", "LessThanOrEqualTo", _iso(wanted.until + timedelta(seconds=1))))
+    arguments = {
+        "Resource": "TrainingJob",
+        "SearchExpression": {"Filters": filters, "Operator": "And"},
+        "SortBy": "CreationTime",
+        "SortOrder": "Descending",
+    }
+    for page in _pages(client, "search", arguments):
+        for result in page["Results"]:
+            job = result["TrainingJob"]
+            if wanted.accepts_tags({tag["Key"]: tag["Value"] for tag in job.get("Tags", ())}):
+                yield job
+
+
+def _filter(name: str, operator: str, value: str) -> dict[str, str]:
+    # An empty value is not allowed in a filter: such a tag only has to be there.
+    return {"Name": name, "Operator": operator, "Value": value} if value else {"Name": name, "Operator": "Exists"}
+
+
+def _iso(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+def _pages(client: Any, operation: str, arguments: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    pages = iter(client.get_paginator(operation).paginate(**arguments, PaginationConfig={"PageSize": _PAGE}))
+    while True:
+        with aws_errors("list training jobs", _HINTS):
+            page = next(pages, None)
+        if page is None:
+            return
+        yield page
+
+
+def _statuses(states: frozenset[State]) -> list[str]:
+    """Return every TrainingJobStatus that a job in one of these states may have; nothing where all are wanted."""
+    found = {status for status, state in FINAL_STATES.items() if state in states}
+    if states & set(ACTIVE_STATES.values()):
+        found.add("InProgress")
+    if State.STOPPING in states:
+        found.add("Stopping")
+    return sorted(found)

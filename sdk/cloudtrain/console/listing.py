@@ -1,0 +1,74 @@
+"""What is said of many runs: a line each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import program, say
+
+if TYPE_CHECKING:
+    from cloudtrain.run import Status
+
+_HEADER = ("run", "state", "submitted (UTC)", "took", "on", "")
+
+
+def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
+    """Print runs in columns, of which those that hold nothing are left out."""
+    if not runs:
+        print("no run matches" if is_filtered else "no runs here yet; start one with: cloudtrain submit JOB --local")
+        return
+    now = datetime.now(UTC)
+    rows = [_HEADER, *(_row(status, now) for status in runs)]
+    shown = [index for index in range(len(_HEADER)) if any(row[index] for row in rows[1:])]
+    widths = {index: max(len(row[index]) for row in rows) for index in shown}
+    # What a terminal would break is cut; a file or pipe gets all of it.
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        print("  ".join(f"{row[index]:<{widths[index]}}" for index in shown).rstrip()[:most])
+
+
+def print_more(arguments: str) -> None:
+    """Print to standard error how to see more runs."""
+    say(f"more: {program()} list {arguments}")
+
+
+def _row(status: Status, now: datetime) -> tuple[str, ...]:
+    count, name = status.instances, status.instance_type
+    return (
+        status.reference,
+        str(status.state),
+        f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
+        _took(status, now),
+        (f"{count} x {name}" if count else name) if name else "",
+        "; ".join(filter(None, (_one_line(status), _pool(status)))),
+    )
+
+
+def _took(status: Status, now: datetime) -> str:
+    """Return how long a run has taken, or takes by now: from its start, where that is known, else from its submit."""
+    from cloudtrain.units import format_duration
+
+    began = status.started or status.created
+    ended = status.ended or (None if status.state.is_final else now)
+    return "" if began is None or ended is None else format_duration(max(0.0, (ended - began).total_seconds()))
+
+
+def _pool(status: Status) -> str:
+    """Return that a cluster is kept, and paid for, though the run has ended."""
+    return "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
+
+
+def _one_line(status: Status) -> str:
+    """Return the reason, or how far a run has come."""
+    if status.reason:
+        return status.reason.strip().split("\n")[0]
+    progress = status.progress
+    if progress.last_step is None:
+        return ""
+    metric = next((name for name in ("test/accuracy", "test/loss", "train/loss") if name in progress.metrics), None)
+    shown = f"  {metric} {progress.metrics[metric]:.4g}" if metric else ""
+    return f"step {progress.last_step}{shown}"

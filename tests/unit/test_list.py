@@ -1,0 +1,149 @@
+"""Which runs are listed, on this machine as on the account; and times as people write them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support import Cli
+
+import cloudtrain
+from cloudtrain.backends import local
+from cloudtrain.backends.local import LocalBackend
+from cloudtrain.console import listing
+from cloudtrain.container.state import RecordedState, read_state, write_state
+from cloudtrain.run import RunFilter, State, Status, make_run_id, submitted_at
+from cloudtrain.units import parse_moment
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+ENDS = (State.SUCCEEDED, State.FAILED, State.STOPPED)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    """Write runs of which each is an hour older than the one before; return their ids."""
+    found = []
+    for index in range(30):
+        moment = NOW - timedelta(hours=index)
+        run = make_run_id("gpt" if index % 2 else "digits", moment, f"{index:06x}")
+        folder = tmp_path / "runs-home" / "runs" / run
+        folder.mkdir(parents=True)
+        write_state(folder, RecordedState(ENDS[index % 3], started=moment, ended=moment + timedelta(minutes=5)))
+        tags = [{"Key": "team", "Value": "vision" if index % 5 == 0 else "language"}]
+        (folder / "request.json").write_text(json.dumps({"Tags": tags}))
+        found.append(run)
+    (tmp_path / "runs-home" / "runs" / "notes").mkdir()
+    (tmp_path / "runs-home" / "runs" / found[0].replace("digits", "empty")).mkdir()
+    return found
+
+
+def listed(wanted: RunFilter) -> list[str]:
+    return [status.run for status in cloudtrain.list_runs(wanted)]
+
+
+def test_local_runs_are_filtered_as_those_of_the_account(runs: list[str]) -> None:
+    assert listed(RunFilter()) == runs
+    assert listed(RunFilter(name="gpt")) == runs[1::2]
+    assert listed(RunFilter(states=frozenset({State.FAILED}))) == runs[1::3]
+    assert listed(RunFilter(states=frozenset({State.FAILED, State.STOPPED}))) == [
+        run for index, run in enumerate(runs) if index % 3
+    ]
+    assert listed(RunFilter(states=frozenset({State.RUNNING}))) == []
+    assert listed(RunFilter(tags={"team": "vision"})) == runs[::5]
+    assert listed(RunFilter(tags={"team": "vision", "other": "x"})) == []
+    assert listed(RunFilter(since=NOW - timedelta(hours=3), until=NOW)) == runs[1:4]
+    assert listed(RunFilter("digits", frozenset({State.SUCCEEDED}), {"team": "vision"})) == [runs[0]]
+
+
+def test_states_are_read_only_of_what_is_shown(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def read_and_note(folder: Path) -> RecordedState:
+        read.append(folder.name)
+        return read_state(folder)
+
+    monkeypatch.setattr(local, "read_state", read_and_note)
+    assert len(list(itertools.islice(cloudtrain.list_runs(RunFilter(name="gpt")), 3))) == 3
+    assert read == runs[1:6:2]
+
+
+def test_a_run_that_looks_alive_is_looked_at(runs: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs-home" / "runs" / runs[4]
+    write_state(folder, RecordedState(State.RUNNING, supervisor=2**22 + 1))
+    assert listed(RunFilter(states=frozenset({State.RUNNING}))) == []
+    assert runs[4] in listed(RunFilter(states=frozenset({State.FAILED})))
+    assert LocalBackend(tmp_path / "runs-home").status(runs[4]).reason.startswith("the process that watched")
+
+
+def test_the_command_shows_a_page_and_how_to_see_more(runs: list[str], cli: Cli) -> None:
+    done = cli("list", "-n", "4", "--name", "gpt", "--since", "2026-11-01")
+    lines = done.out.splitlines()
+    assert [line.split() for line in lines[:2]] == [
+        ["run", "state", "submitted", "(UTC)", "took"],
+        [f"local:{runs[1]}", "FAILED", "2026-11-20", "11:00", "5m"],
+    ]
+    assert len({line.index("2026-11") for line in lines[1:]}) == 1
+    assert done.err.strip().endswith("list --name gpt --since 2026-11-01 -n 8")
+    assert "more" not in cli("list", "-n", "15", "--name", "gpt").err
+    assert len(cli("list", "-n", "7", "--state", "failed", "--state", "stopped", "--json").json["runs"]) == 7
+    assert cli("list", "--tag", "team=audio").out == "no run matches\n"
+
+
+def test_runs_of_several_places_come_newest_first() -> None:
+    def status(backend: str, hours: int) -> Status:
+        moment = NOW - timedelta(hours=hours)
+        return Status(make_run_id("x", moment, "000000"), backend, State.SUCCEEDED, created=moment)
+
+    from cloudtrain.api import _when_submitted
+
+    here, there = [status("local", each) for each in (0, 2, 4)], [status("sagemaker", each) for each in (1, 3)]
+    merged = heapq.merge(here, there, key=_when_submitted, reverse=True)
+    assert [each.backend for each in merged] == ["local", "sagemaker"] * 2 + ["local"]
+
+
+def test_columns_hold_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    started = NOW + timedelta(minutes=10)
+    known = {"created": NOW, "started": started, "ended": started + timedelta(hours=2)}
+    run = make_run_id("x", NOW, "000000")
+    first = Status(run, "sagemaker", State.FAILED, "no such column\ntraceback", **known, instance_type="ml.g5.xlarge")
+    second = Status(run, "sagemaker", State.SUCCEEDED)
+    listing.print_runs([first, second], is_filtered=False)
+    header, one, other = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "state", "submitted", "(UTC)", "took", "on"]
+    assert one.split()[1:6] == ["FAILED", "2026-11-20", "12:00", "2h", "ml.g5.xlarge"]
+    assert one.endswith("no such column")
+    assert other.split() == [f"sagemaker:{run}", "SUCCEEDED"]
+
+
+# ---------------------------------------------------------------- times
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("2d", NOW - timedelta(days=2), NOW - timedelta(days=2)),
+        ("90m", NOW - timedelta(minutes=90), NOW - timedelta(minutes=90)),
+        ("2026-11-01", datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC)),
+        ("2026-11-01T00:00", datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 1, tzinfo=UTC)),
+        ("2026-11-01T10:15+01:00", datetime(2026, 11, 1, 9, 15, tzinfo=UTC), datetime(2026, 11, 1, 9, 15, tzinfo=UTC)),
+    ],
+)
+def test_moments(text: str, start: datetime, end: datetime) -> None:
+    assert parse_moment(text, NOW) == start
+    assert parse_moment(text, NOW, is_end=True) == end
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2", "2026-11-31", "11/01/2026", "999999999d"])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a duration such as 2d or a date"):
+        parse_moment(text, NOW)
+
+
+def test_a_run_id_holds_its_time() -> None:
+    assert submitted_at(make_run_id("a-b", NOW, "000000")) == NOW
+    assert submitted_at("a-b-261340-101500-000000") is None
+    assert not RunFilter(since=NOW).accepts_run("a-b-261340-101500-000000")
