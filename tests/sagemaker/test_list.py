@@ -122,7 +122,7 @@ def test_nothing_is_asked_before_the_first_run_is_wanted(account: Front) -> None
 
 
 def asked(front: Front) -> list[dict[str, Any]]:
-    return [json.loads(request.body) for request in front.requests]
+    return [json.loads(request.body) for request in front.requests if request.body]
 
 
 def test_names(account: Front, cli: Cli) -> None:
