@@ -134,7 +134,9 @@ def submit(
         )
     runs.print_submitted(run)
     if follow:
-        return runs.follow(run, job=_again(job, instances, overrides), as_json=as_json)
+        from cloudtrain.console.follow import follow as show
+
+        return show(run, job=_again(job, instances, overrides), as_json=as_json)
     status = run.status()
     if as_json:
         console.print_json(status.to_json())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,7 +15,15 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, no_credentials
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
-from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
+from cloudtrain.backends.sagemaker.states import (
+    map_state,
+    read_end,
+    read_instances,
+    read_phases,
+    read_reason,
+    read_waiting,
+    seconds_on_instances,
+)
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
@@ -54,6 +63,7 @@ class SageMakerBackend:
         self.poll_seconds = poll_seconds
         self._session_: Any = session
         self._clients: dict[str, Any] = {}
+        self._making = threading.RLock()  # a session is not made for threads, its clients are
 
     def check_ready(self) -> None:
         """Check that settings and credentials are there, before anything is packed.
@@ -144,10 +154,10 @@ class SageMakerBackend:
         progress = self._progress(run)
         resources = job["ResourceConfig"]
         instance_type = resources.get("SelectedInstanceType") or resources.get("InstanceType", "")
-        instances = int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
+        instances = read_instances(job)
         instance = catalog.find_instance(instance_type)
-        phases = read_phases(job)
-        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, datetime.now(UTC)))
+        phases, now = read_phases(job), datetime.now(UTC)
+        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
         price = self.prices.usd_per_hour(instance_type, self.settings.region or "")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
@@ -155,7 +165,7 @@ class SageMakerBackend:
             run=run,
             backend=self.name,
             state=map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")),
-            reason=read_reason(job),
+            reason=read_reason(job, now),
             created=job.get("CreationTime"),
             started=job.get("TrainingStartTime"),
             ended=job.get("TrainingEndTime"),
@@ -165,6 +175,9 @@ class SageMakerBackend:
             instances=instances,
             usd_per_hour=None if price is None else round(price * instances, 4),
             phases=phases,
+            waiting=read_waiting(job),
+            is_spot=bool(job.get("EnableManagedSpotTraining")),
+            ends_by=read_end(job, now),
             world_size=progress.world_size or (instance.gpus * instances if instance and instance.gpus else None),
             progress=progress,
             artifacts={
@@ -304,15 +317,16 @@ class SageMakerBackend:
         return self._session_
 
     def _client(self, service: str) -> Any:
-        if service not in self._clients:
-            from botocore.config import Config
+        with self._making:
+            if service not in self._clients:
+                from botocore.config import Config
 
-            if self.settings.region is None:
-                raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
-            with aws_errors(f"reach {service}"):
-                config = Config(retries={"mode": "standard", "max_attempts": 5})
-                self._clients[service] = self._session().client(service, config=config)
-        return self._clients[service]
+                if self.settings.region is None:
+                    raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
+                with aws_errors(f"reach {service}"):
+                    config = Config(retries={"mode": "standard", "max_attempts": 5})
+                    self._clients[service] = self._session().client(service, config=config)
+            return self._clients[service]
 
 
 def _newest_of_first_host(streams: list[str]) -> str:
