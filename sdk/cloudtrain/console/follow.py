@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.console import print_json, print_json_error, program, say, table_lines
-from cloudtrain.console.runs import detached, explanation_lines, next_command, readable, status_rows
+from cloudtrain.console.runs import detached, explanation_lines, next_command, place_rows, readable, status_rows
 from cloudtrain.console.view import describe_phases, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
@@ -92,7 +92,7 @@ def follow(
     except KeyboardInterrupt:
         _deafen()
         return _detach(run, threads.known, as_json=as_json)
-    _summary(out, status, job)
+    _summary(out, status, job, is_drawn=_is_live(out))
     if status.exit_code == EXIT_RUN_FAILED:
         _explain(out, run)
     if as_json:
@@ -507,10 +507,13 @@ def _people(*, as_json: bool) -> Console:
     return Console(stderr=as_json)
 
 
-def _summary(out: Console, status: Status, job: str) -> None:
-    """Print how a followed run has ended, and what to type next. Paths stay whole, so that they can be copied."""
-    lines = ["", *table_lines(status_rows(status)), "", f"next: {next_command(status, job)}"]
-    for line in lines:
+def _summary(out: Console, status: Status, job: str, *, is_drawn: bool) -> None:
+    """Print how a followed run has ended, and what to type next. Paths stay whole, so that they can be copied.
+
+    What the panel has told, whose last state stays, is not told again.
+    """
+    rows = place_rows(status) if is_drawn else status_rows(status)
+    for line in ["", *table_lines(rows), "", f"next: {next_command(status, job)}"]:
         print(line, file=out.file)
 
 

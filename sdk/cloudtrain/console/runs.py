@@ -72,16 +72,17 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
         rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
     rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
     rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
-    rows += _checkpoint_rows(status, moment)
-    rows += [(name, str(place)) for name, place in status.artifacts.items()]
+    rows += [row for row in (checkpoint_row(status, moment),) if row is not None]
+    rows += place_rows(status)[1:]
     spent = spent_row(status, moment, told=moment)
     return rows if spent is None else [*rows, spent]
 
 
-def _checkpoint_rows(status: Status, now: float) -> list[tuple[str, str]]:
-    row = checkpoint_row(status, now)
+def place_rows(status: Status) -> list[tuple[str, str]]:
+    """Return where what a run leaves lies, its name first."""
     checkpoint = status.progress.checkpoint
-    return ([] if row is None else [row]) + ([] if checkpoint is None else [("", checkpoint.uri)])
+    newest = [] if checkpoint is None else [("newest", checkpoint.uri)]
+    return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
 
 
 def print_runs(runs: Iterable[Status]) -> None:

@@ -78,6 +78,7 @@ class Life:
         self._retries = int(job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0))
         self._has_died = self._is_dead = False
         self._process: subprocess.Popen[bytes] | None = None
+        job.begin_earlier(service.sky.weather.waited_seconds)
         self._thread = threading.Thread(target=self._run, name=job.name, daemon=True)
 
     def start(self) -> None:
@@ -114,8 +115,9 @@ class Life:
     def _wait_for_instances(self) -> bool:
         """Wait until there are instances; return False when the job has ended meanwhile."""
         job = self.job
-        since = job.clock()
+        since = job.created
         if job.secondary in ("Interrupted", "Restarting"):
+            since = job.clock()
             job.enter("Starting")
         while True:
             weather = self._service.sky.weather
@@ -124,14 +126,14 @@ class Life:
             if job.stop_asked.is_set():
                 self._end_early("Stopped")
             elif self._waits_too_long():
-                job.enter(_MAX_WAIT)
+                self._end_early(_MAX_WAIT)
             elif self._pends_too_long(waited):
                 self._end_early("Stopped")
             elif error_after is not None and waited >= error_after:
                 self._fail(_NO_CAPACITY)
             elif waited >= weather.capacity_after_seconds and error_after is None:
                 if job.secondary == "Pending":
-                    job.enter("Starting")
+                    job.tell("Preparing the instances for training")
                 return True
             else:
                 if job.secondary == "Starting":
@@ -146,6 +148,10 @@ class Life:
         return self.job.is_spot and limit is not None and self.job.clock() - self.job.created >= limit
 
     def _pends_too_long(self, waited: float) -> bool:
+        """Whether the wait is over: a limit that counts for accelerated types only (botocore's StoppingCondition)."""
+        instances = map(catalog.find_instance, _wanted_types(self.job.request))
+        if not any(instance is None or instance.is_accelerated for instance in instances):
+            return False
         limit = self.job.limit("MaxPendingTimeInSeconds")
         return limit is not None and waited >= limit
 
@@ -344,6 +350,12 @@ def _mirrored(request: Mapping[str, Any]) -> dict[str, str]:
 def _instance_count(request: Mapping[str, Any]) -> int:
     resources = request["ResourceConfig"]
     return int(resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"])
+
+
+def _wanted_types(request: Mapping[str, Any]) -> list[str]:
+    resources = request["ResourceConfig"]
+    preferred = [str(each["InstanceType"]) for each in resources.get("InstancePreferences", ())]
+    return preferred or [str(resources["InstanceType"])]
 
 
 def _instance_type(request: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from cloudtrain import catalog
 from cloudtrain.run import Phase, State, Waiting
 from cloudtrain.units import format_duration
 
@@ -185,13 +186,14 @@ def read_waiting(job: Mapping[str, Any]) -> Waiting | None:
         return None
     limits, created = job.get("StoppingCondition", {}), job.get("CreationTime")
     types = tuple(_wanted_types(job))
+    has_pending_limit = job.get("TrainingStartTime") is None and any(map(_is_accelerated, types))
     waiting = Waiting(types, read_instances(job))
     if created is None:
         return waiting
     if job.get("EnableManagedSpotTraining") and limits.get("MaxWaitTimeInSeconds") is not None:
         end = created + timedelta(seconds=limits["MaxWaitTimeInSeconds"])
         return Waiting(types, waiting.instances, end, "cluster.spot.max_wait")
-    if limits.get("MaxPendingTimeInSeconds") is not None and job.get("TrainingStartTime") is None:
+    if has_pending_limit and limits.get("MaxPendingTimeInSeconds") is not None:
         end = created + timedelta(seconds=limits["MaxPendingTimeInSeconds"])
         return Waiting(types, waiting.instances, end, "cluster.max_pending")
     return waiting
@@ -204,6 +206,12 @@ def _wanted_types(job: Mapping[str, Any]) -> Iterator[str]:
         return
     for preference in resources.get("InstancePreferences", ()):
         yield preference["InstanceType"]
+
+
+def _is_accelerated(name: str) -> bool:
+    """Whether MaxPendingTimeInSeconds counts for a type (botocore's StoppingCondition); so it does for unknown ones."""
+    instance = catalog.find_instance(name)
+    return instance is None or instance.is_accelerated
 
 
 def read_instances(job: Mapping[str, Any]) -> int:
