@@ -125,10 +125,10 @@ class Progress:
         span, idle = newest - began, max(0.0, now - newest)
         if span <= 0 or last <= first:
             return None
-        usual = span / (len(self.marks) - 1)
-        if idle > _STALLS_AFTER * usual:
+        steps, usual = max(0, self.total_steps - last), span / (len(self.marks) - 1)
+        if idle > _STALLS_AFTER * usual or idle > steps * span / (last - first):
             span, idle = span + idle, 0.0
-        return max(0.0, max(0, self.total_steps - last) * span / (last - first) - idle)
+        return steps * span / (last - first) - idle
 
 
 _RATE_SECONDS = 600.0
@@ -379,7 +379,9 @@ class Status:
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Return how long training will take from now on; None when it does not run or that is unknown."""
-        if self.state is not State.RUNNING:
+        began, marks = self._paid_since(), self.progress.marks
+        is_of_this_attempt = began is None or (bool(marks) and marks[-1][0] >= began.timestamp())
+        if self.state is not State.RUNNING or not is_of_this_attempt:
             return None
         return self.progress.seconds_left(time.time() if now is None else now)
 

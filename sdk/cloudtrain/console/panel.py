@@ -89,7 +89,7 @@ class Panel:
         yield from state_rows(status, now)
         if self.trouble:
             age = format_duration(max(0.0, now - self.told))
-            yield "cloud", f"{self.trouble} (this is as of {age} ago)"
+            yield "cloud", f"no answer for {age}: {self.trouble}"
         rows = (
             progress_row(status, now),
             limit_row(status, now),

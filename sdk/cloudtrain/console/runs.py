@@ -17,6 +17,7 @@ from cloudtrain.console.view import (
     state_rows,
 )
 from cloudtrain.errors import EXIT_INTERRUPTED
+from cloudtrain.run import State
 from cloudtrain.units import format_duration
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     """Return a run's status as names and values. `now` is in seconds since the epoch."""
     moment = time.time() if now is None else now
     progress = status.progress
-    reason = status.reason.strip().splitlines()
+    is_ordinary = status.state is State.RUNNING and progress.last_step is not None
+    reason = [] if is_ordinary else status.reason.strip().splitlines()
     rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
     if len(reason) > 1:
         rows.append(("", f"the traceback is in: {program()} logs {status.reference}"))
@@ -73,7 +75,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
     rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
     rows += [row for row in (checkpoint_row(status, moment),) if row is not None]
-    rows += place_rows(status)[1:]
+    rows += [("" if name == "checkpoint" else name, place) for name, place in place_rows(status)[1:]]
     spent = spent_row(status, moment, told=moment)
     return rows if spent is None else [*rows, spent]
 
@@ -81,7 +83,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
 def place_rows(status: Status) -> list[tuple[str, str]]:
     """Return where what a run leaves lies, its name first."""
     checkpoint = status.progress.checkpoint
-    newest = [] if checkpoint is None else [("newest", checkpoint.uri)]
+    newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
     return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cloudtrain.errors import EXIT_DONE
 from cloudtrain.units import format_duration
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ Row = tuple[str, str]
 """What a line is about, and what it says."""
 
 _PHASES = 5
+_BREAKS = ("Interrupted", "Restarting")
 _METRICS = 6
-_SOON_SECONDS = 900
+_SOON_SECONDS = 300
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
@@ -32,7 +34,7 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
     if status.waiting is not None:
         yield "waiting", reason
         yield "for", _wanted(status.waiting, now)
-    elif reason and status.is_ending:
+    elif reason and status.is_ending and status.exit_code != EXIT_DONE:
         yield "reason", reason
     elif reason and status.progress.last_step is None:
         yield "now", reason
@@ -45,7 +47,7 @@ def progress_row(status: Status, now: float) -> Row | None:
         return None
     left = status.seconds_left(now)
     parts = [done]
-    if left is not None:
+    if left:
         moment = datetime.fromtimestamp(now + left, tz=UTC)
         parts.append(f"{format_duration(left)} left (until {moment:%H:%M} UTC)")
     if status.progress.first_step:
@@ -76,13 +78,18 @@ def metrics_row(status: Status) -> Row | None:
 
 
 def checkpoint_row(status: Status, now: float) -> Row | None:
-    """Return the last complete checkpoint, its age, and what would be paid again if the run died now; or None."""
+    """Return the last complete checkpoint, its age, and what would be paid again if the run died now; or None.
+
+    Args:
+        status: The run's status.
+        now: Seconds since the epoch.
+    """
     checkpoint, age, risk = status.progress.checkpoint, status.checkpoint_age(now), status.usd_at_risk(now)
-    again = f"{risk:,.2f} USD would be paid again if it died now" if risk else ""
+    at_risk = f", {risk:,.2f} USD at risk" if risk else ""
     if checkpoint is None or age is None:
-        return ("checkpoint", f"none yet: {again}") if again else None
+        return ("checkpoint", f"none yet{at_risk}") if at_risk else None
     when = "before the end" if status.ended is not None else "ago"
-    return "checkpoint", f"step {checkpoint.step}, {format_duration(age)} {when}" + (f": {again}" if again else "")
+    return "checkpoint", f"step {checkpoint.step:,}, {format_duration(age)} {when}{at_risk}"
 
 
 def spent_row(status: Status, now: float, *, told: float) -> Row | None:
@@ -96,21 +103,22 @@ def spent_row(status: Status, now: float, *, told: float) -> Row | None:
     cost = status.cost_by(now, told=told)
     if cost is None or status.backend == "local":
         return None
-    most = "at most " if status.is_spot and not status.state.is_final else ""
-    parts = [f"{most}{cost:,.2f} USD"]
-    if status.state.is_final:
-        parts.append(f"{format_duration(status.billable_seconds)} billed")
-    elif status.usd_per_hour is not None:
-        parts.append(f"{status.usd_per_hour:,.2f} USD per hour" + (" on demand" if status.is_spot else ""))
+    goes_on = not status.state.is_final
+    parts = [f"{'at most ' if status.is_spot and goes_on else ''}{cost:,.2f} USD"]
     if status.instance_type:
         parts.append(f"{status.instances or 1} x {status.instance_type}" + (" spot" if status.is_spot else ""))
+    if not goes_on:
+        parts.append(f"{format_duration(status.billable_seconds)} billed")
+    elif status.usd_per_hour is not None:
+        parts.append(f"{status.usd_per_hour:,.2f} USD/h" + (" on demand" if status.is_spot else ""))
     return "spent", ", ".join(parts)
 
 
 def describe_phases(status: Status, now: float) -> str:
     """Return the stages of a run with how long each took: `Pending 2m10s -> Downloading 40s -> Training 3h12m`.
 
-    Of many, the earliest are one sum. A backend that keeps none tells how long the run takes.
+    Of many, the earliest are one sum, and those of no time are left out, but for what has ended an attempt. A backend
+    that keeps none tells how long the run takes.
     """
     if not status.phases:
         if status.started is None:
@@ -119,8 +127,9 @@ def describe_phases(status: Status, now: float) -> str:
         return f"for {_span(ended - status.started.timestamp())}"
     spans = _merged(status.phases, now)
     earlier, shown = spans[:-_PHASES], spans[-_PHASES:]
-    sum_ = [f"{_span(sum(seconds for _, seconds in earlier))} before"] if earlier else []
-    return " -> ".join([*sum_, *(f"{name} {_span(seconds)}" for name, seconds in shown)])
+    words = [f"{_span(sum(seconds for _, seconds in earlier))} before"] if earlier else []
+    words += [f"{name} {_span(seconds)}" if _lasts(seconds) else name for name, seconds in shown]
+    return " -> ".join(words)
 
 
 def describe_steps(status: Status) -> str:
@@ -135,14 +144,18 @@ def describe_steps(status: Status) -> str:
 
 
 def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
-    """Return names and seconds of phases, those of one name in a row as one; the end itself takes no time."""
+    """Return names and seconds of phases, those of one name in a row as one."""
     spans = [
         (phase.name, (now if phase.ended is None else phase.ended.timestamp()) - phase.started.timestamp())
         for phase in phases
-        if phase.ended != phase.started
+        if phase.ended is None or phase.name in _BREAKS or _lasts((phase.ended - phase.started).total_seconds())
     ]
     groups = itertools.groupby(spans, key=lambda span: span[0])
     return [(name, sum(seconds for _, seconds in group)) for name, group in groups]
+
+
+def _lasts(seconds: float) -> bool:
+    return round(seconds) > 0
 
 
 def _wanted(waiting: Waiting, now: float) -> str:

@@ -21,6 +21,7 @@ from cloudtrain.backends.sagemaker.states import (
     read_instances,
     read_phases,
     read_reason,
+    read_state,
     read_waiting,
     seconds_on_instances,
 )
@@ -164,7 +165,7 @@ class SageMakerBackend:
         return Status(
             run=run,
             backend=self.name,
-            state=map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")),
+            state=read_state(job),
             reason=read_reason(job, now),
             created=job.get("CreationTime"),
             started=job.get("TrainingStartTime"),

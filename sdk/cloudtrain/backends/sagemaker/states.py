@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -61,6 +62,15 @@ def map_state(status: str, secondary: str) -> State:
     return ACTIVE_STATES.get(secondary, State.RUNNING)
 
 
+def read_state(job: Mapping[str, Any]) -> State:
+    """Return the state of a job, as its transitions tell it: one that was interrupted is so until it is downloading."""
+    state = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+    if state not in (State.QUEUED, State.STARTING) or job.get("SecondaryStatus") not in _WAITING:
+        return state
+    passed = (phase.name for phase in reversed(read_phases(job)))
+    return State.INTERRUPTED if "Interrupted" in itertools.takewhile(_WAITING.__contains__, passed) else state
+
+
 # ---------------------------------------------------------------- why
 
 
@@ -73,8 +83,7 @@ def read_reason(job: Mapping[str, Any], now: datetime) -> str:
     """
     if job.get("FailureReason"):
         return str(job["FailureReason"])
-    state = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
-    if state in (State.STOPPED, State.STOPPING):
+    if read_state(job) in (State.STOPPED, State.STOPPING):
         return _why_stopped(job, now)
     transitions = job.get("SecondaryStatusTransitions") or [{}]
     return str(transitions[-1].get("StatusMessage", ""))
@@ -102,9 +111,11 @@ def _why_stopped(job: Mapping[str, Any], now: datetime) -> str:
             "raise it, take another instance type, or do without cluster.spot"
         )
     if ending == _MAX_WAIT:
+        times = sum(phase.name == "Interrupted" for phase in read_phases(job))
+        interrupted = f", after {times} interruption{'s' if times > 1 else ''}" if times else ""
         return (
             f"{ending}: the time of cluster.spot.max_wait{limit['MaxWaitTime']}, waiting and training together, is "
-            f"over; raise it or do without cluster.spot, and {resume}"
+            f"over{interrupted}; raise it or do without cluster.spot, and {resume}"
         )
     if ending == _MAX_PENDING:
         return (
