@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import re
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.console import print_json, print_json_error, program, say, table_lines
 from cloudtrain.console.runs import detached, explanation_lines, next_command, place_rows, readable, status_rows
-from cloudtrain.console.view import describe_phases, progress_row, state_rows
+from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
@@ -349,7 +348,7 @@ class _Threads:
 
     def is_over(self, *, silent_seconds: float) -> bool:
         """Whether the run has ended and its last lines are here, or do not come."""
-        if not self._asker.is_done.is_set():
+        if self.known is None or not self.known.state.is_final:
             return False
         has_all = self._reader.is_done.is_set()  # asked before the queue: its last line is in it by then
         return self._reader.lines.empty() and (has_all or silent_seconds > _LAST_LINES_SECONDS)
@@ -457,9 +456,6 @@ def _state_line(status: Status) -> str:
     return f"{status.state}{phase}" + (f": {'; for '.join(words)}" if words else "")
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
 class _Drawn:
     """A panel below lines that scroll, drawn four times a second."""
 
@@ -477,7 +473,7 @@ class _Drawn:
     def say(self, text: str) -> None:
         from rich.text import Text
 
-        self._out.print(Text(text, style="yellow"), soft_wrap=True)
+        self._out.print(Text(harmless(text), style="yellow"), soft_wrap=True)
 
     def show(self, status: Status, told: float, trouble: str) -> None:
         from cloudtrain.console.panel import Panel
@@ -495,7 +491,7 @@ def _as_text(line: str) -> Text:
     from rich.text import Text
 
     text = line.rstrip("\r").rpartition("\r")[2]
-    return Text.from_ansi(text) if "\x1b" in text else Text(_CONTROL.sub("", text))
+    return Text.from_ansi(text) if "\x1b" in text else Text(harmless(text))
 
 
 # ---------------------------------------------------------------- the end

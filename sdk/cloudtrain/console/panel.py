@@ -15,6 +15,7 @@ from rich.text import Text
 from cloudtrain.console.view import (
     Row,
     checkpoint_row,
+    harmless,
     limit_row,
     metrics_row,
     progress_row,
@@ -33,7 +34,7 @@ _LEAST_COLUMNS = 34
 """Where the terminal is narrower, a value begins below its label."""
 
 _INDENT = 2
-_MOST_LINES_OF_VALUE = 4
+_MOST_LINES_OF_VALUE = 6
 _BAR_COLUMNS = (10, 40)
 _STYLES = {
     "QUEUED": "bold yellow",
@@ -82,7 +83,7 @@ class Panel:
             if (label, value) == done and self._share is not None:
                 yield from _bar_lines(label, value, self._share, width, console=console, ascii_only=ascii_only)
             else:
-                yield from _lines(label, Text(value), width, console)
+                yield from _lines(label, Text(harmless(value)), width, console)
 
     def _rows(self, now: float) -> Iterator[Row]:
         status = self.status
@@ -124,7 +125,9 @@ def _lines(label: str, value: Text, width: int, console: Console) -> Iterator[Te
     for index, line in enumerate(wrapped):
         line.rstrip()
         start = Text(f"{label:<{indent}}", style=style) if index == 0 and not below else Text(" " * indent)
-        yield Text.assemble(start, line)
+        whole = Text.assemble(start, line)
+        whole.truncate(width)
+        yield whole
 
 
 def _bar_lines(

@@ -73,6 +73,8 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     if status.world_size is not None:
         rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
     rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
+    if progress.first_step:
+        rows.append(("resumed", f"from step {progress.first_step:,}"))
     rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
     rows += [row for row in (checkpoint_row(status, moment),) if row is not None]
     rows += [("" if name == "checkpoint" else name, place) for name, place in place_rows(status)[1:]]

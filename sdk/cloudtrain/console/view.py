@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """What a line is about, and what it says."""
 
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
 _METRICS = 6
 _SOON_SECONDS = 300
+_DAY_SECONDS = 86400
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
@@ -46,13 +49,11 @@ def progress_row(status: Status, now: float) -> Row | None:
     if not done:
         return None
     left = status.seconds_left(now)
-    parts = [done]
-    if left:
-        moment = datetime.fromtimestamp(now + left, tz=UTC)
-        parts.append(f"{format_duration(left)} left (until {moment:%H:%M} UTC)")
-    if status.progress.first_step:
-        parts.append(f"resumed from step {status.progress.first_step}")
-    return "progress", ", ".join(parts)
+    if not left:
+        return "progress", done
+    moment = datetime.fromtimestamp(now + left, tz=UTC)
+    until = f"{moment:%H:%M}" if left < _DAY_SECONDS else f"{moment:%Y-%m-%d %H:%M}"
+    return "progress", f"{done}, {format_duration(left)} left (until {until} UTC)"
 
 
 def limit_row(status: Status, now: float) -> Row | None:
@@ -112,6 +113,11 @@ def spent_row(status: Status, now: float, *, told: float) -> Row | None:
     elif status.usd_per_hour is not None:
         parts.append(f"{status.usd_per_hour:,.2f} USD/h" + (" on demand" if status.is_spot else ""))
     return "spent", ", ".join(parts)
+
+
+def harmless(text: str) -> str:
+    """Return one line without what moves a terminal's cursor or changes its colours."""
+    return _CONTROL.sub("", text)
 
 
 def describe_phases(status: Status, now: float) -> str:
