@@ -150,7 +150,7 @@ def _timed_ending(job: Mapping[str, Any], now: datetime) -> str:
         return _MAX_PENDING
     if job["TrainingJobStatus"] != "Stopping":
         return ""  # one that has ended is told by its secondary status
-    before = [phase for phase in phases if phase.name not in ("Stopping", "Stopped")]
+    before = [phase for phase in phases if phase.started < stopped]
     if _reaches(timedelta(seconds=seconds_on_instances(before, stopped)), limits.get("MaxRuntimeInSeconds")):
         return _MAX_RUNTIME
     return _MAX_WAIT if _reaches(since_created, limits.get("MaxWaitTimeInSeconds")) else ""
