@@ -64,27 +64,85 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
 @pytest.mark.parametrize(
     ("job", "state", "reason"),
     [
-        (described("Stopped", *TRAINED, ("Stopping", 9), ("Uploading", 9), ("MaxRuntimeExceeded", 0)), "STOPPED", "MaxRuntimeExceeded: the run's time (1h) is over"),
+        (
+            described("Stopped", *TRAINED, ("Stopping", 9), ("Uploading", 9), ("MaxRuntimeExceeded", 0)),
+            "STOPPED",
+            "MaxRuntimeExceeded: the run's time (1h) is over",
+        ),
         # The last word is not the limit's, but a transition before it is.
-        (described("Stopped", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9), ("Stopped", 0)), "STOPPED", "MaxRuntimeExceeded: "),
-        (described("Stopping", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9)), "STOPPING", "MaxRuntimeExceeded: "),
+        (
+            described("Stopped", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9), ("Stopped", 0)),
+            "STOPPED",
+            "MaxRuntimeExceeded: ",
+        ),
+        (
+            described("Stopping", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9)),
+            "STOPPING",
+            "MaxRuntimeExceeded: ",
+        ),
         # While it stops nothing names the limit but the time itself.
-        (described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9)), "STOPPING", "MaxRuntimeExceeded: "),
-        (described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9), ("Uploading", 9)), "STOPPING", "MaxRuntimeExceeded: "),
-        (described("Stopping", ("Starting", 7200), ("Stopping", 9), StoppingCondition={"MaxWaitTimeInSeconds": 7200}), "STOPPING", "MaxWaitTimeExceeded: no spot capacity came in cluster.spot.max_wait (2h), nothing was billed"),
-        (described("Stopped", ("Starting", 7200), ("Stopping", 9), ("MaxWaitTimeExceeded", 0)), "STOPPED", "MaxWaitTimeExceeded: no spot capacity came"),
-        (described("Stopped", *TRAINED, *BACK, *BACK, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)), "STOPPED", "MaxWaitTimeExceeded: the time of cluster.spot.max_wait (2h), waiting and training""),
-        (described("Stopped", *TRAINED, ("Interrupted", 0)), "STOPPED", "interrupted: spot capacity was taken away for good"),
+        (
+            described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9)),
+            "STOPPING",
+            "MaxRuntimeExceeded: ",
+        ),
+        (
+            described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9), ("Uploading", 9)),
+            "STOPPING",
+            "MaxRuntimeExceeded: ",
+        ),
+        (
+            described(
+                "Stopping", ("Starting", 7200), ("Stopping", 9), StoppingCondition={"MaxWaitTimeInSeconds": 7200}
+            ),
+            "STOPPING",
+            "MaxWaitTimeExceeded: no spot capacity came in cluster.spot.max_wait (2h), nothing was billed",
+        ),
+        (
+            described("Stopped", ("Starting", 7200), ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
+            "STOPPED",
+            "MaxWaitTimeExceeded: no spot capacity came",
+        ),
+        (
+            described("Stopped", *TRAINED, *BACK, *BACK, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
+            "STOPPED",
+            "MaxWaitTimeExceeded: the time of cluster.spot.max_wait (2h), waiting and training",
+        ),
+        (
+            described("Stopped", *TRAINED, ("Interrupted", 0)),
+            "STOPPED",
+            "interrupted: spot capacity was taken away for good",
+        ),
         (described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopped", 0)), "STOPPED", "interrupted: "),
         # Somebody stops a job that was interrupted once, or waits to come back: that is no interruption.
-        (described("Stopped", *TRAINED, *BACK, ("Stopping", 9), ("Stopped", 0)), "STOPPED", "stopped by request; resume from the last checkpoint"),
-        (described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopping", 9), ("Stopped", 0)), "STOPPED", "stopped by request; "),
+        (
+            described("Stopped", *TRAINED, *BACK, ("Stopping", 9), ("Stopped", 0)),
+            "STOPPED",
+            "stopped by request; resume from the last checkpoint",
+        ),
+        (
+            described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopping", 9), ("Stopped", 0)),
+            "STOPPED",
+            "stopped by request; ",
+        ),
         (described("Stopped", *QUEUED, ("Stopping", 9), ("Stopped", 0)), "STOPPED", "stopped by request"),
-        (described("Stopped", ("Starting", 5), ("Pending", 1796), ("Stopping", 9), ("Stopped", 0)), "STOPPED", "MaxPendingTimeExceeded: no capacity came in cluster.max_pending (30m), nothing was billed"),
+        (
+            described("Stopped", ("Starting", 5), ("Pending", 1796), ("Stopping", 9), ("Stopped", 0)),
+            "STOPPED",
+            "MaxPendingTimeExceeded: no capacity came in cluster.max_pending (30m), nothing was billed",
+        ),
         # A name that botocore does not know yet.
         (described("Stopped", *QUEUED, ("MaxPendingTimeExceeded", 0)), "STOPPED", "MaxPendingTimeExceeded: "),
-        (described("Failed", *TRAINED, ("Failed", 0), FailureReason="CapacityError: Unable to provision"), "FAILED", "CapacityError: "),
-        (described("Failed", *TRAINED, ("Failed", 0), FailureReason="InternalServerError: We encountered"), "FAILED", "InternalServerError: "),
+        (
+            described("Failed", *TRAINED, ("Failed", 0), FailureReason="CapacityError: Unable to provision"),
+            "FAILED",
+            "CapacityError: ",
+        ),
+        (
+            described("Failed", *TRAINED, ("Failed", 0), FailureReason="InternalServerError: We encountered"),
+            "FAILED",
+            "InternalServerError: ",
+        ),
         (described("InProgress", *QUEUED), "QUEUED", "Pending"),
         (described("InProgress", *TRAINED), "RUNNING", "Training"),
         (described("InProgress", *TRAINED, ("Interrupted", 9)), "INTERRUPTED", "Interrupted"),
