@@ -576,6 +576,9 @@ def test_a_checkpoint_that_was_told_is_not_forgotten(capsys: pytest.CaptureFixtu
     forgetful = dataclasses.replace(DONE, progress=dataclasses.replace(DONE.progress, checkpoint=None))
     follow(Run(RUN, Cloud(TRAINING, forgetful)), as_json=True, patience=HURRY)
     assert json.loads(capsys.readouterr().out)["last_checkpoint"]["step"] == 600
+    empty = dataclasses.replace(DONE, progress=fold_events([]))
+    follow(Run(RUN, Cloud(TRAINING, empty)), as_json=True, patience=HURRY)
+    assert json.loads(capsys.readouterr().out)["last_step"] == 610
 
 
 def test_how_it_ends_is_the_exit_code_and_the_one_object(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ draws, prints and listens to Ctrl-C; it never waits for the cloud.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import signal
@@ -36,6 +37,9 @@ Lines = Callable[[], Iterable["LogLine"]]
 """Begins to read a log; called again after an error of the cloud, when it must begin with the same lines."""
 
 _DRAW_SECONDS = 0.25
+_WAIT_SECONDS = 0.05
+"""How long lines are waited for before the rest is looked at: the end of a run is seen so soon."""
+
 _LEAST_POLL_SECONDS = 0.5
 _LAST_LINES_SECONDS = 20.0
 """How long lines are waited for that a run has printed before its end."""
@@ -104,7 +108,7 @@ def _show(threads: _Threads, screen: _Screen, thinner: _Thinner) -> None:
     last_line = time.monotonic()
     while True:
         threads.check()
-        if lines := threads.take_lines(_DRAW_SECONDS):
+        if lines := threads.take_lines(_WAIT_SECONDS):
             last_line = time.monotonic()
             screen.print([line for line in lines if thinner.wants(line)])
         for message in threads.take_messages():
@@ -229,21 +233,23 @@ class _StatusAsker(_Asker):
         while not self.ending.is_set():
             status = self._run.status()
             self.answered()
-            self.status, self.told = _with_checkpoint(status, self.status), time.time()
+            self.status, self.told = _remembering(status, self.status), time.time()
             if status.state.is_final:
                 return
             self.asks_now.wait(max(self._run.poll_seconds, _LEAST_POLL_SECONDS))
             self.asks_now.clear()
 
 
-def _with_checkpoint(status: Status, before: Status | None) -> Status:
-    """Return a status with the newest checkpoint that was ever told: the end of a log may not tell it any more."""
-    import dataclasses
+def _remembering(status: Status, before: Status | None) -> Status:
+    """Return a status with what was told before and is not told now.
 
-    known = before.progress.checkpoint if before is not None else None
-    if known is None or status.progress.checkpoint is not None:
+    The end of a log may not hold the last checkpoint any more, and that of new instances holds nothing at first.
+    """
+    if before is None:
         return status
-    return dataclasses.replace(status, progress=dataclasses.replace(status.progress, checkpoint=known))
+    progress = before.progress if status.progress.last_step is None else status.progress
+    checkpoint = progress.checkpoint or before.progress.checkpoint
+    return dataclasses.replace(status, progress=dataclasses.replace(progress, checkpoint=checkpoint))
 
 
 class _LineAsker(_Asker):
@@ -267,7 +273,7 @@ class _LineAsker(_Asker):
     def _put(self, line: LogLine) -> None:
         while not self.ending.is_set():
             with contextlib.suppress(queue.Full):
-                self.lines.put(line, timeout=_DRAW_SECONDS)
+                self.lines.put(line, timeout=_WAIT_SECONDS)
                 return
 
 
@@ -462,6 +468,7 @@ class _Drawn:
     def __init__(self, out: Console, live: Live) -> None:
         self._out, self._live = out, live
         self._panel: Panel | None = None
+        self._drawn = 0.0
 
     def print(self, lines: Sequence[LogLine]) -> None:
         from rich.text import Text
@@ -483,7 +490,9 @@ class _Drawn:
             self._live.update(self._panel)
             self._live.start()
         self._panel.status, self._panel.told, self._panel.trouble = status, told, trouble
-        self._live.refresh()
+        if time.monotonic() - self._drawn >= _DRAW_SECONDS:
+            self._live.refresh()
+            self._drawn = time.monotonic()
 
 
 def _as_text(line: str) -> Text:
