@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cloudtrain.console.follow import Patience, _as_text, _is_live, _Thinner, follow
+from cloudtrain.console.follow import Patience, _is_live, _segments, _Thinner, follow
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
@@ -618,9 +618,12 @@ def test_a_step_is_told_once_in_ten_seconds_of_the_run() -> None:
 
 
 def test_lines_cannot_move_the_cursor() -> None:
-    assert _as_text("10%|#\r20%|##\r30%|###").plain == "30%|###"
-    assert _as_text("\x1b[31mred\x1b[0m \x1b[2J\x1b[H\x1b[3Aup").plain == "red up"
-    assert _as_text("bell\x07 back\x08 null\x00 tab\tend\r").plain == "bell back null tab\tend"
+    def shown(line: str) -> str:
+        return "".join(segment.text for segment in _segments(line, Console(file=io.StringIO())))
+
+    assert shown("10%|#\r20%|##\r30%|###") == "30%|###\n"
+    assert shown("\x1b[31mred\x1b[0m \x1b[2J\x1b[H\x1b[3Aup") == "red up\n"
+    assert shown("bell\x07 back\x08 null\x00 tab\tend\r") == "bell back null tab\tend\n"
 
 
 @pytest.mark.parametrize("name", ["CI", "JPY_PARENT_PID"])
