@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -205,6 +206,7 @@ class Terminal:
         self.written = b""
         self.process, self._keys = pty.fork()
         if self.process == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background inherits deafness to it
             os.execve(arguments[0], arguments, environment)  # noqa: S606 (no shell is what is wanted)
         fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
