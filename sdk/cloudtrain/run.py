@@ -105,6 +105,8 @@ class Progress:
         first_step: Step that the run started from: 0, or that of the checkpoint it resumed.
         metrics: Latest value by `split/name`.
         failures: Failure events, one per host that reported one.
+        marks: Times (seconds since the epoch) and steps of the last minutes, since the workers started last; the newest
+            is last.
     """
 
     last_step: int | None = None
@@ -117,6 +119,34 @@ class Progress:
     resumed_from: str | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
+    marks: tuple[tuple[float, int], ...] = ()
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return how long the steps that are left will take at the rate of the last minutes; None when that is unknown.
+
+        Evaluations and checkpoints are in the rate. When no step has come for much longer than usual, the rate falls.
+        """
+        if self.total_steps is None or len(self.marks) < 2:  # noqa: PLR2004 (a rate has two ends)
+            return None
+        (began, first), (newest, last) = self.marks[0], self.marks[-1]
+        span, idle = newest - began, max(0.0, now - newest)
+        if span <= 0 or last <= first:
+            return None
+        steps, usual = max(0, self.total_steps - last), span / (len(self.marks) - 1)
+        if idle > _STALLS_AFTER * usual or idle > steps * span / (last - first):
+            span, idle = span + idle, 0.0
+        return steps * span / (last - first) - idle
+
+
+_RATE_SECONDS = 600.0
+"""How far back the rate of steps looks."""
+
+_MARK_SECONDS = 10.0
+"""Least time between two marks, so that a fast run has not many of them."""
+
+_LEAST_MARKS = 5
+_STALLS_AFTER = 3.0
+"""A run is behind its rate when the next step takes this many times as long as steps usually do."""
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> Progress:
@@ -144,6 +174,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
         last_step=event.get("step", 0),
         resumed_from=event.get("resumed_from"),
         failures=(),
+        marks=(),
     )
 
 
@@ -155,7 +186,18 @@ def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
         last_step=event.get("step", progress.last_step),
         last_epoch=event.get("epoch", progress.last_epoch),
         metrics={**progress.metrics, **values},
+        marks=_add_mark(progress.marks, event),
     )
+
+
+def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
+    time_, step = event.get("time"), event.get("step")
+    if not isinstance(time_, int | float) or not isinstance(step, int):
+        return marks
+    kept = marks[:-1] if len(marks) > 1 and marks[-1][0] - marks[-2][0] < _MARK_SECONDS else marks
+    oldest = time_ - _RATE_SECONDS
+    first = next((index for index in range(len(kept)) if kept[index][0] >= oldest), len(kept))
+    return (*kept[max(0, min(first, len(kept) + 1 - _LEAST_MARKS)) :], (float(time_), step))
 
 
 def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -206,12 +248,14 @@ class Phase:
     Attributes:
         ended: None while it lasts.
         detail: What the service says of it.
+        is_billed: Whether instances are paid for in it.
     """
 
     name: str
     started: datetime
     ended: datetime | None = None
     detail: str = ""
+    is_billed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `status --json`."""
@@ -254,6 +298,32 @@ class WarmPool:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """What a run waits for before it can train.
+
+    Attributes:
+        types: Instance types that it may get, the preferred one first.
+        instances: How many of them.
+        until: When it gives up, or None where nothing limits the wait.
+        limit: The field of job.yaml that does, such as `cluster.max_pending`.
+    """
+
+    types: tuple[str, ...]
+    instances: int
+    until: datetime | None = None
+    limit: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `status --json`."""
+        return {
+            "types": list(self.types),
+            "instances": self.instances,
+            "until": self.until.isoformat() if self.until else None,
+            "limit": self.limit or None,
+        }
+
+
+@dataclass(frozen=True)
 class Status:
     """The truth about one run at one moment.
 
@@ -268,6 +338,9 @@ class Status:
         usd_per_hour: Price of all instances together, or None when it is unknown.
         phases: The stages it went through; empty where the backend keeps none.
         warm_pool: The cluster that it leaves behind, or None where it leaves none.
+        waiting: What it waits for, or None when it does not.
+        is_spot: Whether it runs on spare capacity: until the end, costs are those on demand then, which are higher.
+        ends_by: When its limits end it, or None when nothing does or it does not run.
         artifacts: Where model and outputs lie, by name.
     """
 
@@ -285,6 +358,9 @@ class Status:
     usd_per_hour: float | None = None
     phases: tuple[Phase, ...] = ()
     warm_pool: WarmPool | None = None
+    waiting: Waiting | None = None
+    is_spot: bool = False
+    ends_by: datetime | None = None
     world_size: int | None = None
     progress: Progress = Progress()
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -293,6 +369,11 @@ class Status:
     def exit_code(self) -> int | None:
         """0 succeeded, 4 failed, 5 ended early; None while the run goes on."""
         return self.state.exit_code
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run has ended, or is being ended: its reason tells why then, else what it does."""
+        return self.state.is_final or self.state is State.STOPPING
 
     @property
     def reference(self) -> str:
@@ -309,19 +390,45 @@ class Status:
     def usd_at_risk(self, now: float | None = None) -> float | None:
         """Return what would be paid again if the run died now; None when it has ended or the price is unknown.
 
-        It is the price of the time since the last complete checkpoint, or since training started.
+        It is the price of the time since the last complete checkpoint, or since instances were last taken: what an
+        interruption has cost is lost already, and waiting for instances costs nothing.
         """
         if self.usd_per_hour is None or self.started is None or self.state.is_final:
             return None
         moment = time.time() if now is None else now
+        began = self._paid_since()
+        if began is None:
+            return 0.0
         age = self.checkpoint_age(moment)
-        lost = max(0.0, moment - self.started.timestamp())
+        lost = max(0.0, moment - began.timestamp())
         return round(self.usd_per_hour * (lost if age is None else min(age, lost)) / 3600, 2)
+
+    def _paid_since(self) -> datetime | None:
+        """Return since when instances have been paid for without a break, or None when none are."""
+        began = None if self.phases else self.started
+        for phase in self.phases:
+            began = (began or phase.started) if phase.is_billed else None
+        return began
+
+    def cost_by(self, now: float, *, told: float) -> float | None:
+        """Return what the run has cost at a moment after this status was told; both in seconds since the epoch."""
+        if self.cost_usd is None or self.usd_per_hour is None or self.state.is_final or self._paid_since() is None:
+            return self.cost_usd
+        return self.cost_usd + self.usd_per_hour * max(0.0, now - told) / 3600
+
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """Return how long training will take from now on; None when it does not run or that is unknown."""
+        began, marks = self._paid_since(), self.progress.marks
+        is_of_this_attempt = began is None or (bool(marks) and marks[-1][0] >= began.timestamp())
+        if self.state is not State.RUNNING or not is_of_this_attempt:
+            return None
+        return self.progress.seconds_left(time.time() if now is None else now)
 
     def to_json(self, now: float | None = None) -> dict[str, Any]:
         """Return the object that `status --json` prints. `now` is in seconds since the epoch."""
         checkpoint = self.progress.checkpoint
         age = self.checkpoint_age(now)
+        left = self.seconds_left(now)
         return {
             "run": self.run,
             "backend": self.backend,
@@ -339,10 +446,14 @@ class Status:
             "instances": self.instances,
             "phases": [phase.to_json() for phase in self.phases],
             "warm_pool": self.warm_pool.to_json() if self.warm_pool else None,
+            "waiting": self.waiting.to_json() if self.waiting else None,
+            "spot": self.is_spot,
+            "ends_by": self.ends_by.isoformat() if self.ends_by else None,
             "world_size": self.world_size,
             "first_step": self.progress.first_step,
             "last_step": self.progress.last_step,
             "total_steps": self.progress.total_steps,
+            "seconds_left": None if left is None else round(left),
             "last_epoch": self.progress.last_epoch,
             "last_checkpoint": None
             if checkpoint is None or age is None
@@ -480,6 +591,11 @@ class Run:
     def reference(self) -> str:
         """`<backend>:<run id>`."""
         return f"{self.backend}:{self.id}"
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often it makes sense, and is allowed, to ask for the status."""
+        return self._operations.poll_seconds
 
     def status(self) -> Status:
         """Return the present status."""

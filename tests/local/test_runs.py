@@ -439,7 +439,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_come_back(cli: Cli, small: 
     out, err = following.communicate(timeout=30)
     assert following.returncode == 130
     assert f"local:{run} goes on" in err
-    assert f"cloudtrain logs -f local:{run}\n" in err
+    assert f"cloudtrain follow local:{run}\n" in err
     assert "Traceback" not in out + err
     before = cli("status", run, "--json").json
     assert before["state"] == "RUNNING"

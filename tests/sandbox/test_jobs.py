@@ -50,7 +50,7 @@ def _go(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
 
 def test_time_counts_on_instances_only_and_spot_is_billed_less() -> None:
     job, clock = _job(EnableManagedSpotTraining=True)
-    _go(job, clock, (5, "Pending"), (50, "Starting"), (5, "Downloading"), (10, "Training"), (100, "Interrupted"))
+    _go(job, clock, (5, "Pending"), (55, "Downloading"), (10, "Training"), (100, "Interrupted"))
     assert job.status == "InProgress"
     _go(job, clock, (7, "Starting"), (500, "Downloading"), (10, "Training"))
     clock.now += 30
@@ -91,18 +91,38 @@ def test_every_status_is_one_of_awss() -> None:
     assert set(jobs._MESSAGES) <= secondary  # noqa: SLF001
 
 
-def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
-    job, clock = _job(StoppingCondition={"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800})
-    sky = Sky(Weather(capacity_after_seconds=10**6))
-    life = Life(job, Service(folder=tmp_path, environment={}, s3=None, logs=None, sky=sky))
-    life.start()
+def _waiting(tmp_path: Path, weather: Weather, kind: str) -> tuple[TrainingJob, Clock]:
+    limits = {"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800}
+    job, clock = _job(StoppingCondition=limits, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
+    Life(job, Service(folder=tmp_path, environment={}, s3=None, logs=None, sky=Sky(weather))).start()
     until(lambda: job.secondary == "Pending")
+    return job, clock
+
+
+def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
+    job, clock = _waiting(tmp_path, Weather(capacity_after_seconds=10**6), "ml.g5.xlarge")
     clock.now += 1800
     until(lambda: job.is_final)
     assert [entry["Status"] for entry in job.describe()["SecondaryStatusTransitions"]] == [
         *("Starting", "Pending", "Stopping", "Stopped")
     ]
     assert "ModelArtifacts" not in job.describe()
+
+
+def test_the_limit_of_pending_counts_for_accelerated_types_only(tmp_path: Path) -> None:
+    job, clock = _waiting(tmp_path, Weather(capacity_after_seconds=10**6), "ml.m5.large")
+    clock.now += 1800
+    job.stop_asked.wait(0.5)  # several looks of its life
+    assert job.secondary == "Pending"
+    job.stop_asked.set()
+    until(lambda: job.is_final)
+
+
+def test_a_new_job_may_have_waited_already(tmp_path: Path) -> None:
+    job, clock = _waiting(tmp_path, Weather(capacity_after_seconds=10**6, waited_seconds=1790), "ml.g5.xlarge")
+    assert job.describe()["CreationTime"] == job.describe()["SecondaryStatusTransitions"][0]["StartTime"] == -790
+    clock.now += 10
+    until(lambda: job.is_final)
 
 
 # ---------------------------------------------------------------- weather

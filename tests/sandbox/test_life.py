@@ -171,7 +171,7 @@ def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
     sandbox.create("never-comes", FOREVER, StoppingCondition=spot, EnableManagedSpotTraining=True)
     done = sandbox.end_of("never-comes")
     assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
-    assert statuses(done) == ["Starting", "Pending", "MaxWaitTimeExceeded"]
+    assert statuses(done) == ["Starting", "Pending", "Stopping", "MaxWaitTimeExceeded"]
     assert "TrainingStartTime" not in done
 
 
@@ -179,7 +179,7 @@ def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
     sandbox.weather(capacity_after_seconds=1)
     sandbox.create("waits", TRAIN)
     sandbox.secondary("waits", "Pending")
-    assert statuses(sandbox.end_of("waits"))[:4] == ["Starting", "Pending", "Starting", "Downloading"]
+    assert statuses(sandbox.end_of("waits"))[:3] == ["Starting", "Pending", "Downloading"]
     sandbox.weather(capacity_error_after_seconds=0.5)
     sandbox.create("gives-up", TRAIN)
     assert sandbox.end_of("gives-up")["FailureReason"].startswith("CapacityError: Unable to provision")

@@ -37,6 +37,7 @@ def test_help_names_every_command(cli: Cli) -> None:
         "submit",
         "status",
         "logs",
+        "follow",
         "explain",
         "list",
         "stop",

@@ -55,6 +55,11 @@ class Instance:
     architecture: str | None = None
 
     @property
+    def is_accelerated(self) -> bool:
+        """Whether SageMaker counts it as accelerated computing, as `MaxPendingTimeInSeconds` needs."""
+        return bool(self.gpus) or self.neuron
+
+    @property
     def distributions(self) -> tuple[str, ...]:
         """Values of `cluster.distribution` that can work on this type in AWS's containers."""
         if self.neuron or self.architecture == "arm64":

@@ -24,6 +24,7 @@ _COMMANDS = {
     "resume": ("job", "Start a new run from the last checkpoint of one that has ended."),
     "status": ("runs", "Tell the truth about a run."),
     "logs": ("runs", "Print a run's log."),
+    "follow": ("runs", "Come back to a run and watch it to its end."),
     "explain": ("explain", "Tell why a run has failed, and what to do."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),

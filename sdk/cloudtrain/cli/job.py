@@ -150,7 +150,9 @@ def submit(
         )
     runs.print_submitted(run)
     if follow:
-        return runs.follow(run, job=_again(job, instances, overrides), as_json=as_json)
+        from cloudtrain.console.follow import follow as show
+
+        return show(run, job=_again(job, instances, overrides), as_json=as_json)
     if as_json:
         console.print_json(run.status().to_json())
     return 0
@@ -186,7 +188,9 @@ def resume(
     )
     runs.print_submitted(started)
     if follow:
-        return runs.follow(started, job=None, as_json=as_json)
+        from cloudtrain.console.follow import follow as show
+
+        return show(started, job=None, as_json=as_json)
     if as_json:
         console.print_json(started.status().to_json())
     return 0

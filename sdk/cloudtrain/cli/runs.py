@@ -1,4 +1,4 @@
-"""Commands that take a run: status, logs, list, stop."""
+"""Commands that take a run: status, logs, follow, list, stop."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def logs(run: str, follow: bool, raw: bool, host: str | None, as_json: bool) -> 
         console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
         return 0
     return shown.print_logs(handle, lines, follow=follow, raw=raw)
+
+
+@click.command()
+@run_argument
+@json_option
+def follow(run: str, as_json: bool) -> int:
+    """Come back to a run: its log, how it stands, what it costs, until it ends. Ctrl-C leaves it going."""
+    from cloudtrain import api
+    from cloudtrain.console.follow import follow as show
+
+    return show(api.get_run(run), as_json=as_json)
 
 
 @click.command(name="list")

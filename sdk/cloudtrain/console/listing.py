@@ -63,12 +63,18 @@ def _pool(status: Status) -> str:
 
 
 def _one_line(status: Status) -> str:
-    """Return the reason, or how far a run has come."""
-    if status.reason:
-        return status.reason.strip().split("\n")[0]
+    """Return how far a run has come and how long it will take, or why it is in its state."""
+    from cloudtrain.console.view import describe_steps
+    from cloudtrain.units import format_duration
+
     progress = status.progress
-    if progress.last_step is None:
-        return ""
+    if status.reason and (status.is_ending or progress.last_step is None):
+        return status.reason.strip().split("\n")[0]
+    left = status.seconds_left()
     metric = next((name for name in ("test/accuracy", "test/loss", "train/loss") if name in progress.metrics), None)
-    shown = f"  {metric} {progress.metrics[metric]:.4g}" if metric else ""
-    return f"step {progress.last_step}{shown}"
+    parts = [
+        describe_steps(status),
+        "" if left is None else f"{format_duration(left)} left",
+        f"{metric} {progress.metrics[metric]:.4g}" if metric else "",
+    ]
+    return "  ".join(part for part in parts if part)

@@ -1,17 +1,26 @@
-"""What is said of runs: status, lists, logs, and how a followed run goes."""
+"""What is said of runs: status, lists, logs, and why one has failed. How one is followed stands in `follow`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import print_json, program, say, table, table_lines
+from cloudtrain.console import program, say, table, table_lines
 from cloudtrain.console.pools import pool_rows
-from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
+from cloudtrain.console.view import (
+    checkpoint_row,
+    describe_phases,
+    limit_row,
+    progress_row,
+    spent_row,
+    state_rows,
+)
+from cloudtrain.errors import EXIT_INTERRUPTED
+from cloudtrain.run import State
+from cloudtrain.units import format_duration
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cloudtrain.explain import Explanation
     from cloudtrain.run import LogLine, Run, Status
 
@@ -23,91 +32,62 @@ def print_submitted(run: Run) -> None:
     else:
         say(f"{run.reference} submitted")
     called = program()
-    for verb in ("status", "logs -f", "stop"):
+    for verb in ("status", "follow", "stop"):
         say(f"  {called} {verb} {run.reference}")
 
 
 def say_waiting(reason: str, seconds: float) -> None:
     """Print why a submit is tried again, and when."""
-    from cloudtrain.units import format_duration
-
     say(f"no room yet: {reason.strip().splitlines()[0]}; again in {format_duration(max(1, round(seconds)))}")
 
 
 def print_status(status: Status) -> None:
     """Print a run's status as a table."""
-    table(_status_rows(status))
+    table(status_rows(status))
 
 
-def _status_rows(status: Status) -> list[tuple[str, str]]:
-    content = status.to_json()
+def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str]]:
+    """Return a run's status as names and values. `now` is in seconds since the epoch."""
+    moment = time.time() if now is None else now
     progress = status.progress
-    reason = status.reason.strip().splitlines()
+    is_ordinary = status.state is State.RUNNING and progress.last_step is not None
+    reason = [] if is_ordinary else status.reason.strip().splitlines()
     rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
     if len(reason) > 1:
         rows.append(("", f"the traceback is in: {program()} logs {status.reference}"))
+    if phases := describe_phases(status, moment):
+        rows.append(("phases", phases))
+    rows += [row for row in state_rows(status, moment) if row[0] == "for"]
     if status.started is not None:
         ended = f", ended {status.ended:%Y-%m-%d %H:%M:%S %Z}" if status.ended else ""
         rows.append(("started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}{ended}"))
     if status.world_size is not None:
         rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
-    if progress.last_step is not None:
-        resumed = f", resumed from step {progress.first_step}" if progress.first_step else ""
-        epochs = f", {progress.last_epoch} epochs" if progress.last_epoch else ""
-        total = f" of {progress.total_steps}" if progress.total_steps else ""
-        rows.append(("progress", f"step {progress.last_step}{total}{epochs}{resumed}"))
+    rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
+    if progress.first_step:
+        rows.append(("resumed", f"from step {progress.first_step:,}"))
     rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
-    if content["last_checkpoint"] is not None:
-        last = content["last_checkpoint"]
-        rows.append(
-            (
-                "checkpoint",
-                f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s before the end)"
-                if status.ended
-                else f"{last['uri']} (step {last['step']}, {last['age_seconds']:.0f} s ago)",
-            )
-        )
-    rows += [(name, str(place)) for name, place in status.artifacts.items()]
-    if status.cost_usd is not None and status.backend != "local":
-        rows.append(("cost", f"{status.cost_usd:,.2f} USD for {status.billable_seconds} billed seconds"))
-    return rows + pool_rows(status)
+    rows += [row for row in (checkpoint_row(status, moment),) if row is not None]
+    rows += [("" if name == "checkpoint" else name, place) for name, place in place_rows(status)[1:]]
+    spent = spent_row(status, moment, told=moment)
+    return [*rows, *([] if spent is None else [spent]), *pool_rows(status)]
+
+
+def place_rows(status: Status) -> list[tuple[str, str]]:
+    """Return where what a run leaves lies, its name first."""
+    checkpoint = status.progress.checkpoint
+    newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
+    return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
 
 
 def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:
     """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
     try:
         for line in lines:
-            print(f"{line.host}  {line.text if raw else _readable(line)}", flush=follow)
+            print(f"{line.host}  {line.text if raw else readable(line)}", flush=follow)
     except KeyboardInterrupt:
-        return _detached(run)
+        return detached(run, "logs -f")
     return 0
-
-
-def follow(run: Run, *, job: str | None, as_json: bool) -> int:
-    """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
-    from cloudtrain.run import State
-
-    out = _people(as_json=as_json)
-    try:
-        run.wait(until=State.RUNNING, on_change=_show_change)
-        for line in run.logs(follow=True):
-            out.print(f"{line.host}  {_readable(line)}", markup=False, highlight=False, soft_wrap=True)
-        status = run.wait()
-    except KeyboardInterrupt:
-        if as_json:
-            print_json(run.status().to_json())
-        return _detached(run)
-    _summary(out, status, job)
-    if status.exit_code == EXIT_RUN_FAILED:
-        _explain(out, run)
-    if as_json:
-        print_json(status.to_json())
-    return status.exit_code or 0
-
-
-def _show_change(status: Status) -> None:
-    if not status.state.is_final:
-        say(f"{status.state}{': ' if status.reason else ''}{status.reason}")
 
 
 def wait_for_end(run: Run) -> Status:
@@ -119,46 +99,22 @@ def wait_for_end(run: Run) -> Status:
     return run.wait()
 
 
-def _detached(run: Run) -> int:
+def detached(run: Run, verb: str) -> int:
+    """Say that a run goes on and by which verb to come back; return the exit code."""
     say("")
-    say(f"{run.reference} goes on. To come back: {program()} logs -f {run.reference}")
+    say(f"{run.reference} goes on. To come back: {program()} {verb} {run.reference}")
     say(f"To end it: {program()} stop {run.reference}")
     return EXIT_INTERRUPTED
 
 
-def _people(*, as_json: bool) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=as_json)
-
-
-def _summary(out: Console, status: Status, job: str | None) -> None:
-    """Print how a followed run has ended, and what to type next. Paths stay whole, so that they can be copied."""
-    lines = ["", *table_lines(_status_rows(status)), "", f"next: {_next_command(status, job)}"]
-    for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _explain(out: Console, run: Run) -> None:
-    """Print why a followed run has failed. What cannot be read does not hide how it ended."""
-    from cloudtrain import api
-    from cloudtrain.errors import CloudError
-
-    try:
-        lines = _explanation_lines(api.explain(run), run.reference)
-    except CloudError as error:
-        lines = [f"not explained: {error}"]
-    for line in ("", *lines):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def print_explanation(found: Explanation, reference: str) -> None:
     """Print why a run has failed, and what to do."""
-    for line in _explanation_lines(found, reference):
+    for line in explanation_lines(found, reference):
         print(line)
 
 
-def _explanation_lines(found: Explanation, reference: str) -> list[str]:
+def explanation_lines(found: Explanation, reference: str) -> list[str]:
+    """Return why a run has failed, and what to do, as lines."""
     rows = [("state", f"{found.state}: {found.message}" if found.message else str(found.state))]
     if found.failure is not None:
         rows.append(("why", found.failure.words))
@@ -190,7 +146,8 @@ def _spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _next_command(status: Status, job: str | None) -> str:
+def next_command(status: Status, job: str | None) -> str:
+    """Return what to type after a run has ended. `job` are the words that name the job again."""
     if status.exit_code == 0 and status.backend == "local" and job is not None:
         return f"{program()} plan {job}   (the same job on SageMaker: what would be sent, and its price)"
     if status.exit_code == 0 or status.progress.checkpoint is None:
@@ -198,7 +155,7 @@ def _next_command(status: Status, job: str | None) -> str:
     return f"{program()} resume {status.reference}"
 
 
-def _readable(line: LogLine) -> str:
+def readable(line: LogLine) -> str:
     """Return a log line as people read it."""
     from cloudtrain_runtime.contract import parse_event
 

@@ -138,6 +138,9 @@ def _of_stop(status: Status, facts: Facts) -> Explanation:
     if status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
         action = f"Raise [cluster.spot.max_wait] or do without cluster.spot, and {goes_on}."
         return _bare(status, FailureClass.SPOT, status.reason, _fill(action, facts, {}))
+    if status.reason.startswith("MaxPendingTimeExceeded"):
+        action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
+        return _bare(status, FailureClass.CAPACITY, status.reason, _fill(action, facts, {}))
     action = f"Nothing went wrong; {goes_on}." if status.progress.checkpoint is not None else ""
     return _bare(status, None, status.reason or "stopped by request", _fill(action, facts, {}))
 

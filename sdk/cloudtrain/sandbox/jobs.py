@@ -46,14 +46,16 @@ _ENDS = {
 }
 """TrainingJobStatus by the secondary status that a job ends with (AWS's reference of DescribeTrainingJob)."""
 
+# That every end by a limit goes through Stopping, also of a job that never got instances: "Managed Spot Training
+# Lifecycle" in SageMaker's developer guide, read 2026-11.
 _NEXT: Mapping[str, frozenset[str]] = {
     "": frozenset({"Starting"}),
-    "Starting": frozenset({"Pending", "Downloading", "Stopping", "Failed", "MaxWaitTimeExceeded"}),
-    "Pending": frozenset({"Starting", "Stopping", "Stopped", "Failed", "MaxWaitTimeExceeded"}),
+    "Starting": frozenset({"Pending", "Downloading", "Stopping", "Failed"}),
+    "Pending": frozenset({"Downloading", "Stopping", "Failed"}),
     "Downloading": frozenset({"Training", "Stopping", "Failed"}),
     "Training": frozenset({"Uploading", "Interrupted", "Restarting", "Stopping", "Failed"}),
-    "Interrupted": frozenset({"Starting", "Stopping", "Failed", "MaxWaitTimeExceeded"}),
-    "Restarting": frozenset({"Starting", "Stopping", "Failed", "MaxWaitTimeExceeded"}),
+    "Interrupted": frozenset({"Starting", "Stopping", "Failed"}),
+    "Restarting": frozenset({"Starting", "Stopping", "Failed"}),
     "Stopping": frozenset({"Uploading", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
     "Uploading": frozenset({"Completed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
 }
@@ -229,6 +231,18 @@ class TrainingJob:
                 raise ValueError(f"{self.name} has no warm pool that is {AVAILABLE}")
             self._pool.keep_for(seconds)
             self.modified = self.clock()
+
+    def tell(self, message: str) -> None:
+        """Replace the message of the present status."""
+        with self._lock:
+            self._transitions[-1].message = message
+            self.modified = self.clock()
+
+    def begin_earlier(self, seconds: float) -> None:
+        """Let a new job have been created so long ago."""
+        with self._lock:
+            self.created -= seconds
+            self._transitions[0].started -= seconds
 
     def _keep_time(self, secondary: str, now: float) -> None:
         """Count training time from the download on, as AWS bills it; not while a job waits for instances."""

@@ -81,6 +81,7 @@ class Life:
         self._retries = int(job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0))
         self._has_died = self._is_dead = False
         self._process: subprocess.Popen[bytes] | None = None
+        job.begin_earlier(service.sky.weather.waited_seconds)
         self._thread = threading.Thread(target=self._run, name=job.name, daemon=True)
 
     def start(self) -> None:
@@ -118,8 +119,9 @@ class Life:
     def _wait_for_instances(self) -> bool:
         """Wait until there are instances; return False when the job has ended meanwhile."""
         job = self.job
-        since = job.clock()
+        since = job.created
         if job.secondary in ("Interrupted", "Restarting"):
+            since = job.clock()
             job.enter("Starting")
         while True:
             weather = self._service.sky.weather
@@ -129,7 +131,7 @@ class Life:
             if job.stop_asked.is_set():
                 self._end_early("Stopped")
             elif self._waits_too_long():
-                job.enter(_MAX_WAIT)
+                self._end_early(_MAX_WAIT)
             elif self._pends_too_long(waited):
                 self._end_early("Stopped")
             elif self._is_first and self._service.pools.take(job):
@@ -151,9 +153,9 @@ class Life:
         return self._attempts == 0
 
     def _begin(self) -> bool:
-        """Leave the queue, now that there are instances."""
+        """Say that there are instances now."""
         if self.job.secondary == "Pending":
-            self.job.enter("Starting")
+            self.job.tell("Preparing the instances for training")
         return True
 
     def _waits_too_long(self) -> bool:
@@ -162,6 +164,9 @@ class Life:
         return self.job.is_spot and limit is not None and self.job.clock() - self.job.created >= limit
 
     def _pends_too_long(self, waited: float) -> bool:
+        """Whether the wait is over: a limit that counts for accelerated types only (botocore's StoppingCondition)."""
+        if not any(_is_accelerated(name) for name, _ in self.job.choices):
+            return False
         limit = self.job.limit("MaxPendingTimeInSeconds")
         return limit is not None and waited >= limit
 
@@ -360,7 +365,10 @@ def _mirrored(request: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-_ACCELERATED = ("ml.p", "ml.g", "ml.trn")
+def _is_accelerated(name: str) -> bool:
+    """Whether instances of a type are scarce, as the service counts it; one that is unknown is."""
+    instance = catalog.find_instance(name)
+    return instance is None or instance.is_accelerated
 
 
 def _waits_for_none(job: TrainingJob) -> bool:
@@ -369,7 +377,7 @@ def _waits_for_none(job: TrainingJob) -> bool:
     Source: AWS's guide, "Instance preference lists for training jobs", Waiting for capacity.
     """
     has_list = "InstancePreferences" in job.request["ResourceConfig"]
-    return has_list and not any(name.startswith(_ACCELERATED) for name, _ in job.choices)
+    return has_list and not any(_is_accelerated(name) for name, _ in job.choices)
 
 
 def _read_outcome(root: Path) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Weather:
     Attributes:
         seed: Decides what the probabilities decide: the same seed and order of calls give the same faults.
         capacity_after_seconds: How long each wait for instances takes; a job is Pending meanwhile.
+        waited_seconds: How long a new job has waited already: it was created so much earlier. It shows the end of a
+            long wait, such as of `cluster.max_pending`, soon.
         capacity_error_after_seconds: When such a wait ends with CapacityError, or None.
         no_capacity_types: Instance types of which there are none: who wants only these waits.
         interrupt_at_step: Steps at which a spot job loses its instances: the first attempt at the first, and so on.
@@ -49,6 +51,7 @@ class Weather:
 
     seed: int = 0
     capacity_after_seconds: float = 0.0
+    waited_seconds: float = 0.0
     capacity_error_after_seconds: float | None = None
     no_capacity_types: tuple[str, ...] = ()
     interrupt_at_step: tuple[int, ...] = ()
@@ -181,6 +184,7 @@ def _calls(name: str, value: Any) -> dict[str, float]:
 _READERS: Mapping[str, Any] = {
     "seed": _whole,
     "capacity_after_seconds": _number,
+    "waited_seconds": _number,
     "capacity_error_after_seconds": _maybe_number,
     "no_capacity_types": _types,
     "interrupt_at_step": _steps,

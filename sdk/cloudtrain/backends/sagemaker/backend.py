@@ -7,6 +7,7 @@ import dataclasses
 import heapq
 import importlib.util
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -20,7 +21,17 @@ from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by
 from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
 from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
-from cloudtrain.backends.sagemaker.states import FINAL_STATES, map_state, read_phases, read_reason, seconds_on_instances
+from cloudtrain.backends.sagemaker.states import (
+    FINAL_STATES,
+    map_state,
+    read_end,
+    read_instances,
+    read_phases,
+    read_reason,
+    read_state,
+    read_waiting,
+    seconds_on_instances,
+)
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
@@ -73,6 +84,7 @@ class SageMakerBackend:
         self._session_: Any = session
         self._clients: dict[str, Any] = {}
         self._queues = Queues(settings, self._client, self._expected_owner())
+        self._making = threading.RLock()  # a session is not made for threads, its clients are
 
     def check_ready(self) -> None:
         """Check that settings and credentials are there, before anything is packed.
@@ -251,11 +263,10 @@ class SageMakerBackend:
         """Return the present status of a training job."""
         job = self._describe(run)
         progress = self._progress(run)
-        instance_type, known = read_cluster(job["ResourceConfig"])
-        instances = known or 1
+        instance_type, _ = read_cluster(job["ResourceConfig"])
+        instances = read_instances(job)
         instance = catalog.find_instance(instance_type or "")
-        now = datetime.now(UTC)
-        phases = read_phases(job)
+        phases, now = read_phases(job), datetime.now(UTC)
         billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
         price = self.prices.usd_per_hour(instance_type or "", self.settings.region or "")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
@@ -263,8 +274,8 @@ class SageMakerBackend:
         return Status(
             run=run,
             backend=self.name,
-            state=map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")),
-            reason=read_reason(job),
+            state=read_state(job),
+            reason=read_reason(job, now),
             created=job.get("CreationTime"),
             started=job.get("TrainingStartTime"),
             ended=job.get("TrainingEndTime"),
@@ -275,6 +286,9 @@ class SageMakerBackend:
             usd_per_hour=None if price is None else round(price * instances, 4),
             phases=phases,
             warm_pool=read_pool(job, None if price is None else price * instances, now),
+            waiting=read_waiting(job),
+            is_spot=bool(job.get("EnableManagedSpotTraining")),
+            ends_by=read_end(job, now),
             world_size=progress.world_size or (instance.gpus * instances if instance and instance.gpus else None),
             progress=progress,
             artifacts={
@@ -453,15 +467,16 @@ class SageMakerBackend:
         return self._session_
 
     def _client(self, service: str) -> Any:
-        if service not in self._clients:
-            from botocore.config import Config
+        with self._making:
+            if service not in self._clients:
+                from botocore.config import Config
 
-            if self.settings.region is None:
-                raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
-            with aws_errors(f"reach {service}"):
-                config = Config(retries={"mode": "standard", "max_attempts": 5})
-                self._clients[service] = make_client(self._session(), service, config=config)
-        return self._clients[service]
+                if self.settings.region is None:
+                    raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
+                with aws_errors(f"reach {service}"):
+                    config = Config(retries={"mode": "standard", "max_attempts": 5})
+                    self._clients[service] = make_client(self._session(), service, config=config)
+            return self._clients[service]
 
 
 def _newest_of_first_host(streams: list[str]) -> str:

@@ -45,19 +45,19 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
 def status_of(job: Mapping[str, Any], backend: str) -> Status:
     """Return what an entry of a list tells; most of them tell little."""
     instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
-    state = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+    state, now = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")), datetime.now(UTC)
     has_reason = "SecondaryStatusTransitions" in job and state is not State.SUCCEEDED
     return Status(
         run=job["TrainingJobName"],
         backend=backend,
         state=state,
-        reason=read_reason(job) if has_reason else "",
+        reason=read_reason(job, now) if has_reason else "",
         created=job.get("CreationTime"),
         started=job.get("TrainingStartTime"),
         ended=job.get("TrainingEndTime"),
         instance_type=instance_type,
         instances=instances,
-        warm_pool=read_pool(job, None, datetime.now(UTC)),
+        warm_pool=read_pool(job, None, now),
     )
 
 

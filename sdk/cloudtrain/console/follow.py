@@ -1,0 +1,546 @@
+"""A run followed to its end: its log, below it on a terminal how it stands, at the end how it ended and why.
+
+Two threads ask the cloud, one for the status and one for log lines, so that neither waits for the other. This one
+draws, prints and listens to Ctrl-C; it never waits for the cloud.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from cloudtrain.console import print_json, print_json_error, program, say, table_lines
+from cloudtrain.console.runs import detached, explanation_lines, next_command, place_rows, readable, status_rows
+from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
+from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.segment import Segment
+
+    from cloudtrain.console.panel import Panel
+    from cloudtrain.run import LogLine, Run, Status
+
+Lines = Callable[[], Iterable["LogLine"]]
+"""Begins to read a log; called again after an error of the cloud, when it must begin with the same lines."""
+
+_DRAW_SECONDS = 0.25
+_WAIT_SECONDS = 0.05
+"""How long lines are waited for before the rest is looked at: the end of a run is seen so soon."""
+
+_LEAST_POLL_SECONDS = 0.5
+_LAST_LINES_SECONDS = 20.0
+"""How long lines are waited for that a run has printed before its end."""
+
+_STEP_SECONDS = 10.0
+"""Least time of the run between two lines that tell a step."""
+
+_PROGRESS_SECONDS = 60.0
+_SILENCE_SECONDS = 300.0
+"""When something is said where nothing has happened: some CI ends jobs that are silent for ten minutes."""
+
+_BATCH = 500
+_QUEUED = 10_000
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How errors of the cloud are waited out: first this long, then longer each time, and how long in all."""
+
+    first_seconds: float = 2.0
+    longest_seconds: float = 60.0
+    all_seconds: float = 600.0
+
+
+def follow(
+    run: Run,
+    *,
+    as_json: bool,
+    job: str | None = None,
+    lines: Lines | None = None,
+    every_line: bool = False,
+    patience: Patience = Patience(),
+) -> int:
+    """Show a run until it ends; return the exit code. Ctrl-C leaves the run going.
+
+    Args:
+        run: What to follow; one that has ended is shown as it has.
+        as_json: Print people's text to standard error, and one JSON object at the end.
+        job: The words that name the job again, for what to type next, where there is a job file.
+        lines: Reads the log; by default all of it.
+        every_line: Show each step, not only one each ten seconds.
+        patience: How errors of the cloud are waited out.
+
+    Raises:
+        CloudError: the cloud has refused or not answered for too long. The run goes on.
+    """
+    threads = _Threads(run, lines or (lambda: run.logs(follow=True)), patience)
+    out = _people(as_json=as_json)
+    try:
+        with _screen(out) as screen, threads:
+            _show(threads, screen, _Thinner(0.0 if every_line else _STEP_SECONDS))
+            status = threads.status
+    except KeyboardInterrupt:
+        _deafen()
+        return _detach(run, threads.known, as_json=as_json)
+    _summary(out, status, job, is_drawn=_is_live(out))
+    if status.exit_code == EXIT_RUN_FAILED:
+        _explain(out, run)
+    if as_json:
+        print_json(status.to_json())
+    return status.exit_code or 0
+
+
+def _show(threads: _Threads, screen: _Screen, thinner: _Thinner) -> None:
+    """Show what the threads bring until the run has ended and its last lines are here."""
+    last_line = time.monotonic()
+    while True:
+        threads.check()
+        if lines := threads.take_lines(_WAIT_SECONDS):
+            last_line = time.monotonic()
+            screen.print([line for line in lines if thinner.wants(line)])
+        for message in threads.take_messages():
+            screen.say(message)
+        if threads.known is not None:
+            screen.show(threads.known, threads.told, threads.trouble)
+        if threads.is_over(silent_seconds=time.monotonic() - last_line):
+            return
+
+
+def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
+    """Say how to come back. Nothing is asked any more: whoever presses Ctrl-C wants to leave now."""
+    if as_json and status is not None:
+        print_json(status.to_json())
+    elif as_json:
+        print_json_error(
+            "interrupted before the state was known", f"cloudtrain status {run.reference}", EXIT_INTERRUPTED
+        )
+    return detached(run, "follow")
+
+
+def _deafen() -> None:
+    """Hear no further Ctrl-C: this process ends, and the terminal must be left whole."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+# ---------------------------------------------------------------- asking the cloud
+
+
+class _Outage:
+    """What is said of errors of the cloud: once when they begin, whoever meets them first, and once when they end."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._without: set[str] = set()
+
+    def begin(self, name: str, error: CloudError) -> None:
+        """Take note that something is not answered."""
+        with self._lock:
+            if not self._without:
+                self.messages.put(f"{error.message} (trying again; the run goes on)")
+            self._without.add(name)
+
+    def end(self, name: str) -> None:
+        """Take note that it is answered again."""
+        with self._lock:
+            self._without.discard(name)
+            if not self._without:
+                self.messages.put("it answers again")
+
+
+class _Asker(threading.Thread):
+    """Asks for one thing in a thread of its own, and waits out errors of the cloud.
+
+    Attributes:
+        trouble: What the cloud says instead of an answer; empty when it answers.
+        error: What ended it, if it did not end by itself.
+    """
+
+    def __init__(self, name: str, patience: Patience, outage: _Outage) -> None:
+        super().__init__(name=name, daemon=True)
+        self.trouble = ""
+        self.error: Exception | None = None
+        self.is_done = threading.Event()
+        self.ending = threading.Event()
+        self._patience = patience
+        self._outage = outage
+        self._since: float | None = None
+        self._wait_seconds = patience.first_seconds
+
+    def run(self) -> None:
+        """Work until it is done, or the cloud has not answered for too long."""
+        try:
+            while not self.ending.is_set():
+                try:
+                    self.work()
+                except CloudError as error:
+                    self._wait_out(error)
+                else:
+                    return
+        except Exception as error:  # noqa: BLE001 (told by the thread that draws, see `_Threads.check`)
+            self.error = error
+        finally:
+            self.is_done.set()
+
+    def work(self) -> None:
+        """Ask until there is no more to ask for."""
+        raise NotImplementedError
+
+    def answered(self) -> None:
+        """Take note that the cloud answers."""
+        if self._since is not None:
+            self._outage.end(self.name)
+        self.trouble, self._since, self._wait_seconds = "", None, self._patience.first_seconds
+
+    def _wait_out(self, error: CloudError) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            self._outage.begin(self.name, error)
+        left = self._patience.all_seconds - (now - self._since)
+        if left <= 0:
+            raise error
+        self.trouble = error.message
+        self.ending.wait(min(self._wait_seconds, left))
+        self._wait_seconds = min(2 * self._wait_seconds, self._patience.longest_seconds)
+
+
+class _StatusAsker(_Asker):
+    """Asks for the status again and again until the run has ended."""
+
+    def __init__(self, run: Run, patience: Patience, outage: _Outage) -> None:
+        super().__init__("the status", patience, outage)
+        self._run = run
+        self.status: Status | None = None
+        self.told = 0.0
+        self.asks_now = threading.Event()
+
+    def work(self) -> None:
+        while not self.ending.is_set():
+            status = self._run.status()
+            self.answered()
+            self.status, self.told = _remembering(status, self.status), time.time()
+            if status.state.is_final:
+                return
+            self.asks_now.wait(max(self._run.poll_seconds, _LEAST_POLL_SECONDS))
+            self.asks_now.clear()
+
+
+def _remembering(status: Status, before: Status | None) -> Status:
+    """Return a status with what was told before and is not told now.
+
+    The end of a log may not hold the last checkpoint any more, and that of new instances holds nothing at first.
+    """
+    if before is None:
+        return status
+    progress = before.progress if status.progress.last_step is None else status.progress
+    checkpoint = progress.checkpoint or before.progress.checkpoint
+    return dataclasses.replace(status, progress=dataclasses.replace(progress, checkpoint=checkpoint))
+
+
+class _LineAsker(_Asker):
+    """Reads the log to its end. Begins anew after an error and passes over what it has brought already."""
+
+    def __init__(self, lines: Lines, patience: Patience, outage: _Outage) -> None:
+        super().__init__("the log", patience, outage)
+        self._lines = lines
+        self._brought: Counter[str] = Counter()
+        self.lines: queue.Queue[LogLine] = queue.Queue(_QUEUED)
+
+    def work(self) -> None:
+        passed: Counter[str] = Counter()
+        for line in self._lines():
+            self.answered()
+            passed[line.host] += 1
+            if passed[line.host] > self._brought[line.host]:
+                self._put(line)
+                self._brought[line.host] += 1
+
+    def _put(self, line: LogLine) -> None:
+        while not self.ending.is_set():
+            with contextlib.suppress(queue.Full):
+                self.lines.put(line, timeout=_WAIT_SECONDS)
+                return
+
+
+class _Threads:
+    """The two that ask, as the thread that draws sees them."""
+
+    def __init__(self, run: Run, lines: Lines, patience: Patience) -> None:
+        self._reference = run.reference
+        self._outage = _Outage()
+        self._asker = _StatusAsker(run, patience, self._outage)
+        self._reader = _LineAsker(lines, patience, self._outage)
+
+    def __enter__(self) -> None:
+        self._asker.start()
+        self._reader.start()
+
+    def __exit__(self, *_: object) -> None:
+        for thread in (self._asker, self._reader):
+            thread.ending.set()
+        self._asker.asks_now.set()
+
+    @property
+    def known(self) -> Status | None:
+        """The newest status, or None before the first."""
+        return self._asker.status
+
+    @property
+    def status(self) -> Status:
+        """The newest status, once there is one."""
+        if self._asker.status is None:
+            raise RuntimeError("no status was told")
+        return self._asker.status
+
+    @property
+    def told(self) -> float:
+        """When it was told, in seconds since the epoch."""
+        return self._asker.told
+
+    @property
+    def trouble(self) -> str:
+        """What the cloud says instead of a newer status; empty when it answers."""
+        return self._asker.trouble
+
+    def check(self) -> None:
+        """Raise what ended a thread too early.
+
+        Raises:
+            CloudError: the cloud has not told the status for too long.
+        """
+        error = self._asker.error
+        if isinstance(error, CloudError):
+            hint = f"the run goes on; to come back to it: {program()} follow {self._reference}"
+            raise CloudError(error.message, f"{error.hint}\n  {hint}" if error.hint else hint) from error
+        if error is not None:
+            raise error
+        if isinstance(self._reader.error, CloudError):
+            self._outage.messages.put(f"the log is not read any more: {self._reader.error.message}")
+            self._reader.error = None
+        elif self._reader.error is not None:
+            raise self._reader.error
+        if self._reader.is_done.is_set() and not self._asker.is_done.is_set():
+            self._asker.asks_now.set()  # it has seen the end
+
+    def take_lines(self, seconds: float) -> list[LogLine]:
+        """Return the lines that have come, at most so many at a time; wait for the first."""
+        lines: list[LogLine] = []
+        with contextlib.suppress(queue.Empty):
+            lines.append(self._reader.lines.get(timeout=seconds))
+            while len(lines) < _BATCH:
+                lines.append(self._reader.lines.get_nowait())
+        return lines
+
+    def take_messages(self) -> Iterator[str]:
+        """Yield what is to be said once."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._outage.messages.get_nowait()
+
+    def is_over(self, *, silent_seconds: float) -> bool:
+        """Whether the run has ended and its last lines are here, or do not come."""
+        if self.known is None or not self.known.state.is_final:
+            return False
+        has_all = self._reader.is_done.is_set()  # asked before the queue: its last line is in it by then
+        return self._reader.lines.empty() and (has_all or silent_seconds > _LAST_LINES_SECONDS)
+
+
+# ---------------------------------------------------------------- showing
+
+
+class _Screen(Protocol):
+    """Where a followed run is shown."""
+
+    def print(self, lines: Sequence[LogLine]) -> None:
+        """Print log lines."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Print a line for people."""
+        ...
+
+    def show(self, status: Status, told: float, trouble: str) -> None:
+        """Show how the run stands; `told` is when that was said."""
+        ...
+
+
+class _Thinner:
+    """Lets through one line in so many seconds, by the run's own time, of those that tell a step."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: float | None = None
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether to show a line."""
+        event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+        if event is None or event["event"] != "step" or not isinstance(event.get("time"), int | float):
+            return True
+        if self._last is not None and 0 <= event["time"] - self._last < self._seconds:
+            return False
+        self._last = event["time"]
+        return True
+
+
+@contextlib.contextmanager
+def _screen(out: Console) -> Iterator[_Screen]:
+    """Give a panel on a terminal, and plain lines elsewhere. Whatever happens, the terminal is whole afterwards."""
+    if not _is_live(out):
+        yield _Plain(out)
+        return
+    from rich.live import Live
+
+    live = Live(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=sys.stderr.isatty())
+    terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield _Drawn(out, live)
+    except KeyboardInterrupt:
+        _deafen()
+        raise
+    finally:
+        live.stop()
+        signal.signal(signal.SIGTERM, terminated)
+
+
+def _is_live(out: Console) -> bool:
+    """Whether a panel can be drawn over and over: not into a pipe, a notebook or the log of a CI."""
+    is_read_later = bool(os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"))
+    return out.file.isatty() and out.is_terminal and not out.is_dumb_terminal and not is_read_later
+
+
+class _Plain:
+    """Lines, where nothing can be drawn over: log lines, and now and then how the run stands."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._shown: tuple[str, ...] = ()
+        self._said = time.monotonic()
+
+    def print(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            print(f"{line.host}  {readable(line)}", file=self._out.file)
+        self._out.file.flush()
+
+    def say(self, text: str) -> None:
+        say(text)
+        self._said = time.monotonic()
+
+    def show(self, status: Status, told: float, trouble: str) -> None:  # noqa: ARG002 (said once, when it came)
+        if status.state.is_final:
+            return
+        phase = status.phases[-1].name if status.phases else ""
+        shown = (str(status.state), phase, status.reason)
+        silent = time.monotonic() - self._said
+        if shown != self._shown:
+            self._shown = shown
+            self.say(_state_line(status))
+        elif (row := progress_row(status, time.time())) is not None and silent >= _PROGRESS_SECONDS:
+            self.say(f"{row[0]}: {row[1]}")
+        elif silent >= _SILENCE_SECONDS:
+            self.say(f"{status.state}: {describe_phases(status, time.time())}")
+
+
+def _state_line(status: Status) -> str:
+    """Return the state in one line: `QUEUED (Pending): Training job waiting for capacity; for 2 x ml.p4d.24xlarge`."""
+    phase = f" ({status.phases[-1].name})" if status.phases else ""
+    words = [value for label, value in state_rows(status, time.time()) if label != str(status.state)]
+    return f"{status.state}{phase}" + (f": {'; for '.join(words)}" if words else "")
+
+
+class _Drawn:
+    """A panel below lines that scroll, drawn four times a second."""
+
+    def __init__(self, out: Console, live: Live) -> None:
+        self._out, self._live = out, live
+        self._panel: Panel | None = None
+        self._drawn = 0.0
+
+    def print(self, lines: Sequence[LogLine]) -> None:
+        from rich.segment import Segment, Segments
+        from rich.style import Style
+
+        dim, segments = Style(dim=True), []
+        for line in lines:
+            segments.append(Segment(f"{line.host}  ", dim))
+            segments += _segments(readable(line), self._out)
+        if lines:
+            self._out.print(Segments(segments), soft_wrap=True, end="")
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self._out.print(Text(harmless(text), style="yellow"), soft_wrap=True)
+
+    def show(self, status: Status, told: float, trouble: str) -> None:
+        from cloudtrain.console.panel import Panel
+
+        if self._panel is None:
+            self._panel = Panel(status, told)
+            self._live.update(self._panel)
+            self._live.start()
+        self._panel.status, self._panel.told, self._panel.trouble = status, told, trouble
+        if time.monotonic() - self._drawn >= _DRAW_SECONDS:
+            self._live.refresh()
+            self._drawn = time.monotonic()
+
+
+def _segments(line: str, out: Console) -> Iterator[Segment]:
+    """Yield a line with its colours, and with nothing that moves the cursor; of a bar drawn over and over the last.
+
+    Text that has no colours goes past rich's own, which takes five times as long.
+    """
+    from rich.segment import Segment
+    from rich.text import Text
+
+    text = line.rstrip("\r").rpartition("\r")[2]
+    if "\x1b" in text:
+        yield from Text.from_ansi(text).render(out)
+    else:
+        yield Segment(harmless(text))
+    yield Segment.line()
+
+
+# ---------------------------------------------------------------- the end
+
+
+def _people(*, as_json: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=as_json)
+
+
+def _summary(out: Console, status: Status, job: str | None, *, is_drawn: bool) -> None:
+    """Print how a followed run has ended, and what to type next. Paths stay whole, so that they can be copied.
+
+    What the panel has told, whose last state stays, is not told again.
+    """
+    rows = place_rows(status) if is_drawn else status_rows(status)
+    for line in ["", *table_lines(rows), "", f"next: {next_command(status, job)}"]:
+        print(line, file=out.file)
+
+
+def _explain(out: Console, run: Run) -> None:
+    """Print why a followed run has failed. What cannot be read does not hide how it ended."""
+    from cloudtrain import api
+
+    try:
+        lines = explanation_lines(api.explain(run), run.reference)
+    except CloudError as error:
+        lines = [f"not explained: {error}"]
+    for line in ("", *lines):
+        print(line, file=out.file)

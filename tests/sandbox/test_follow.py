@@ -1,0 +1,283 @@
+"""Runs followed to their ends: each end has its reason, its exit code and what to do; a terminal is left whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_support import Served
+from support import command, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.aws]
+
+JOB = """\
+name: follow
+code: {script: job.py}
+cluster: {instance_type: ml.g5.xlarge, CLUSTER}
+limits: {runtime: RUNTIME}
+"""
+WAITS = """
+import time
+print('CLOUDTRAIN {"event": "step", "step": 1}', flush=True)
+time.sleep(100)
+"""
+BREAKS = """
+raise KeyError("no such column")
+"""
+
+WriteJob = Callable[..., Path]
+
+
+@pytest.fixture
+def write(job: WriteJob) -> WriteJob:
+    def write(script: str = WAITS, cluster: str = "instances: 1", runtime: str = "10m") -> Path:
+        return job(JOB.replace("CLUSTER", cluster).replace("RUNTIME", runtime), job_py=script)
+
+    return write
+
+
+@dataclass
+class Following:
+    """A `submit --follow --json` that runs."""
+
+    process: subprocess.Popen[str]
+    sandbox: Served
+    name: str = ""
+
+    def reaches(self, *secondary: str) -> None:
+        """Wait until the job has a secondary status, then let the sandbox tell its name."""
+        client = self.sandbox.client("sagemaker")
+
+        def is_there() -> bool:
+            newest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending")["TrainingJobSummaries"]
+            found = [each for each in newest if each["TrainingJobName"].startswith("follow-")]
+            self.name = found[0]["TrainingJobName"] if found else ""
+            return bool(self.name) and self.sandbox.describe(self.name)["SecondaryStatus"] in secondary
+
+        until(is_there, 60)
+
+    def end(self) -> tuple[int, dict[str, Any], str]:
+        """Return exit code, the one object, and the text for people."""
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, json.loads(out), err
+
+
+@contextmanager
+def following(sandbox: Served, path: Path) -> Iterator[Following]:
+    environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
+    arguments = [str(command()), "submit", str(path), "--skip-check", "--follow", "--json"]
+    before = {each["TrainingJobName"] for each in _jobs(sandbox)}
+    process = subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until(lambda: process.poll() is not None or {each["TrainingJobName"] for each in _jobs(sandbox)} - before, 60)
+    try:
+        yield Following(process, sandbox)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _jobs(sandbox: Served) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = sandbox.client("sagemaker").list_training_jobs(MaxResults=100)["TrainingJobSummaries"]
+    return found
+
+
+# ---------------------------------------------------------------- five ends that are no success
+
+
+def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, write: WriteJob) -> None:
+    with following(sandbox, write(runtime="1m")) as run:
+        run.reaches("Training")
+        # botocore asks six times before it gives up, and two threads ask: at least one of them gets no answer.
+        sandbox.weather(errors={"DescribeTrainingJob": 16})
+        code, status, err = run.end()
+    assert (code, status["state"]) == (5, "STOPPED")
+    assert status["reason"].startswith("MaxRuntimeExceeded: the run's time (1m) is over")
+    assert "resume from the last checkpoint" in status["reason"]
+    assert status["billable_seconds"] >= 60
+    assert err.count("(trying again; the run goes on)") == 1
+    assert "it answers again\n" in err
+
+
+def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(capacity_after_seconds=3600, waited_seconds=54)
+    with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
+        code, status, err = run.end()
+    assert (code, status["state"]) == (5, "STOPPED")
+    assert status["reason"].startswith("MaxWaitTimeExceeded: no spot capacity came in cluster.spot.max_wait (1m)")
+    assert "QUEUED (Pending): Training job waiting for capacity; for 1 x ml.g5.xlarge, gives up in" in err
+    assert (status["billable_seconds"], status["cost_usd"]) == (0, 0.0)
+
+
+def test_spot_capacity_is_taken_away_and_does_not_come_back(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(waited_seconds=35)
+    with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
+        run.reaches("Training")
+        sandbox.weather(capacity_after_seconds=3600, interrupt_at_step=[1])
+        code, status, err = run.end()
+    assert (code, status["state"]) == (5, "STOPPED")
+    assert status["reason"].startswith("MaxWaitTimeExceeded: the time of cluster.spot.max_wait (1m), waiting and")
+    assert "is over, after 1 interruption; raise it" in status["reason"]
+    assert "Interrupted" in [phase["name"] for phase in status["phases"]]
+    assert "INTERRUPTED (Pending): Training job waiting for capacity" in err
+
+
+def test_capacity_does_not_come_in_max_pending(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(capacity_after_seconds=10**6, waited_seconds=1790)
+    with following(sandbox, write(cluster="max_pending: 30m")) as run:
+        code, status, err = run.end()
+    assert (code, status["state"]) == (5, "STOPPED")
+    assert status["reason"].startswith("MaxPendingTimeExceeded: no capacity came in cluster.max_pending (30m)")
+    assert "cluster.prefer" in status["reason"]
+    assert re.search(r"gives up in \d+s \(cluster.max_pending\)", err)
+    assert status["started"] is None
+
+
+def test_somebody_stops_it(sandbox: Served, write: WriteJob) -> None:
+    with following(sandbox, write()) as run:
+        run.reaches("Training")
+        sandbox.client("sagemaker").stop_training_job(TrainingJobName=run.name)
+        code, status, _ = run.end()
+    assert (code, status["state"]) == (5, "STOPPED")
+    assert status["reason"] == "stopped by request; resume from the last checkpoint"
+
+
+def test_somebody_stops_it_while_it_waits(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(capacity_after_seconds=3600)
+    with following(sandbox, write(cluster="max_pending: 30m")) as run:
+        run.reaches("Pending")
+        sandbox.client("sagemaker").stop_training_job(TrainingJobName=run.name)
+        code, status, _ = run.end()
+    assert (code, status["reason"]) == (5, "stopped by request")
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_capacity_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(capacity_error_after_seconds=1)
+    with following(sandbox, write()) as run:
+        code, status, err = run.end()
+    assert (code, status["state"]) == (4, "FAILED")
+    assert status["reason"].startswith("CapacityError: ")
+    assert re.search(r"\nwhy +no capacity for this instance type\n", err)
+
+
+def test_internal_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(dead_instance={"host": "algo-1", "step": 1})
+    with following(sandbox, write()) as run:
+        code, status, err = run.end()
+    assert (code, status["state"]) == (4, "FAILED")
+    assert status["reason"].startswith("InternalServerError: ")
+    assert "\ndo " in err
+
+
+def test_a_script_that_breaks_is_explained(sandbox: Served, write: WriteJob) -> None:
+    with following(sandbox, write(BREAKS)) as run:
+        code, status, err = run.end()
+    assert (code, status["exit_code"], status["state"]) == (4, 4, "FAILED")
+    assert "KeyError: 'no such column'" in err.partition("next: ")[2]
+    assert "job.py" in err.partition("next: ")[2]
+
+
+# ---------------------------------------------------------------- on a terminal
+
+
+class Terminal:
+    """A command in a pseudo terminal: what it writes, and keys."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], columns: int = 80) -> None:
+        self.written = b""
+        self.process, self._keys = pty.fork()
+        if self.process == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background inherits deafness to it
+            os.execve(arguments[0], arguments, environment)  # noqa: S606 (no shell is what is wanted)
+        fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def shows(self, text: str) -> bool:
+        """Whether it has written a text so far; reads what is there."""
+        while select.select([self._keys], [], [], 0)[0]:
+            try:
+                data = os.read(self._keys, 65536)
+            except OSError:  # it has ended
+                break
+            if not data:
+                break
+            self.written += data
+        return text in self.text
+
+    @property
+    def text(self) -> str:
+        """What it has written so far, without what moves the cursor or colours, and without line breaks."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", self.written.decode("utf-8", "replace"))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._keys, keys)
+
+    def end(self) -> int:
+        """Wait for its end; return the exit code."""
+        deadline = time.monotonic() + 30
+        ended = (0, 0)
+        while ended[0] == 0 and time.monotonic() < deadline:
+            self.shows("")
+            ended = os.waitpid(self.process, os.WNOHANG)
+            time.sleep(0.02)
+        self.shows("")
+        os.close(self._keys)
+        return os.waitstatus_to_exitcode(ended[1])
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_ctrl_c_on_a_terminal_leaves_it_whole_and_the_run_going(sandbox: Served, write: WriteJob, columns: int) -> None:
+    environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
+    environment.pop("CI", None)
+    arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
+    terminal = Terminal(arguments, environment, columns)
+    until(lambda: terminal.shows("RUNNING ") and terminal.shows("checkpoint"), 60)
+    run = re.search(rb"sagemaker:(follow-[0-9a-f-]+)", terminal.written)
+    assert run is not None
+    terminal.press(b"\x03\x03")
+    assert terminal.end() == 130
+    assert terminal.written.rindex(b"\x1b[?25h") > terminal.written.rindex(b"\x1b[?25l")  # the cursor is back
+    assert f"To come back: {command()} follow sagemaker:{run[1].decode()}" in terminal.text
+    assert "Traceback" not in terminal.text
+    name = run[1].decode()
+    assert sandbox.describe(name)["TrainingJobStatus"] == "InProgress"
+
+    back = Terminal([str(command()), "follow", name], environment, columns)
+    until(lambda: back.shows("RUNNING "), 60)
+    sandbox.client("sagemaker").stop_training_job(TrainingJobName=name)
+    assert back.end() == 5
+    assert "stopped by request" in back.text
+    assert back.written.rindex(b"\x1b[?25h") > back.written.rindex(b"\x1b[?25l")
+
+
+def test_without_colours_there_are_none(sandbox: Served, write: WriteJob) -> None:
+    sandbox.weather(capacity_error_after_seconds=2)
+    environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
+    environment.pop("CI", None)
+    arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
+    written = {}
+    for name, more in (("plain", {"NO_COLOR": "1"}), ("coloured", {})):
+        terminal = Terminal(arguments, {**environment, **more})
+        assert terminal.end() == 4
+        written[name] = terminal.written
+    coloured = re.compile(rb"\x1b\[[0-9;]*3[0-7]m")
+    assert coloured.search(written["coloured"])
+    assert not coloured.search(written["plain"])
