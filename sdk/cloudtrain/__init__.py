@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cloudtrain.explain import Explanation, FailureClass
     from cloudtrain.plan import Plan
     from cloudtrain.preflight import Check
-    from cloudtrain.run import LogLine, Progress, Run, State, Status
+    from cloudtrain.run import LogFilter, LogLine, Progress, Run, State, Status
     from cloudtrain.settings import Settings
     from cloudtrain.spec import JobSpec
 
@@ -60,6 +60,7 @@ __all__ = [
     "Explanation",
     "FailureClass",
     "JobSpec",
+    "LogFilter",
     "LogLine",
     "MissingExtraError",
     "Plan",
@@ -109,7 +110,7 @@ _HOMES = {
     "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
     "preflight": ("Check",),
-    "run": ("LogLine", "Progress", "Run", "State", "Status"),
+    "run": ("LogFilter", "LogLine", "Progress", "Run", "State", "Status"),
     "settings": ("Settings",),
     "spec": ("JobSpec",),
 }

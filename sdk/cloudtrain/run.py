@@ -9,10 +9,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError
+from cloudtrain.units import parse_duration
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 RUN_ID_CHARACTERS = 63
 """Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
@@ -328,6 +330,84 @@ class LogLine:
     time: float | None = None
 
 
+RANK_MARK = re.compile(
+    r"^\[(?:rank(?P<torch>\d+)\]:"  # our worker; torch's excepthook and C++ log, since 2.3
+    r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"  # mpirun --tag-output, with and without SMDDP
+    r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
+    r" ?"
+)
+"""What stands before a line of a rank, by who put it there."""
+
+
+def find_rank(text: str) -> int | None:
+    """Return the rank that printed a line, or None where the line does not tell.
+
+    Event lines are rank 0's, but for those that name another one.
+    """
+    if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
+        rank = event.get("rank", 0)
+        return rank if isinstance(rank, int) else None
+    match = RANK_MARK.match(text)
+    found = None if match is None else match["torch"] or match["mpi"]
+    return None if found is None else int(found)
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines of a log are wanted: those that every given value lets through.
+
+    Attributes:
+        host: Only this host's, such as `algo-1`.
+        grep: Only lines in which this is found, as they were written.
+        since: Only lines from this moment on (without a zone: UTC), or of this last while by the backend's own clock.
+        rank: Only lines that this rank is known to have printed.
+    """
+
+    host: str | None = None
+    grep: re.Pattern[str] | None = None
+    since: datetime | timedelta | None = None
+    rank: int | None = None
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether host, text and rank of a line are wanted. Backends hold `since`: they know when lines came."""
+        return (
+            (self.host is None or line.host == self.host)
+            and (self.grep is None or self.grep.search(line.text) is not None)
+            and (self.rank is None or find_rank(line.text) == self.rank)
+        )
+
+    def begins(self, now: float) -> float | None:
+        """Return `since` in seconds since the epoch, or None. `now` is the clock that stamps the lines."""
+        if self.since is None:
+            return None
+        if isinstance(self.since, timedelta):
+            return now - self.since.total_seconds()
+        zoned = self.since if self.since.tzinfo is not None else self.since.replace(tzinfo=UTC)
+        return zoned.timestamp()
+
+
+EVERYTHING = LogFilter()
+
+
+def parse_since(text: str) -> datetime | timedelta:
+    """Return what `10m` or `2026-11-20T10:00` means; a time without a zone is UTC, as all times that are shown.
+
+    Raises:
+        ValueError: neither a duration nor a time.
+    """
+    try:
+        return timedelta(seconds=parse_duration(text))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        moment.timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"expected a duration such as 10m or a time such as 2026-11-20T10:00, got {text!r}") from None
+    return moment
+
+
 class Operations(Protocol):
     """What a run asks of the backend that it was submitted to."""
 
@@ -343,8 +423,8 @@ class Operations(Protocol):
         """
         ...
 
-    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, each once; with `follow` until the run has ended."""
+    def logs(self, run: str, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
+        """Yield the wanted log lines of all hosts, each once; with `follow` until the run has ended."""
         ...
 
     def facts(self, run: str) -> Mapping[str, str]:
@@ -390,9 +470,9 @@ class Run:
         """Latest value of each metric by `split/name`, such as `test/accuracy`."""
         return self.status().progress.metrics
 
-    def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts; with `follow` until the run has ended."""
-        return self._operations.logs(self.id, follow=follow)
+    def logs(self, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
+        """Yield the log lines of all hosts, or those that are wanted; with `follow` until the run has ended."""
+        return self._operations.logs(self.id, follow=follow, only=only)
 
     def facts(self) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml, such as `cluster.volume`, as far as they are known."""

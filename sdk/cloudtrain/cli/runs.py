@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import json_option, run_argument
+from cloudtrain.cli.options import json_option, log_options, run_argument
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudError
 
 if TYPE_CHECKING:
-    from cloudtrain.run import Status
+    from cloudtrain.run import LogFilter, Status
 
 
 @click.command()
@@ -35,14 +35,14 @@ def status(run: str, as_json: bool) -> int:
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--raw", is_flag=True, help="Event lines as they were written.")
-@click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1.")
+@log_options
 @json_option
-def logs(run: str, follow: bool, raw: bool, host: str | None, as_json: bool) -> int:
+def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain import api
 
     handle = api.get_run(run)
-    lines = (line for line in handle.logs(follow=follow) if host is None or line.host == host)
+    lines = handle.logs(follow=follow, only=only)
     if as_json:
         console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
         return 0

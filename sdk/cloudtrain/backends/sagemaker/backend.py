@@ -20,7 +20,7 @@ from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import split_uri
-from cloudtrain.run import LogLine, Progress, Run, Status, fold_events, is_run_id
+from cloudtrain.run import EVERYTHING, LogFilter, LogLine, Progress, Run, Status, fold_events, is_run_id
 from cloudtrain.settings import Settings
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
 
@@ -216,7 +216,7 @@ class SageMakerBackend:
             except logs.exceptions.ResourceNotFoundException:
                 return []
 
-    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
+    def logs(self, run: str, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
         """Yield the log lines of all hosts, each once."""
         tokens: dict[str, str] = {}
         while True:
@@ -227,7 +227,9 @@ class SageMakerBackend:
             for stream in self._streams(run):
                 host = stream.rpartition("/")[2].rpartition("-")[0]
                 for event in self._new_events(stream, tokens):
-                    yield LogLine(host, event["message"], event["timestamp"] / 1000)
+                    line = LogLine(host, event["message"], event["timestamp"] / 1000)
+                    if only.wants(line):
+                        yield line
             if is_over:
                 return
             time.sleep(self.poll_seconds)
