@@ -317,14 +317,19 @@ def status(reference: str, *, settings: Settings | None = None) -> Status:
 
 
 def logs(
-    reference: str, *, follow: bool = False, only: LogFilter = EVERYTHING, settings: Settings | None = None
+    reference: str,
+    *,
+    follow: bool = False,
+    only: LogFilter = EVERYTHING,
+    on_trouble: Callable[[str], None] | None = None,
+    settings: Settings | None = None,
 ) -> Iterator[LogLine]:
     """Yield the log lines of a run's hosts, or those that are wanted; with `follow` until it has ended.
 
     Raises:
         RunNotFoundError: there is no such run.
     """
-    return get_run(reference, settings=settings).logs(follow=follow, only=only)
+    return get_run(reference, settings=settings).logs(follow=follow, only=only, on_trouble=on_trouble)
 
 
 def explain(run: str | Run, *, settings: Settings | None = None) -> Explanation:

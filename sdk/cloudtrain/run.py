@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError
+from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError, UnreachableError
+from cloudtrain.patience import Pace, Patience
 from cloudtrain.units import parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
@@ -412,8 +413,10 @@ class Operations(Protocol):
     """What a run asks of the backend that it was submitted to."""
 
     name: str
-    poll_seconds: float
-    """How often it makes sense, and is allowed, to ask for the status."""
+
+    def pace(self) -> Pace:
+        """Return how often it makes sense, and is allowed, to ask for the status."""
+        ...
 
     def status(self, run: str) -> Status:
         """Return the present status.
@@ -423,7 +426,14 @@ class Operations(Protocol):
         """
         ...
 
-    def logs(self, run: str, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
         """Yield the wanted log lines of all hosts, each once; with `follow` until the run has ended."""
         ...
 
@@ -470,9 +480,26 @@ class Run:
         """Latest value of each metric by `split/name`, such as `test/accuracy`."""
         return self.status().progress.metrics
 
-    def logs(self, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, or those that are wanted; with `follow` until the run has ended."""
-        return self._operations.logs(self.id, follow=follow, only=only)
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the log lines of all hosts, or those that are wanted, each once.
+
+        Without `follow` they come in the order of their times; with it as they arrive, until the run has ended.
+
+        Args:
+            follow: Go on until the run has ended, also through an outage of up to an hour.
+            only: Which lines.
+            on_trouble: Given a sentence for people when such an outage begins, and one when it is over.
+
+        Raises:
+            CloudError: AWS refused or cannot be reached.
+        """
+        return self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
 
     def facts(self) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml, such as `cluster.volume`, as far as they are known."""
@@ -484,6 +511,7 @@ class Run:
         *,
         until: State | None = None,
         on_change: Callable[[Status], None] | None = None,
+        on_trouble: Callable[[str], None] | None = None,
     ) -> Status:
         """Wait until the run has ended and return its status. The run's failure is no exception.
 
@@ -491,20 +519,33 @@ class Run:
             timeout_seconds: How long to wait; None waits as long as it takes.
             until: Return in this state already.
             on_change: Told when state or reason have changed.
+            on_trouble: Given a sentence for people when nobody answers any more, and one when that is over.
 
         Raises:
             TimeoutError: it has not ended in time. The run goes on.
+            CloudError: AWS refused, could not be reached at first, or not for an hour.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        pace, patience = self._operations.pace(), Patience(on_trouble)
         last: tuple[State, str] | None = None
-        while not (status := self.status()).state.is_final and status.state is not until:
-            if on_change is not None and (status.state, status.reason) != last:
-                last = (status.state, status.reason)
-                on_change(status)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.reference} is {status.state} after {timeout_seconds:g} s; it goes on")
-            time.sleep(self._operations.poll_seconds)
-        return status
+        while True:
+            try:
+                status = self.status()
+            except UnreachableError as error:
+                seconds, shown = patience.failed(error), "not to be asked"
+            else:
+                patience.worked()
+                if status.state.is_final or status.state is until:
+                    return status
+                changed, last = (status.state, status.reason) != last, (status.state, status.reason)
+                if changed and on_change is not None:
+                    on_change(status)
+                seconds, shown = pace.next_seconds(changed=changed), str(status.state)
+            if deadline is not None:
+                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+                if seconds == 0.0:
+                    raise TimeoutError(f"{self.reference} is {shown} after {timeout_seconds:g} s; it goes on")
+            time.sleep(seconds)
 
     def stop(self) -> None:
         """Ask the run to end; `wait()` tells when it has."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +19,7 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
+from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
 from cloudtrain.run import EVERYTHING, LogFilter, LogLine, Progress, Run, State, Status, fold_events
 from cloudtrain_runtime.contract import CONFIG_FILE, EVENT_PREFIX, GRACE_VARIABLE, parse_event
@@ -34,7 +35,6 @@ class LocalBackend:
     """Runs below `<home>/runs/<run>/`."""
 
     name = LOCAL
-    poll_seconds = _POLL_SECONDS
 
     def __init__(self, home: Path) -> None:
         self.runs = home / "runs"
@@ -136,12 +136,24 @@ class LocalBackend:
         write_state(folder, record)
         return record
 
-    def logs(self, run: str, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
+    def pace(self) -> SteadyPace:
+        """Return how often to ask for the status: looking into a folder costs nothing."""
+        return SteadyPace(_POLL_SECONDS)
+
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
         """Yield the wanted log lines of all hosts, each once.
 
         Lines have no times here but for the events': what stands before the last event that is older than `since` is
         left out, and so is all that a host had written when its file is older.
         """
+        del on_trouble  # a folder is there or not
         return filter(only.wants, self._lines(self._folder(run), run, follow=follow, since=only.begins(time.time())))
 
     def _lines(self, place: Path, run: str, *, follow: bool, since: float | None) -> Iterator[LogLine]:
@@ -163,7 +175,7 @@ class LocalBackend:
                     yield from (LogLine(path.stem, _text(line)) for line in lines)
                 if is_over:
                     return
-                time.sleep(self.poll_seconds)
+                time.sleep(_POLL_SECONDS)
         finally:
             for file in files.values():
                 file.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,28 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws import aws_errors, no_credentials
 from cloudtrain.backends.sagemaker.estimator import no_sdk, send_by_estimator
+from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
+from cloudtrain.backends.sagemaker.pace import QUICK_SECONDS, BackoffPace, Budget, pace_client
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import split_uri
-from cloudtrain.run import EVERYTHING, LogFilter, LogLine, Progress, Run, Status, fold_events, is_run_id
+from cloudtrain.run import EVERYTHING, LogFilter, LogLine, Run, Status, is_run_id
 from cloudtrain.settings import Settings
-from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
+from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
 
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 PLAN_FILE = "plan.json"
-_POLL_SECONDS = 5.0
-_STATUS_EVENTS = 1000
-"""Log lines that `status` reads from the end of the first host's stream."""
+_TIMEOUTS: Mapping[str, Mapping[str, float]] = {"logs": {"connect_timeout": 10, "read_timeout": 30}}
+"""Seconds; botocore's own 60 are too long for a tail that a dead connection would hold."""
 
 
 class SageMakerBackend:
     """Training jobs in one account and region.
 
     Args:
+        poll_seconds: The shortest wait of what is asked again and again; all others grow and shrink with it.
         session: boto3 session to send with; by default one from the environment.
         name: Another name where the session leads elsewhere, such as to a sandbox.
     """
@@ -44,7 +44,7 @@ class SageMakerBackend:
         settings: Settings,
         *,
         prices: catalog.Prices | None = None,
-        poll_seconds: float = _POLL_SECONDS,
+        poll_seconds: float = QUICK_SECONDS,
         session: Any = None,
         name: str = SAGEMAKER,
     ) -> None:
@@ -54,6 +54,9 @@ class SageMakerBackend:
         self.poll_seconds = poll_seconds
         self._session_: Any = session
         self._clients: dict[str, Any] = {}
+        self._budgets: dict[str, Budget] = {}
+        self._scale = poll_seconds / QUICK_SECONDS
+        self._logs: JobLogs | None = None
 
     def check_ready(self) -> None:
         """Check that settings and credentials are there, before anything is packed.
@@ -141,7 +144,7 @@ class SageMakerBackend:
     def status(self, run: str) -> Status:
         """Return the present status of a training job."""
         job = self._describe(run)
-        progress = self._progress(run)
+        progress = self._job_logs().progress(run)
         resources = job["ResourceConfig"]
         instance_type = resources.get("SelectedInstanceType") or resources.get("InstanceType", "")
         instances = int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
@@ -189,65 +192,37 @@ class SageMakerBackend:
                 raise
         return description
 
-    def _progress(self, run: str) -> Progress:
-        """Return what the newest log lines of the first host tell."""
-        streams = self._streams(run)
-        if not streams:
-            return Progress()
-        with aws_errors("read the log"):
-            page = self._client("logs").get_log_events(
-                logGroupName=LOG_GROUP,
-                logStreamName=_newest_of_first_host(streams),
-                startFromHead=False,
-                limit=_STATUS_EVENTS,
-            )
-        parsed = (parse_event(event["message"]) for event in page["events"])
-        return fold_events(event for event in parsed if event is not None)
+    def pace(self) -> BackoffPace:
+        """Return how often to ask for the status."""
+        return BackoffPace(self.poll_seconds)
 
-    def _streams(self, run: str) -> list[str]:
-        """Return the log streams of a run's hosts, in the hosts' order."""
-        logs = self._client("logs")
-        with aws_errors("list the log streams"):
-            try:
-                pages = logs.get_paginator("describe_log_streams").paginate(
-                    logGroupName=LOG_GROUP, logStreamNamePrefix=f"{run}/"
-                )
-                return sort_hosts([stream["logStreamName"] for page in pages for stream in page["logStreams"]])
-            except logs.exceptions.ResourceNotFoundException:
-                return []
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the wanted log lines of all hosts, each once (see `JobLogs`)."""
+        if follow:
+            return self._job_logs().follow(run, only, lambda: self._look(run), on_trouble)
+        return self._job_logs().read(run, only, lambda: self._look(run))
 
-    def logs(self, run: str, *, follow: bool = False, only: LogFilter = EVERYTHING) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, each once."""
-        tokens: dict[str, str] = {}
-        while True:
-            is_over = (
-                not follow
-                or map_state((job := self._describe(run))["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final
-            )
-            for stream in self._streams(run):
-                host = stream.rpartition("/")[2].rpartition("-")[0]
-                for event in self._new_events(stream, tokens):
-                    line = LogLine(host, event["message"], event["timestamp"] / 1000)
-                    if only.wants(line):
-                        yield line
-            if is_over:
-                return
-            time.sleep(self.poll_seconds)
+    def _look(self, run: str) -> JobNow:
+        """Return what a tail must know of its job. Only times of AWS's own clock are compared."""
+        job = self._describe(run)
+        secondary = job.get("SecondaryStatus", "")
+        has_ended = map_state(job["TrainingJobStatus"], secondary).is_final
+        now, ended = aws_time(job), job.get("TrainingEndTime") or job.get("LastModifiedTime")
+        ago = max(0.0, now - ended.timestamp()) if has_ended and now is not None and ended is not None else 0.0
+        return JobNow(secondary, has_ended, ago)
 
-    def _new_events(self, stream: str, tokens: dict[str, str]) -> Iterator[Mapping[str, Any]]:
-        """Yield what has come since the token of this stream; the same token twice means the end for now."""
-        while True:
-            with aws_errors("read the log"):
-                page = self._client("logs").get_log_events(
-                    logGroupName=LOG_GROUP,
-                    logStreamName=stream,
-                    startFromHead=True,
-                    **({"nextToken": tokens[stream]} if stream in tokens else {}),
-                )
-            yield from page["events"]
-            if page["nextForwardToken"] == tokens.get(stream):
-                return
-            tokens[stream] = page["nextForwardToken"]
+    def _job_logs(self) -> JobLogs:
+        if self._logs is None:
+            client = self._client("logs")
+            self._logs = JobLogs(client, share=self._budgets["GetLogEvents"].share, scale=self._scale)
+        return self._logs
 
     def list(self) -> Iterator[Status]:
         """Yield the jobs that cloudtrain has named, newest first."""
@@ -312,12 +287,8 @@ class SageMakerBackend:
             if self.settings.region is None:
                 raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
             with aws_errors(f"reach {service}"):
-                config = Config(retries={"mode": "standard", "max_attempts": 5})
+                config = Config(retries={"mode": "standard", "max_attempts": 5}, **_TIMEOUTS.get(service, {}))
                 self._clients[service] = self._session().client(service, config=config)
+            if service in ("logs", "sagemaker"):
+                self._budgets |= pace_client(self._clients[service], scale=1 / self._scale)
         return self._clients[service]
-
-
-def _newest_of_first_host(streams: list[str]) -> str:
-    """Return the stream that the first host writes to now: instances that replace others begin streams of their own."""
-    first = streams[0].rpartition("-")[0]
-    return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
