@@ -59,7 +59,7 @@ class Patience:
         self._scale = scale
         self._clock = clock
         self._dice = dice
-        self._has_worked = False
+        self._worked: set[str] = set()
         self._began = 0.0
         self._failures: dict[str, int] = {}
 
@@ -71,9 +71,9 @@ class Patience:
             what: Which of several things that are asked for.
 
         Raises:
-            UnreachableError: this one, when nothing has worked before, or something not for an hour.
+            UnreachableError: this one, when this has not worked before, or something not for an hour.
         """
-        if not self._has_worked:
+        if what not in self._worked:
             raise error
         if not self._failures:
             self._began = self._clock()
@@ -87,7 +87,7 @@ class Patience:
 
     def worked(self, what: str = "") -> None:
         """Take note of an answer."""
-        self._has_worked = True
+        self._worked.add(what)
         if self._failures.pop(what, 0) and not self._failures:
             self._tell(f"there are answers again, after {format_duration(self._clock() - self._began)}")
 

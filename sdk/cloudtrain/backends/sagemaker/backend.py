@@ -17,7 +17,7 @@ from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
 from cloudtrain.backends.sagemaker.pace import QUICK_SECONDS, BackoffPace, Budget, pace_client
 from cloudtrain.backends.sagemaker.states import map_state, read_phases, read_reason, seconds_on_instances
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError
+from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.preflight import Pending, start_checks
 from cloudtrain.request import split_uri
@@ -190,6 +190,8 @@ class SageMakerBackend:
                         f"SageMaker has no training job {run} in {region}", "see: cloudtrain list"
                     ) from None
                 raise
+        if "TrainingJobStatus" not in description:
+            raise UnreachableError("could not describe the training job: the answer ends in the middle", "try again")
         return description
 
     def pace(self) -> BackoffPace:

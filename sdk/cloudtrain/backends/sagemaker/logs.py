@@ -39,6 +39,7 @@ _MANY_EVENTS = 1000
 """A page with as many is read on at once; after a smaller one the next turn is soon enough."""
 
 _TORN_TRIES = 3
+_PAGE = ("events", "nextForwardToken", "nextBackwardToken")
 _STATUS_EVENTS = 1000
 _STATUS_PAGES = 5
 _KNOWN_FACTOR = 6.0
@@ -179,7 +180,13 @@ def list_streams(client: Any, run: str) -> Streams:
     asked_at: float | None = None
     token: dict[str, str] = {}
     while True:
-        page = _call(client.describe_log_streams, logGroupName=LOG_GROUP, logStreamNamePrefix=f"{run}/", **token)
+        page = _call(
+            client.describe_log_streams,
+            "logStreams",
+            logGroupName=LOG_GROUP,
+            logStreamNamePrefix=f"{run}/",
+            **token,
+        )
         if page is None:
             return Streams()
         asked_at = asked_at or aws_time(page)
@@ -261,21 +268,27 @@ class Stream:
             arguments["startTime"] = max(0, int(self.since * 1000))
         if self._token is not None:
             try:
-                return _call(client.get_log_events, **arguments, nextToken=self._token)
+                return _call(client.get_log_events, *_PAGE, **arguments, nextToken=self._token)
             except _TokenRefusedError:
                 # Tokens end after 24 hours; a machine that slept has such ones. What was taken is counted, and skipped.
                 self._token, self._to_skip = None, self._taken
-        return _call(client.get_log_events, **arguments)
+        return _call(client.get_log_events, *_PAGE, **arguments)
 
 
 class _TokenRefusedError(Exception):
     """CloudWatch does not know a token any more."""
 
 
-def _call(operation: Callable[..., Mapping[str, Any]], **arguments: Any) -> Mapping[str, Any] | None:
+def _call(operation: Callable[..., Mapping[str, Any]], *whole: str, **arguments: Any) -> Mapping[str, Any] | None:
     """Return CloudWatch's answer, or None where group or stream is not there.
 
-    An answer that ends in the middle and still looks complete to HTTP is asked for again; botocore does not.
+    An answer that ends in the middle, though HTTP says that it is complete, is asked for again. botocore raises
+    ResponseParserError for some of these; of JSON that cannot be read it makes an answer without fields.
+
+    Args:
+        operation: Method of the client.
+        whole: Fields that every whole answer has.
+        arguments: The operation's.
 
     Raises:
         _TokenRefusedError: the token is not known any more.
@@ -285,12 +298,11 @@ def _call(operation: Callable[..., Mapping[str, Any]], **arguments: Any) -> Mapp
     from botocore.parsers import ResponseParserError
 
     with aws_errors("read the log"):
-        for tries_left in reversed(range(_TORN_TRIES)):
+        for _ in range(_TORN_TRIES):
             try:
-                return operation(**arguments)
+                answer = operation(**arguments)
             except ResponseParserError:
-                if not tries_left:
-                    raise
+                continue
             except ClientError as error:
                 code = error.response["Error"]["Code"]
                 if code == "ResourceNotFoundException":
@@ -298,7 +310,9 @@ def _call(operation: Callable[..., Mapping[str, Any]], **arguments: Any) -> Mapp
                 if code == "InvalidParameterException" and "nextToken" in arguments:
                     raise _TokenRefusedError from None
                 raise
-    return None
+            if all(name in answer for name in whole):
+                return answer
+    raise UnreachableError("could not read the log: answers end in the middle", "check the network, or a proxy in it")
 
 
 def _wanted(found: Streams, only: LogFilter, *, now: float | None) -> list[Stream]:
@@ -460,6 +474,7 @@ def _newest(client: Any, stream: str) -> list[Mapping[str, Any]]:
     for _ in range(_STATUS_PAGES):
         page = _call(
             client.get_log_events,
+            *_PAGE,
             logGroupName=LOG_GROUP,
             logStreamName=stream,
             startFromHead=False,
