@@ -40,13 +40,13 @@ def status(run: str, as_json: bool) -> int:
 def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain import api
+    from cloudtrain.console.logs import print_logs, print_logs_json
 
     handle = api.get_run(run)
-    lines = handle.logs(follow=follow, only=only)
+    lines = handle.logs(follow=follow, only=only, on_trouble=console.say)
     if as_json:
-        console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
-        return 0
-    return shown.print_logs(handle, lines, follow=follow, raw=raw)
+        return print_logs_json(handle, lines, follow=follow)
+    return print_logs(handle, lines, follow=follow, raw=raw)
 
 
 @click.command(name="list")

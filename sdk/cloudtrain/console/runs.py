@@ -96,30 +96,20 @@ def print_runs(runs: Iterable[Status]) -> None:
         print(f"{reference:<{width}}  {state:<11}  {reason}".rstrip())
 
 
-def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:
-    """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
-    try:
-        for line in lines:
-            print(f"{line.host}  {line.text if raw else _readable(line)}", flush=follow)
-    except KeyboardInterrupt:
-        return _detached(run)
-    return 0
-
-
 def follow(run: Run, *, job: str, as_json: bool) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going."""
     from cloudtrain.run import State
 
     out = _people(as_json=as_json)
     try:
-        run.wait(until=State.RUNNING, on_change=_show_change)
-        for line in run.logs(follow=True):
-            out.print(f"{line.host}  {_readable(line)}", markup=False, highlight=False, soft_wrap=True)
-        status = run.wait()
+        run.wait(until=State.RUNNING, on_change=_show_change, on_trouble=say)
+        for line in run.logs(follow=True, on_trouble=say):
+            out.print(f"{line.host}  {readable(line)}", markup=False, highlight=False, soft_wrap=True)
+        status = run.wait(on_trouble=say)
     except KeyboardInterrupt:
         if as_json:
             print_json(run.status().to_json())
-        return _detached(run)
+        return detached(run)
     _summary(out, status, job)
     if status.exit_code == EXIT_RUN_FAILED:
         _explain(out, run)
@@ -142,7 +132,8 @@ def wait_for_end(run: Run) -> Status:
     return run.wait()
 
 
-def _detached(run: Run) -> int:
+def detached(run: Run) -> int:
+    """Print how to come back to a run that is no longer followed; return the exit code of that."""
     say("")
     say(f"{run.reference} goes on. To come back: {program()} logs -f {run.reference}")
     say(f"To end it: {program()} stop {run.reference}")
@@ -222,7 +213,7 @@ def _next_command(status: Status, job: str) -> str:
     return f"{program()} submit{local} {job} --set checkpoint.resume={status.run}"
 
 
-def _readable(line: LogLine) -> str:
+def readable(line: LogLine) -> str:
     """Return a log line as people read it."""
     from cloudtrain_runtime.contract import parse_event
 
