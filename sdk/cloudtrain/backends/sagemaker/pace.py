@@ -66,7 +66,7 @@ class Limit:
 
 
 LIMITS: Mapping[str, Limit] = {
-    "GetLogEvents": Limit(8.0, 2),
+    "GetLogEvents": Limit(8.0, 1),
     "DescribeLogStreams": Limit(10.0, 5),
     "DescribeTrainingJob": Limit(5.0, 3),
     "ListTrainingJobs": Limit(1.5, 1),
@@ -122,7 +122,7 @@ class Budget:
         with self._changed() as state:
             now = self._clock()
             # Monotonic time begins anew when the machine does.
-            if not now - _STALE_SECONDS < state.next_at < now + _STALE_SECONDS:
+            if state.next_at > now + _STALE_SECONDS:
                 state.next_at = now
             gap = 1 / (self.limit.per_second * state.share)
             start = max(state.next_at, now - (self.limit.at_once - 1) * gap)
