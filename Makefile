@@ -46,6 +46,7 @@ test-oldest:
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md
 	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
+	$(BIN)/python benchmarks/tailing.py --write benchmarks/results/tailing.md
 
 clean:
 	rm -rf $(VENV) .venv-oldest build dist
