@@ -34,19 +34,20 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
 
     It is whole however that ends: an error in the middle becomes its last key.
     """
-    exit_code, last = EXIT_DONE, ""
+    exit_code, closing = EXIT_DONE, "]"
     print(f'{{\n  "run": {json.dumps(run.id)},\n  "lines": [', end="")
     try:
         for index, line in enumerate(lines):
             print(f"{',' if index else ''}\n    {json.dumps(_as_json(line))}", end="", flush=follow)
+            closing = "\n  ]"
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
     except CloudtrainError as error:
         say(f"error: {error}")
         exit_code = error.exit_code
         content = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        last = f',\n  "error": {json.dumps(content)}'
-    print(f"]{last}\n}}")
+        closing += f',\n  "error": {json.dumps(content)}'
+    print(f"{closing}\n}}")
     return exit_code
 
 
