@@ -111,6 +111,7 @@ class CloudWatch:
         self.throttled: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
         self.times: dict[str, list[float]] = {}
+        self.refused_at: dict[str, list[float]] = {}
         self.lock = threading.RLock()
         self._page_events = page_events
         self._recent: dict[str, deque[float]] = {}
@@ -194,6 +195,7 @@ class CloudWatch:
             recent.popleft()
         if len(recent) >= limit:
             self.throttled[operation] += 1
+            self.refused_at.setdefault(operation, []).append(now)
             raise RefusedError("ThrottlingException", "Rate exceeded")
         recent.append(now)
 

@@ -96,7 +96,7 @@ def tail(client: Any, job: Callable[[], JobNow], *, only: LogFilter = EVERYTHING
 
 
 def test_a_tail_gets_each_line_once_while_hosts_write_and_everything_breaks(serving: Service) -> None:
-    service, client = serving(EVERY_FAULT, page_events=300, seed=1)
+    service, client = serving(EVERY_FAULT, page_events=100, seed=1)
     counts = {"algo-1": 20_000, "algo-2": 20_000, "algo-10": 10_000}
     job = Job()
     told: list[str] = []
@@ -125,9 +125,7 @@ def test_a_tail_gets_each_line_once_while_hosts_write_and_everything_breaks(serv
     for thread in threads:
         thread.join()
     assert found == {host: numbered(host, 0, count) for host, count in counts.items()}
-    assert all(
-        service.struck[kind] > 2 for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short")
-    )
+    assert all(service.struck[kind] for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short"))
     assert told[0].startswith("could not read the log")
     assert told[1].startswith("there are answers again")
 
@@ -159,9 +157,11 @@ def test_streams_of_later_attempts_are_found(serving: Service) -> None:
     lines = JobLogs(client, scale=SCALE).follow(RUN, EVERYTHING, job)
     service.write(stream("algo-1"), ["a1"])
     assert next(lines).text == "a1"
+    before = service.calls["DescribeLogStreams"]
     job.now = JobNow("Interrupted", has_ended=False)
     service.write(stream("algo-1", 2), ["a2"])
     assert next(lines).text == "a2"
+    assert service.calls["DescribeLogStreams"] == before + 1
     service.write(stream("algo-1"), ["last words of the first attempt"])
     job.end()
     assert [line.text for line in lines] == ["last words of the first attempt"]
@@ -284,23 +284,13 @@ def test_hosts_are_merged_in_the_order_of_time(serving: Service) -> None:
 
 
 def test_one_look_at_a_host_that_never_stops_printing_ends(serving: Service) -> None:
-    service, client = serving(page_events=1000)
-    service.write(stream("algo-1"), numbered("algo-1", 0, 100))
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            service.write(stream("algo-1"), ["more"] * 5)
-            time.sleep(0.001)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        found = list(JobLogs(client).read(RUN, EVERYTHING, ended))
-    finally:
-        stop.set()
-        writer.join()
-    assert [line.text for line in found[:100]] == numbered("algo-1", 0, 100)
+    """However fast we read, there is always one page more."""
+    service, client = serving(page_events=500)
+    now = int(time.time() * 1000)
+    service.make(stream("algo-1"), 10**9, lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)))
+    found = list(itertools.islice(JobLogs(client).read(RUN, EVERYTHING, ended), 400_000))
+    assert 1000 <= len(found) < 400_000
+    assert [line.text for line in found] == [str(i) for i in range(len(found))]
 
 
 def test_since_a_while_ago_is_told_by_the_clock_of_aws(serving: Service) -> None:

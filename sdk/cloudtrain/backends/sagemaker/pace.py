@@ -49,6 +49,8 @@ _ONE_EVENT_SECONDS = 1.0
 """Refusals within it are one event: calls that were under way together are refused together."""
 
 _STALE_SECONDS = 300.0
+_THROTTLED_SECONDS = 2.0
+_THROTTLED_TRIES = 5
 _THROTTLED = frozenset(
     {
         *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
@@ -200,6 +202,7 @@ def pace_client(client: Any, *, scale: float = 1.0) -> dict[str, Budget]:
         # Before it is signed: a signature is old after some minutes.
         client.meta.events.register(f"before-sign.{service}.{operation}", _wait_for(budget))
         client.meta.events.register(f"response-received.{service}.{operation}", _answer_to(budget))
+        client.meta.events.register_first(f"needs-retry.{service}.{operation}", _retry_later(1 / scale))
     return budgets
 
 
@@ -219,6 +222,18 @@ def _answer_to(budget: Budget) -> Callable[..., None]:
             budget.answered(throttled=code in _THROTTLED)
 
     return take
+
+
+def _retry_later(scale: float) -> Callable[..., float | None]:
+    """Return what makes botocore wait longer than its usual half second when AWS has refused: it has many clients."""
+
+    def wait(*, response: tuple[Any, Mapping[str, Any]] | None, attempts: int, **_: Any) -> float | None:
+        code = None if response is None else response[1].get("Error", {}).get("Code")
+        if code not in _THROTTLED or attempts >= _THROTTLED_TRIES:
+            return None  # botocore decides
+        return _THROTTLED_SECONDS * 2.0 ** (attempts - 1) * (0.5 + random.random()) * scale  # noqa: S311 (no secret)
+
+    return wait
 
 
 def _shared_file(endpoint: str, operation: str) -> Path | None:
