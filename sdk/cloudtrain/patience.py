@@ -85,11 +85,13 @@ class Patience:
         wait = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2.0 ** min(failures, 10)) * self._scale
         return wait * (0.5 + 0.5 * self._dice())
 
-    def worked(self, what: str = "") -> None:
-        """Take note of an answer."""
+    def worked(self, what: str = "") -> bool:
+        """Take note of an answer; return whether this had failed before, so that others may work again, too."""
         self._worked.add(what)
-        if self._failures.pop(what, 0) and not self._failures:
+        had_failed = self._failures.pop(what, 0) > 0
+        if had_failed and not self._failures:
             self._tell(f"there are answers again, after {format_duration(self._clock() - self._began)}")
+        return had_failed
 
     def _tell(self, text: str) -> None:
         if self._on_trouble is not None:

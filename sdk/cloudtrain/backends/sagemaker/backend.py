@@ -55,7 +55,7 @@ class SageMakerBackend:
         self._session_: Any = session
         self._clients: dict[str, Any] = {}
         self._budgets: dict[str, Budget] = {}
-        self._scale = poll_seconds / QUICK_SECONDS
+        self._scale = max(poll_seconds, 0.001) / QUICK_SECONDS
         self._logs: JobLogs | None = None
 
     def check_ready(self) -> None:

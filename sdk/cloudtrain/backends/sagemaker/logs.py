@@ -388,7 +388,7 @@ class _Tail:
         except UnreachableError as error:
             self.job_turn.due = self.clock() + self.patience.failed(error, "job")
             return
-        self.patience.worked("job")
+        self._worked("job")
         changed = self.job is None or job.state != self.job.state
         self.job = job
         if changed:
@@ -396,6 +396,12 @@ class _Tail:
         if job.has_ended:
             self._end(job)
         self.job_turn.due = self.clock() + self.job_turn.pace.next_seconds(changed=changed)
+
+    def _worked(self, what: str = "") -> None:
+        """Take note of an answer. The first after an outage brings forward what waits long for its next try."""
+        if self.patience.worked(what):
+            for turn in (self.job_turn, self.list_turn, *(turn for _, turn in self.streams.values())):
+                turn.due = min(turn.due, self.clock() + turn.pace.next_seconds(changed=True))
 
     def _end(self, job: JobNow) -> None:
         """From now on everything is asked for quickly, until it has been quiet."""
@@ -409,7 +415,7 @@ class _Tail:
         except UnreachableError as error:
             self.list_turn.due = self.clock() + self.patience.failed(error)
             return
-        self.patience.worked()
+        self._worked()
         if not self.has_since and found.names:
             self.has_since = True
             self.since = self.only.begins(time.time() if found.asked_at is None else found.asked_at)
@@ -439,7 +445,7 @@ class _Tail:
             except UnreachableError as error:
                 turn.due = self.clock() + self.patience.failed(error)
                 return
-            self.patience.worked()
+            self._worked()
             if events:
                 has_news = True
                 turn.news_at = self.clock() - stream.news_seconds_ago
