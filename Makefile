@@ -48,6 +48,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
 	$(BIN)/python benchmarks/submit.py --write benchmarks/results/submit.md
 	$(BIN)/python benchmarks/listing.py --write benchmarks/results/listing.md
+	$(BIN)/python benchmarks/tailing.py --write benchmarks/results/tailing.md
 
 clean:
 	rm -rf $(VENV) .venv-oldest build dist

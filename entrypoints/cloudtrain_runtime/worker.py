@@ -18,6 +18,7 @@ from pathlib import Path
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
+from cloudtrain_runtime.marks import mark_lines
 from cloudtrain_runtime.place import read_run_config, torchrun_variables
 
 
@@ -40,6 +41,7 @@ def run_rank() -> None:
     if config is None:
         sys.exit("no run.json: this script is started by cloudtrain's launcher or by AWS's training toolkit")
     os.environ.update(torchrun_variables(os.environ))
+    mark_lines(os.environ)
     code = str(Path.cwd())
     if code not in sys.path:
         sys.path.insert(0, code)
@@ -54,8 +56,11 @@ def say_traceback(text: str) -> None:
 
     Ranks share their host's log: without both, the lines of two that fail together cannot be told apart.
     """
-    rank = os.environ.get("RANK", "?")
-    say("\n".join(f"[rank{rank}]: {line}" for line in text.rstrip().splitlines()))
+    say("\n".join(f"{_rank()}{line}" for line in text.rstrip().splitlines()))
+
+
+def _rank() -> str:
+    return f"[rank{os.environ.get('RANK', '?')}]: "
 
 
 def record_failure(message: str, callstack: str) -> None:
@@ -104,7 +109,7 @@ def run_task(config: RunConfig) -> None:
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
         record_failure(str(error), "")
-        say(f"error: {error}")
+        say(f"{_rank()}error: {error}")
         leave(1)
     leave(0)
 

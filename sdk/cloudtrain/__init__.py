@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cloudtrain.explain import Explanation, FailureClass
     from cloudtrain.plan import Plan
     from cloudtrain.preflight import Check
-    from cloudtrain.run import LogLine, Progress, Run, RunFilter, State, Status, WarmPool
+    from cloudtrain.run import LogFilter, LogLine, Progress, Run, RunFilter, State, Status, WarmPool
     from cloudtrain.settings import Settings
     from cloudtrain.spec import JobSpec
 
@@ -62,6 +62,7 @@ __all__ = [
     "Explanation",
     "FailureClass",
     "JobSpec",
+    "LogFilter",
     "LogLine",
     "MissingExtraError",
     "NoCapacityError",
@@ -116,7 +117,7 @@ _HOMES = {
     "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
     "preflight": ("Check",),
-    "run": ("LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
+    "run": ("LogFilter", "LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
     "settings": ("Settings",),
     "spec": ("JobSpec",),
 }

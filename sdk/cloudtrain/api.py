@@ -31,7 +31,19 @@ from cloudtrain.errors import (
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.problems import Finding
-from cloudtrain.run import EVERY_RUN, LogLine, Run, RunFilter, State, Status, is_run_id, make_run_id, parse_reference
+from cloudtrain.run import (
+    EVERY_RUN,
+    EVERYTHING,
+    LogFilter,
+    LogLine,
+    Run,
+    RunFilter,
+    State,
+    Status,
+    is_run_id,
+    make_run_id,
+    parse_reference,
+)
 from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
@@ -499,13 +511,20 @@ def status(reference: str, *, settings: Settings | None = None) -> Status:
     return get_run(reference, settings=settings).status()
 
 
-def logs(reference: str, *, follow: bool = False, settings: Settings | None = None) -> Iterator[LogLine]:
-    """Yield the log lines of a run's hosts; with `follow` until it has ended.
+def logs(
+    reference: str,
+    *,
+    follow: bool = False,
+    only: LogFilter = EVERYTHING,
+    on_trouble: Callable[[str], None] | None = None,
+    settings: Settings | None = None,
+) -> Iterator[LogLine]:
+    """Yield the log lines of a run's hosts, or those that are wanted; with `follow` until it has ended.
 
     Raises:
         RunNotFoundError: there is no such run.
     """
-    return get_run(reference, settings=settings).logs(follow=follow)
+    return get_run(reference, settings=settings).logs(follow=follow, only=only, on_trouble=on_trouble)
 
 
 def explain(run: str | Run, *, settings: Settings | None = None) -> Explanation:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import CloudError, NoCapacityError
+from cloudtrain.errors import CloudError, NoCapacityError, UnreachableError
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -76,19 +76,42 @@ _HINTS: dict[str, str] = {
 }
 
 
+_PASSING = frozenset(
+    {
+        *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
+        *("TooManyRequestsException", "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "InternalFailure"),
+        *("ServiceUnavailableException", "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete"),
+        # A clock that is wrong is mostly one that is just being set.
+        *("RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"),
+    }
+)
+_SERVER_ERROR = 500
+
+
 def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> CloudError:
     details = error.response.get("Error", {})
-    code = str(details.get("Code", ""))
-    kind = NoCapacityError if code in _NO_ROOM else CloudError
-    return kind(f"could not {action}: AWS says {code}: {details.get('Message', '')}", {**_HINTS, **hints}.get(code, ""))
+    code, message = str(details.get("Code", "")), str(details.get("Message", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    is_clock = code == "InvalidSignatureException" and ("expired" in message or "not yet current" in message)
+    kind = UnreachableError if code in _PASSING or status >= _SERVER_ERROR or is_clock else CloudError
+    kind = NoCapacityError if code in _NO_ROOM else kind
+    return kind(f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, ""))
 
 
 def _unreachable(action: str, error: Exception) -> CloudError:
     from botocore import exceptions
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return no_credentials()
-    return CloudError(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
+    passing = (
+        exceptions.HTTPClientError,
+        exceptions.IncompleteReadError,
+        exceptions.CredentialRetrievalError,
+        ResponseParserError,
+    )
+    kind = UnreachableError if isinstance(error, passing) else CloudError
+    return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
 
 
 def no_credentials() -> CloudError:

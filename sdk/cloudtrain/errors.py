@@ -8,6 +8,7 @@ CloudtrainError               exit code 1: our bug unless a subclass says otherw
 │   ├── RunNotFoundError      2: no such run
 │   └── MissingExtraError     2: an optional dependency is not installed
 ├── CloudError                3: AWS refused or cannot be reached
+│   ├── UnreachableError      3: nobody answers, AWS is broken or busy: the same call may work later
 │   ├── DriftError            3: the estimator was about to send something else than the plan
 │   └── NoCapacityError       3: there is no room for the job now: the one refusal that waiting can mend
 └── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
@@ -112,6 +113,10 @@ class CloudError(CloudtrainError):
     """AWS refused the call or cannot be reached."""
 
     exit_code = EXIT_CLOUD
+
+
+class UnreachableError(CloudError):
+    """AWS does not answer, is broken, or has too much to do: the same call may work later."""
 
 
 class DriftError(CloudError):

@@ -9,10 +9,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError
+from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError, UnreachableError
+from cloudtrain.patience import Pace, Patience
+from cloudtrain.units import parse_duration
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 RUN_ID_CHARACTERS = 63
 """Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
@@ -526,12 +529,96 @@ class LogLine:
     time: float | None = None
 
 
+RANK_MARK = re.compile(
+    r"^\[(?:rank(?P<torch>\d+)\]:"  # our worker; torch's excepthook and C++ log, since 2.3
+    r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"  # mpirun --tag-output, with and without SMDDP
+    r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
+    r" ?"
+)
+"""What stands before a line of a rank, by who put it there."""
+
+
+def find_rank(text: str) -> int | None:
+    """Return the rank that printed a line, or None where the line does not tell.
+
+    Event lines are rank 0's, but for those that name another one.
+    """
+    if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
+        rank = event.get("rank", 0)
+        return rank if isinstance(rank, int) else None
+    match = RANK_MARK.match(text)
+    found = None if match is None else match["torch"] or match["mpi"]
+    return None if found is None else int(found)
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines of a log are wanted: those that every given value lets through.
+
+    Attributes:
+        host: Only this host's, such as `algo-1`.
+        grep: Only lines in which this is found, as they were written.
+        since: Only lines from this moment on (without a zone: UTC), or of this last while by the backend's own clock.
+        rank: Only lines that this rank is known to have printed.
+    """
+
+    host: str | None = None
+    grep: re.Pattern[str] | None = None
+    since: datetime | timedelta | None = None
+    rank: int | None = None
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether host, text and rank of a line are wanted. Backends hold `since`: they know when lines came."""
+        return (
+            (self.host is None or line.host == self.host)
+            and (self.grep is None or self.grep.search(line.text) is not None)
+            and (self.rank is None or find_rank(line.text) == self.rank)
+        )
+
+    def from_now(self) -> LogFilter:
+        """Return the same filter with a fixed moment, so that a log which is read again begins with the same lines."""
+        if not isinstance(self.since, timedelta):
+            return self
+        return dataclasses.replace(self, since=datetime.now(UTC) - self.since)
+
+    def begins(self, now: float) -> float | None:
+        """Return `since` in seconds since the epoch, or None. `now` is the clock that stamps the lines."""
+        if self.since is None:
+            return None
+        if isinstance(self.since, timedelta):
+            return now - self.since.total_seconds()
+        zoned = self.since if self.since.tzinfo is not None else self.since.replace(tzinfo=UTC)
+        return zoned.timestamp()
+
+
+EVERYTHING = LogFilter()
+
+
+def parse_since(text: str) -> datetime | timedelta:
+    """Return what `10m` or `2026-11-20T10:00` means; a time without a zone is UTC, as all times that are shown.
+
+    Raises:
+        ValueError: neither a duration nor a time.
+    """
+    try:
+        return timedelta(seconds=parse_duration(text))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"expected a duration such as 10m or a time such as 2026-11-20T10:00, got {text!r}") from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
 class Operations(Protocol):
     """What a run asks of the backend that it was submitted to."""
 
     name: str
-    poll_seconds: float
-    """How often it makes sense, and is allowed, to ask for the status."""
+
+    def pace(self) -> Pace:
+        """Return how often it makes sense, and is allowed, to ask for the status."""
+        ...
 
     def status(self, run: str) -> Status:
         """Return the present status.
@@ -541,8 +628,15 @@ class Operations(Protocol):
         """
         ...
 
-    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, each once; with `follow` until the run has ended."""
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the wanted log lines of all hosts, each once; with `follow` until the run has ended."""
         ...
 
     def facts(self, run: str) -> Mapping[str, str]:
@@ -592,10 +686,9 @@ class Run:
         """`<backend>:<run id>`."""
         return f"{self.backend}:{self.id}"
 
-    @property
-    def poll_seconds(self) -> float:
-        """How often it makes sense, and is allowed, to ask for the status."""
-        return self._operations.poll_seconds
+    def pace(self) -> Pace:
+        """Return how often it makes sense, and is allowed, to ask for the status; a new one for each who asks."""
+        return self._operations.pace()
 
     def status(self) -> Status:
         """Return the present status."""
@@ -611,9 +704,26 @@ class Run:
         """Latest value of each metric by `split/name`, such as `test/accuracy`."""
         return self.status().progress.metrics
 
-    def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts; with `follow` until the run has ended."""
-        return self._operations.logs(self.id, follow=follow)
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the log lines of all hosts, or those that are wanted, each once.
+
+        Without `follow` they come in the order of their times; with it as they arrive, until the run has ended.
+
+        Args:
+            follow: Go on until the run has ended, also through an outage of up to an hour.
+            only: Which lines.
+            on_trouble: Given a sentence for people when such an outage begins, and one when it is over.
+
+        Raises:
+            CloudError: AWS refused or cannot be reached.
+        """
+        return self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
 
     def facts(self) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml, such as `cluster.volume`, as far as they are known."""
@@ -625,6 +735,7 @@ class Run:
         *,
         until: State | None = None,
         on_change: Callable[[Status], None] | None = None,
+        on_trouble: Callable[[str], None] | None = None,
     ) -> Status:
         """Wait until the run has ended and return its status. The run's failure is no exception.
 
@@ -632,20 +743,33 @@ class Run:
             timeout_seconds: How long to wait; None waits as long as it takes.
             until: Return in this state already.
             on_change: Told when state or reason have changed.
+            on_trouble: Given a sentence for people when nobody answers any more, and one when that is over.
 
         Raises:
             TimeoutError: it has not ended in time. The run goes on.
+            CloudError: AWS refused, could not be reached at first, or not for an hour.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        pace, patience = self._operations.pace(), Patience(on_trouble)
         last: tuple[State, str] | None = None
-        while not (status := self.status()).state.is_final and status.state is not until:
-            if on_change is not None and (status.state, status.reason) != last:
-                last = (status.state, status.reason)
-                on_change(status)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.reference} is {status.state} after {timeout_seconds:g} s; it goes on")
-            time.sleep(self._operations.poll_seconds)
-        return status
+        while True:
+            try:
+                status = self.status()
+            except UnreachableError as error:
+                seconds, shown = patience.failed(error), "not to be asked"
+            else:
+                patience.worked()
+                if status.state.is_final or status.state is until:
+                    return status
+                changed, last = (status.state, status.reason) != last, (status.state, status.reason)
+                if changed and on_change is not None:
+                    on_change(status)
+                seconds, shown = pace.next_seconds(changed=changed), str(status.state)
+            if deadline is not None:
+                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+                if seconds == 0.0:
+                    raise TimeoutError(f"{self.reference} is {shown} after {timeout_seconds:g} s; it goes on")
+            time.sleep(seconds)
 
     def stop(self) -> None:
         """Ask the run to end; `wait()` tells when it has."""

@@ -11,9 +11,9 @@ import pytest
 from support import EXAMPLES, Cli
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
-from cloudtrain.backends.sagemaker.backend import LOG_GROUP
+from cloudtrain.backends.sagemaker.logs import LOG_GROUP, Stream, list_streams
 from cloudtrain.backends.sagemaker.states import ACTIVE_STATES, FINAL_STATES, map_state
-from cloudtrain.run import State
+from cloudtrain.run import LogFilter, State
 from cloudtrain.settings import Settings
 from cloudtrain_runtime.contract import format_event
 
@@ -140,22 +140,29 @@ def test_logs_come_from_cloudwatch_each_line_once(cli: Cli, logged: str) -> None
     lines = done.out.splitlines()
     assert len(lines) == 5
     assert lines[0] == "algo-1  starting"
-    assert lines[-1] == "algo-2  hello from the second host"
+    assert lines[1] == "algo-2  hello from the second host"  # at the same millisecond
+    assert lines[-1].startswith("algo-1  CLOUDTRAIN")
     assert cli("logs", logged, "--host", "algo-2").out == "algo-2  hello from the second host\n"
 
 
 def test_followed_logs_repeat_nothing(logged: str) -> None:
-    backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.05)
-    tokens: dict[str, str] = {}
-    stream = backend._streams(logged)[0]  # noqa: SLF001 (one page at a time can only be seen from inside)
-    assert len(list(backend._new_events(stream, tokens))) == 4  # noqa: SLF001
-    assert list(backend._new_events(stream, tokens)) == []  # noqa: SLF001
+    """The contract is proven in test_logs.py; this is that a server written by others reads it in the same way."""
+    stream = Stream(list_streams(client("logs"), (logged,)).names[0])
+    assert len(stream.take(client("logs"))) == 4
+    assert stream.take(client("logs")) == []
+    assert stream.is_at_end
     client("logs").put_log_events(
         logGroupName=LOG_GROUP,
-        logStreamName=stream,
+        logStreamName=stream.name,
         logEvents=[{"timestamp": int(time.time() * 1000) + 1000, "message": "later"}],
     )
-    assert [event["message"] for event in backend._new_events(stream, tokens)] == ["later"]  # noqa: SLF001
+    assert [event["message"] for event in stream.take(client("logs"))] == ["later"]
+
+
+def test_a_run_is_followed_to_its_end(logged: str) -> None:
+    backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.05)
+    lines = list(backend.logs(logged, follow=True, only=LogFilter(host="algo-1")))
+    assert [line.text.split()[0] for line in lines] == ["starting", "CLOUDTRAIN", "CLOUDTRAIN", "CLOUDTRAIN"]
 
 
 def test_status_reads_progress_from_the_log(cli: Cli, logged: str) -> None:

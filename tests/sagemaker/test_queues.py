@@ -101,11 +101,11 @@ def test_states_without_a_training_job(status: str, state: State) -> None:
 
 
 def test_why_a_run_waits() -> None:
-    assert read_reason(told("RUNNABLE")) == "waits in the queue ml"
-    assert read_reason(told("RUNNABLE", place=0)) == "waits in the queue ml"
-    assert read_reason(told("RUNNABLE", place=1)) == "waits in the queue ml, 1 job before it"
+    assert read_reason(told("RUNNABLE"), datetime.now(UTC)) == "waits in the queue ml"
+    assert read_reason(told("RUNNABLE", place=0), datetime.now(UTC)) == "waits in the queue ml"
+    assert read_reason(told("RUNNABLE", place=1), datetime.now(UTC)) == "waits in the queue ml, 1 job before it"
     capacity = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none"
-    assert read_reason(told("RUNNABLE", place=2, statusReason=capacity)) == (
+    assert read_reason(told("RUNNABLE", place=2, statusReason=capacity), datetime.now(UTC)) == (
         f"waits in the queue ml, 2 jobs before it: {capacity}"
     )
 
@@ -131,7 +131,7 @@ def test_why_a_run_waits() -> None:
 def test_ends_before_a_training_job(fields: dict[str, Any], state: State, reason: str) -> None:
     job = told("FAILED", stoppedAt=MILLISECONDS + 5000, **fields)
     assert state_of(job) is state
-    assert read_reason(job) == reason
+    assert read_reason(job, datetime.now(UTC)) == reason
     assert (job["TrainingEndTime"] - BEGAN).total_seconds() == 5
 
 

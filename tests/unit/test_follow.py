@@ -20,7 +20,8 @@ from cloudtrain.console.follow import Patience, _is_live, _segments, _Thinner, f
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
-from cloudtrain.run import LogLine, Phase, Run, State, Status, Waiting, fold_events
+from cloudtrain.patience import SteadyPace
+from cloudtrain.run import LogFilter, LogLine, Phase, Run, State, Status, Waiting, fold_events
 from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261121-074043-d30c68"
@@ -459,7 +460,6 @@ class Cloud:
     """A backend that answers as a test says: an answer is a status, or an error to raise."""
 
     name = "sagemaker"
-    poll_seconds = 0.01
 
     def __init__(self, *answers: Status | Exception, lines: Callable[[], Iterator[LogLine]] | None = None) -> None:
         self.answers = list(answers)
@@ -473,8 +473,11 @@ class Cloud:
             raise answer
         return answer
 
-    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:  # noqa: ARG002
-        return self.lines()
+    def pace(self) -> SteadyPace:
+        return SteadyPace(0.01)
+
+    def logs(self, run: str, *, follow: bool = False, only: LogFilter, **_: object) -> Iterator[LogLine]:  # noqa: ARG002
+        return filter(only.wants, self.lines())
 
     def facts(self, run: str) -> Mapping[str, str]:  # noqa: ARG002
         return {}
@@ -514,7 +517,7 @@ def test_an_error_that_is_not_the_clouds_surfaces(capsys: pytest.CaptureFixture[
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        follow(Run(RUN, Cloud(PENDING)), as_json=True, lines=broken, patience=HURRY)
+        follow(Run(RUN, Cloud(PENDING, lines=broken)), as_json=True, patience=HURRY)
 
 
 def test_a_log_that_breaks_off_is_read_again_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
     "name", ["started", "step", "evaluation", "checkpoint", "failed", "stopped", "finished", "new"]
 )
 def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from cloudtrain.console.runs import print_logs
+    from cloudtrain.console.logs import print_logs
     from cloudtrain.run import LogLine
 
     text = f'CLOUDTRAIN {{"event": "{name}", "loss": "x"}}'

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +21,12 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
+from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
 from cloudtrain.run import (
     EVERY_RUN,
+    EVERYTHING,
+    LogFilter,
     LogLine,
     Progress,
     Run,
@@ -34,7 +37,7 @@ from cloudtrain.run import (
     is_run_id,
     submitted_at,
 )
-from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE
+from cloudtrain_runtime.contract import CONFIG_FILE, EVENT_PREFIX, GRACE_VARIABLE, parse_event
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
@@ -47,7 +50,6 @@ class LocalBackend:
     """Runs below `<home>/runs/<run>/`."""
 
     name = LOCAL
-    poll_seconds = _POLL_SECONDS
 
     def __init__(self, home: Path) -> None:
         self.runs = home / "runs"
@@ -161,9 +163,28 @@ class LocalBackend:
         write_state(folder, record)
         return record
 
-    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, each once."""
-        folder = JobFolder(self._folder(run))
+    def pace(self) -> SteadyPace:
+        """Return how often to ask for the status: looking into a folder costs nothing."""
+        return SteadyPace(_POLL_SECONDS)
+
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the wanted log lines of all hosts, each once.
+
+        Lines have no times here but for the events': what stands before the last event that is older than `since` is
+        left out, and so is all that a host had written when its file is older.
+        """
+        del on_trouble  # a folder is there or not
+        return filter(only.wants, self._lines(self._folder(run), run, follow=follow, since=only.begins(time.time())))
+
+    def _lines(self, place: Path, run: str, *, follow: bool, since: float | None) -> Iterator[LogLine]:
+        folder = JobFolder(place)
         files: dict[Path, IO[bytes]] = {}
         rests: dict[Path, bytes] = {}
         try:
@@ -173,13 +194,15 @@ class LocalBackend:
                 for path in sorted(folder.logs.glob("*.log")):
                     if path not in files:
                         files[path] = path.open("rb")
+                        if since is not None:
+                            files[path].seek(_find_since(path, since))
                     *lines, rests[path] = (rests.get(path, b"") + files[path].read()).split(b"\n")
                     if is_over and rests[path]:
                         lines.append(rests.pop(path))
                     yield from (LogLine(path.stem, _text(line)) for line in lines)
                 if is_over:
                     return
-                time.sleep(self.poll_seconds)
+                time.sleep(_POLL_SECONDS)
         finally:
             for file in files.values():
                 file.close()
@@ -298,6 +321,21 @@ def _read_events(folder: Path) -> Iterable[dict[str, Any]]:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def _find_since(path: Path, since: float) -> int:
+    """Return where in a log the lines begin that may be as new as a moment: behind the last event that is older."""
+    if path.stat().st_mtime < since:
+        return path.stat().st_size
+    place = found = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            place += len(line)
+            event = parse_event(_text(line)) if EVENT_PREFIX.encode() in line else None
+            written = None if event is None else event.get("time")
+            if isinstance(written, int | float) and written < since and line.endswith(b"\n"):
+                found = place
+    return found
 
 
 def _text(line: bytes) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import account_options, duration, job_options, json_option, run_argument
+from cloudtrain.cli.options import account_options, duration, job_options, json_option, log_options, run_argument
 from cloudtrain.errors import EXIT_USER, SpecError
+
+if TYPE_CHECKING:
+    from cloudtrain.run import LogFilter
 
 
 @click.command()
@@ -106,6 +110,7 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
     help="Submit again for so long, such as 6h, while there is no capacity or the quota is used up.",
 )
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
+@log_options
 @json_option
 def submit(
     job: str,
@@ -120,6 +125,7 @@ def submit(
     new: bool,
     wait_for_capacity: int | None,
     follow: bool,
+    only: LogFilter,
     as_json: bool,
 ) -> int:
     """Start a run. It goes on when this command ends, with or without --follow.
@@ -128,7 +134,7 @@ def submit(
     """
     from cloudtrain import api
     from cloudtrain.console import runs
-    from cloudtrain.console.account import say_unknown_checks
+    from cloudtrain.console.account import say_checks
 
     if local and sandbox:
         raise click.UsageError("--local and --sandbox are two places; give one")
@@ -144,7 +150,7 @@ def submit(
             new=new,
             wait_for_capacity=wait_for_capacity,
             on_wait=runs.say_waiting,
-            on_checks=say_unknown_checks,
+            on_checks=say_checks,
             progress=progress,
             upload_progress=upload_progress,
         )
@@ -152,7 +158,7 @@ def submit(
     if follow:
         from cloudtrain.console.follow import follow as show
 
-        return show(run, job=_again(job, instances, overrides), as_json=as_json)
+        return show(run, job=_again(job, instances, overrides), only=only, as_json=as_json)
     if as_json:
         console.print_json(run.status().to_json())
     return 0
@@ -165,6 +171,7 @@ def submit(
 @click.option("--skip-check", is_flag=True, help="Resume without asking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
+@log_options
 @json_option
 def resume(
     run: str,
@@ -173,6 +180,7 @@ def resume(
     skip_check: bool,
     new: bool,
     follow: bool,
+    only: LogFilter,
     as_json: bool,
 ) -> int:
     """Start a new run from the last complete checkpoint of one that has ended.
@@ -181,16 +189,14 @@ def resume(
     """
     from cloudtrain import api
     from cloudtrain.console import runs
-    from cloudtrain.console.account import say_unknown_checks
+    from cloudtrain.console.account import say_checks
 
-    started = api.resume(
-        run, overrides, instances=instances, skip_check=skip_check, new=new, on_checks=say_unknown_checks
-    )
+    started = api.resume(run, overrides, instances=instances, skip_check=skip_check, new=new, on_checks=say_checks)
     runs.print_submitted(started)
     if follow:
         from cloudtrain.console.follow import follow as show
 
-        return show(started, job=None, as_json=as_json)
+        return show(started, only=only, as_json=as_json)
     if as_json:
         console.print_json(started.status().to_json())
     return 0

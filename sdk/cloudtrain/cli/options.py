@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -61,3 +64,48 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
         return None if value is None else parse_duration(value)
     except ValueError as error:
         raise click.BadParameter(str(error), context, option) from None
+
+
+def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    """Compile a regular expression, or say where it is wrong."""
+    try:
+        return None if value is None else re.compile(value)
+    except re.error as error:
+        where = "" if error.pos is None else f" at character {error.pos + 1} of {value!r}"
+        raise click.BadParameter(f"{error.msg}{where}", ctx, param) from None
+
+
+def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | timedelta | None:
+    """Read a duration up to now, or a time."""
+    from cloudtrain.run import parse_since
+
+    try:
+        return None if value is None else parse_since(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+def log_options(function: Command) -> Command:
+    """Add what chooses lines of a log; the command gets one `LogFilter` as `only`."""
+
+    @functools.wraps(function)
+    def call(
+        *arguments: Any,
+        host: str | None,
+        grep: re.Pattern[str] | None,
+        since: datetime | timedelta | None,
+        rank: int | None,
+        **rest: Any,
+    ) -> Any:
+        from cloudtrain.run import LogFilter
+
+        return function(*arguments, only=LogFilter(host, grep, since, rank), **rest)
+
+    return _all(
+        click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
+        click.option("--grep", callback=_regex, metavar="REGEX", help="Only lines that match, as written (see --raw)."),
+        click.option(
+            "--since", callback=_moment, metavar="WHEN", help="Only lines since 10m ago, or 2026-11-20T10:00 (UTC)."
+        ),
+        click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines known to be of this rank."),
+    )(call)  # type: ignore[return-value] # the same command, with the options as one argument

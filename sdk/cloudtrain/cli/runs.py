@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import json_option, run_argument
+from cloudtrain.cli.options import json_option, log_options, run_argument
 from cloudtrain.console import listing
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudError, UserError, did_you_mean
-from cloudtrain.run import EVERY_RUN, RunFilter, State
+from cloudtrain.run import EVERY_RUN, LogFilter, RunFilter, State
 from cloudtrain.units import parse_moment
 
 
@@ -36,29 +36,30 @@ def status(run: str, as_json: bool) -> int:
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--raw", is_flag=True, help="Event lines as they were written.")
-@click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1.")
+@log_options
 @json_option
-def logs(run: str, follow: bool, raw: bool, host: str | None, as_json: bool) -> int:
+def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain import api
+    from cloudtrain.console.logs import print_logs, print_logs_json
 
     handle = api.get_run(run)
-    lines = (line for line in handle.logs(follow=follow) if host is None or line.host == host)
+    lines = handle.logs(follow=follow, only=only, on_trouble=console.say)
     if as_json:
-        console.print_json({"run": handle.id, "lines": [{"host": line.host, "text": line.text} for line in lines]})
-        return 0
-    return shown.print_logs(handle, lines, follow=follow, raw=raw)
+        return print_logs_json(handle, lines, follow=follow)
+    return print_logs(handle, lines, follow=follow, raw=raw)
 
 
 @click.command()
 @run_argument
+@log_options
 @json_option
-def follow(run: str, as_json: bool) -> int:
+def follow(run: str, only: LogFilter, as_json: bool) -> int:
     """Come back to a run: its log, how it stands, what it costs, until it ends. Ctrl-C leaves it going."""
     from cloudtrain import api
     from cloudtrain.console.follow import follow as show
 
-    return show(api.get_run(run), as_json=as_json)
+    return show(api.get_run(run), only=only, as_json=as_json)
 
 
 @click.command(name="list")

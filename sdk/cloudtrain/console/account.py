@@ -39,8 +39,11 @@ def _count_checks(checks: Sequence[Check]) -> str:
     return f"{len(checks)} checks: " + ", ".join(f"{count} {verb}" for count, verb in counts if count)
 
 
-def say_unknown_checks(checks: Sequence[Check]) -> None:
-    """Say in one line what a submit could not check; nothing when it could check all."""
+def say_checks(checks: Sequence[Check]) -> None:
+    """Say in one line what a submit could not check, nothing when it could check all; and whether it starts warm."""
+    for check in checks:
+        if check.name == "warm start" and check.result == "pass":
+            say(f"warm start: {check.detail}")
     names = [check.name for check in checks if check.result == "unknown"]
     if names:
         say(f"could not check: {', '.join(names)} (why: {program()} check JOB)")

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.console import print_json, print_json_error, program, say, table_lines
+from cloudtrain.console.logs import HOST_COLOURS
 from cloudtrain.console.runs import detached, explanation_lines, next_command, place_rows, readable, status_rows
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
+from cloudtrain.run import EVERYTHING
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
     from cloudtrain.console.panel import Panel
-    from cloudtrain.run import LogLine, Run, Status
+    from cloudtrain.run import LogFilter, LogLine, Run, Status
 
 Lines = Callable[[], Iterable["LogLine"]]
 """Begins to read a log; called again after an error of the cloud, when it must begin with the same lines."""
@@ -69,8 +71,7 @@ def follow(
     *,
     as_json: bool,
     job: str | None = None,
-    lines: Lines | None = None,
-    every_line: bool = False,
+    only: LogFilter | None = None,
     patience: Patience = Patience(),
 ) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going.
@@ -79,18 +80,22 @@ def follow(
         run: What to follow; one that has ended is shown as it has.
         as_json: Print people's text to standard error, and one JSON object at the end.
         job: The words that name the job again, for what to type next, where there is a job file.
-        lines: Reads the log; by default all of it.
-        every_line: Show each step, not only one each ten seconds.
+        only: Which log lines to show; by default all, of steps one each ten seconds.
         patience: How errors of the cloud are waited out.
 
     Raises:
         CloudError: the cloud has refused or not answered for too long. The run goes on.
     """
-    threads = _Threads(run, lines or (lambda: run.logs(follow=True)), patience)
+    wanted = EVERYTHING if only is None else only.from_now()
+
+    def lines() -> Iterator[LogLine]:
+        return run.logs(follow=True, only=wanted)
+
+    threads = _Threads(run, lines, patience)
     out = _people(as_json=as_json)
     try:
         with _screen(out) as screen, threads:
-            _show(threads, screen, _Thinner(0.0 if every_line else _STEP_SECONDS))
+            _show(threads, screen, _Thinner(_STEP_SECONDS if wanted.grep is None else 0.0))
             status = threads.status
     except KeyboardInterrupt:
         _deafen()
@@ -230,13 +235,19 @@ class _StatusAsker(_Asker):
         self.asks_now = threading.Event()
 
     def work(self) -> None:
+        pace = self._run.pace()
         while not self.ending.is_set():
             status = self._run.status()
             self.answered()
-            self.status, self.told = _remembering(status, self.status), time.time()
+            before, self.status, self.told = self.status, _remembering(status, self.status), time.time()
             if status.state.is_final:
                 return
-            self.asks_now.wait(max(self._run.poll_seconds, _LEAST_POLL_SECONDS))
+            has_changed = before is None or (before.state, before.reason, before.progress) != (
+                status.state,
+                status.reason,
+                status.progress,
+            )
+            self.asks_now.wait(max(pace.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
             self.asks_now.clear()
 
 
@@ -468,15 +479,17 @@ class _Drawn:
     def __init__(self, out: Console, live: Live) -> None:
         self._out, self._live = out, live
         self._panel: Panel | None = None
+        self._colours: dict[str, str] = {}
         self._drawn = 0.0
 
     def print(self, lines: Sequence[LogLine]) -> None:
         from rich.segment import Segment, Segments
         from rich.style import Style
 
-        dim, segments = Style(dim=True), []
+        segments: list[Segment] = []
         for line in lines:
-            segments.append(Segment(f"{line.host}  ", dim))
+            colour = self._colours.setdefault(line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)])
+            segments.append(Segment(f"{line.host}  ", Style(color=colour)))
             segments += _segments(readable(line), self._out)
         if lines:
             self._out.print(Segments(segments), soft_wrap=True, end="")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import program, say, table, table_lines
@@ -78,16 +78,6 @@ def place_rows(status: Status) -> list[tuple[str, str]]:
     checkpoint = status.progress.checkpoint
     newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
     return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
-
-
-def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:
-    """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
-    try:
-        for line in lines:
-            print(f"{line.host}  {line.text if raw else readable(line)}", flush=follow)
-    except KeyboardInterrupt:
-        return detached(run, "logs -f")
-    return 0
 
 
 def wait_for_end(run: Run) -> Status:

@@ -12,17 +12,11 @@ from cloudtrain.explain.collectives import Collectives
 from cloudtrain.explain.findings import Finding, Findings, HostLog, Moment, WentOn, classify, match_line
 from cloudtrain.explain.rules import Rule, line_rules
 from cloudtrain.explain.tracebacks import OpenTraceback, Raised, as_exception, opens
-from cloudtrain.run import LogLine
+from cloudtrain.run import RANK_MARK, LogLine
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 _LINE_CHARACTERS = 4000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_PREFIX = re.compile(
-    r"^\[(?:rank(?P<torch>\d+)\]:"  # torch's excepthook and C++ log, since 2.3
-    r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"  # mpirun --tag-output, with and without SMDDP
-    r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
-    r" ?"
-)
 _NAMED_RANK = re.compile(r"\b[Rr]ank (?P<rank>\d+)\b")
 _LINE_RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = line_rules()
 
@@ -266,7 +260,7 @@ def _clean(text: str) -> tuple[int | None, str]:
         text = _COLOUR.sub("", text)
     if not text.startswith("["):
         return None, text
-    match = _PREFIX.match(text)
+    match = RANK_MARK.match(text)
     if match is None:
         return None, text
     rank = match["torch"] or match["mpi"]

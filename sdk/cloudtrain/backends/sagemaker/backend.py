@@ -9,7 +9,7 @@ import importlib.util
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from cloudtrain.aws import aws_errors, make_client, no_credentials
 from cloudtrain.backends.sagemaker.claims import Claims
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
 from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
+from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
+from cloudtrain.backends.sagemaker.pace import QUICK_SECONDS, BackoffPace, Budget, pace_client
 from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
 from cloudtrain.backends.sagemaker.states import (
@@ -35,35 +37,34 @@ from cloudtrain.backends.sagemaker.states import (
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError
+from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.request import split_uri
-from cloudtrain.run import EVERY_RUN, LogLine, Progress, Run, RunFilter, State, Status, WarmPool, fold_events
+from cloudtrain.run import EVERY_RUN, EVERYTHING, LogFilter, LogLine, Run, RunFilter, State, Status, WarmPool
 from cloudtrain.service_job import render_payload
 from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG
 from cloudtrain.warm import read_pool
-from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, parse_event, sort_hosts
+from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Check, Pending
 
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-_POLL_SECONDS = 5.0
 _CLAIM_ATTEMPTS = 20
 _CLAIM_SECONDS = 86400
 """Time in which whoever has claimed a request may still be uploading for it."""
-_STATUS_EVENTS = 1000
-"""Log lines that `status` reads from the end of the first host's stream."""
 _POOL_LOOKS = 12
 """How often is looked whether the pool of a job that has just ended is there."""
+_TIMEOUTS: Mapping[str, Mapping[str, float]] = {"logs": {"connect_timeout": 10, "read_timeout": 30}}
+"""Seconds; botocore's own 60 are too long for a tail that a dead connection would hold."""
 
 
 class SageMakerBackend:
     """Training jobs in one account and region.
 
     Args:
+        poll_seconds: The shortest wait of what is asked again and again; all others grow and shrink with it.
         session: boto3 session to send with; by default one from the environment.
         name: Another name where the session leads elsewhere, such as to a sandbox.
     """
@@ -73,7 +74,7 @@ class SageMakerBackend:
         settings: Settings,
         *,
         prices: catalog.Prices | None = None,
-        poll_seconds: float = _POLL_SECONDS,
+        poll_seconds: float = QUICK_SECONDS,
         session: Any = None,
         name: str = SAGEMAKER,
     ) -> None:
@@ -85,6 +86,9 @@ class SageMakerBackend:
         self._clients: dict[str, Any] = {}
         self._queues = Queues(settings, self._client, self._expected_owner())
         self._making = threading.RLock()  # a session is not made for threads, its clients are
+        self._budgets: dict[str, Budget] = {}
+        self._scale = max(poll_seconds, 0.001) / QUICK_SECONDS
+        self._logs: JobLogs | None = None
 
     def check_ready(self) -> None:
         """Check that settings and credentials are there, before anything is packed.
@@ -262,7 +266,7 @@ class SageMakerBackend:
     def status(self, run: str) -> Status:
         """Return the present status of a training job."""
         job = self._describe(run)
-        progress = self._progress(run)
+        progress = self._job_logs().progress(run)
         instance_type, _ = read_cluster(job["ResourceConfig"])
         instances = read_instances(job)
         instance = catalog.find_instance(instance_type or "")
@@ -316,67 +320,47 @@ class SageMakerBackend:
                         f"SageMaker has no training job {run} in {region}", "see: cloudtrain list"
                     ) from None
                 raise
+        if "TrainingJobStatus" not in description:
+            raise UnreachableError("could not describe the training job: the answer ends in the middle", "try again")
         return description
 
-    def _progress(self, run: str) -> Progress:
-        """Return what the newest log lines of the first host tell."""
-        streams = self._streams(run)
-        if not streams:
-            return Progress()
-        with aws_errors("read the log"):
-            page = self._client("logs").get_log_events(
-                logGroupName=LOG_GROUP,
-                logStreamName=_newest_of_first_host(streams),
-                startFromHead=False,
-                limit=_STATUS_EVENTS,
-            )
-        parsed = (parse_event(event["message"]) for event in page["events"])
-        return fold_events(event for event in parsed if event is not None)
+    def pace(self) -> BackoffPace:
+        """Return how often to ask for the status."""
+        return BackoffPace(self.poll_seconds)
 
-    def _streams(self, run: str) -> list[str]:
-        """Return the log streams of a run's hosts, in the hosts' order; of a queue's attempts one after the other."""
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the wanted log lines of all hosts, each once (see `JobLogs`)."""
+        if follow:
+            return self._job_logs().follow(run, only, lambda: self._look(run), on_trouble)
+        return self._job_logs().read(run, only, lambda: self._look(run))
+
+    def _look(self, run: str) -> JobNow:
+        """Return what a tail must know of its job. Only times of AWS's own clock are compared."""
+        job = self._describe(run)
+        secondary = job.get("SecondaryStatus", "")
+        has_ended = map_state(job["TrainingJobStatus"], secondary).is_final
+        now, ended = aws_time(job), job.get("TrainingEndTime") or job.get("LastModifiedTime")
+        ago = max(0.0, now - ended.timestamp()) if has_ended and now is not None and ended is not None else 0.0
+        return JobNow(secondary, has_ended, ago)
+
+    def _jobs_of(self, run: str) -> tuple[str, ...]:
+        """Return the names of a run's training jobs: its own, or those that a queue has made of it so far."""
         names = self._queues.names(run)
-        return [stream for name in ((run,) if names is None else names) for stream in self._streams_of(name)]
+        return (run,) if names is None else names
 
-    def _streams_of(self, job: str) -> list[str]:
-        logs = self._client("logs")
-        with aws_errors("list the log streams"):
-            try:
-                pages = logs.get_paginator("describe_log_streams").paginate(
-                    logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/"
-                )
-                return sort_hosts([stream["logStreamName"] for page in pages for stream in page["logStreams"]])
-            except logs.exceptions.ResourceNotFoundException:
-                return []
-
-    def logs(self, run: str, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, each once."""
-        tokens: dict[str, str] = {}
-        while True:
-            job = self._describe(run)
-            is_over = not follow or map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final
-            for stream in self._streams(run):
-                host = stream.rpartition("/")[2].rpartition("-")[0]
-                for event in self._new_events(stream, tokens):
-                    yield LogLine(host, event["message"], event["timestamp"] / 1000)
-            if is_over:
-                return
-            time.sleep(self.poll_seconds)
-
-    def _new_events(self, stream: str, tokens: dict[str, str]) -> Iterator[Mapping[str, Any]]:
-        """Yield what has come since the token of this stream; the same token twice means the end for now."""
-        while True:
-            with aws_errors("read the log"):
-                page = self._client("logs").get_log_events(
-                    logGroupName=LOG_GROUP,
-                    logStreamName=stream,
-                    startFromHead=True,
-                    **({"nextToken": tokens[stream]} if stream in tokens else {}),
-                )
-            yield from page["events"]
-            if page["nextForwardToken"] == tokens.get(stream):
-                return
-            tokens[stream] = page["nextForwardToken"]
+    def _job_logs(self) -> JobLogs:
+        if self._logs is None:
+            client = self._client("logs")
+            share = self._budgets["GetLogEvents"].share
+            self._logs = JobLogs(client, jobs=self._jobs_of, share=share, scale=self._scale)
+        return self._logs
 
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield the jobs that cloudtrain has named, newest first; pages are asked for when they are needed."""
@@ -474,16 +458,12 @@ class SageMakerBackend:
                 if self.settings.region is None:
                     raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
                 with aws_errors(f"reach {service}"):
-                    config = Config(retries={"mode": "standard", "max_attempts": 5})
-                    self._clients[service] = make_client(self._session(), service, config=config)
+                    config = Config(retries={"mode": "standard", "max_attempts": 5}, **_TIMEOUTS.get(service, {}))
+                    client = make_client(self._session(), service, config=config)
+                if service in ("logs", "sagemaker"):
+                    self._budgets |= pace_client(client, scale=1 / self._scale)
+                self._clients[service] = client
             return self._clients[service]
-
-
-def _newest_of_first_host(streams: list[str]) -> str:
-    """Return the stream that the first host writes to now: instances that replace others begin streams of their own."""
-    newest = streams[-1].partition("/")[0]  # a queue's attempts are jobs of their own
-    first = next(stream for stream in streams if stream.startswith(f"{newest}/")).rpartition("-")[0]
-    return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
 
 
 def _why_no_pool(pool: WarmPool | None) -> str:

@@ -1,0 +1,76 @@
+"""How log lines are printed: with their host for people, as one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import say
+from cloudtrain.console.runs import detached, readable
+from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError
+
+if TYPE_CHECKING:
+    from cloudtrain.run import LogLine, Run
+
+HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:
+    """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
+    prefix = host_prefixes()
+    try:
+        for line in lines:
+            print(f"{prefix(line.host)}  {line.text if raw else readable(line)}", flush=follow)
+    except KeyboardInterrupt:
+        return detached(run, "logs -f")
+    return EXIT_DONE
+
+
+def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
+    """Print one JSON object while its lines arrive, so that a log of any length needs no memory.
+
+    It is whole however that ends: an error in the middle becomes its last key.
+    """
+    exit_code, closing = EXIT_DONE, "]"
+    print(f'{{\n  "run": {json.dumps(run.id)},\n  "lines": [', end="")
+    try:
+        for index, line in enumerate(lines):
+            print(f"{',' if index else ''}\n    {json.dumps(_as_json(line))}", end="", flush=follow)
+            closing = "\n  ]"
+    except KeyboardInterrupt:
+        exit_code = EXIT_INTERRUPTED
+    except CloudtrainError as error:
+        say(f"error: {error}")
+        exit_code = error.exit_code
+        content = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        closing += f',\n  "error": {json.dumps(content)}'
+    print(f"{closing}\n}}")
+    return exit_code
+
+
+def host_prefixes() -> Callable[[str], str]:
+    """Return what makes a host's name the prefix of its lines: in a colour of its own, on a terminal that has some."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return str
+    from rich.color import ColorSystem
+    from rich.console import Console
+    from rich.style import Style
+
+    if Console().color_system is None:
+        return str
+    known: dict[str, str] = {}
+
+    def prefix(host: str) -> str:
+        if host not in known:
+            colour = HOST_COLOURS[len(known) % len(HOST_COLOURS)]
+            known[host] = Style(color=colour).render(host, color_system=ColorSystem.STANDARD)
+        return known[host]
+
+    return prefix
+
+
+def _as_json(line: LogLine) -> dict[str, str | float | None]:
+    return {"host": line.host, "text": line.text, "time": line.time}

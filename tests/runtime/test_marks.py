@@ -1,0 +1,77 @@
+"""Lines of several ranks on one log tell whose they are, and do not mix."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+SCRIPT = """
+import logging, os, subprocess, sys
+from cloudtrain_runtime.events import emit
+from cloudtrain_runtime.marks import mark_lines
+mark_lines(os.environ)
+print("one", 2, "three")
+print("two\\nlines")
+print()
+emit("step", step=1)
+print("no newline", end="", flush=True)
+print("\\r 50%\\r100%")
+sys.stderr.write("[rank1]: told already\\n")
+logging.basicConfig()
+logging.warning("of a logger")
+sys.stdout.buffer.write(b"bytes\\n")
+subprocess.run([sys.executable, "-c", "print('a child')"], stdout=sys.stdout, check=True)
+print("unfinished", end="")
+"""
+
+
+def run(**environ: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environ},
+        check=True,
+    )
+    return [line for line in done.stdout.decode().split("\n") if "CLOUDTRAIN" not in line]
+
+
+def test_each_line_of_a_rank_is_marked_once() -> None:
+    assert run(WORLD_SIZE="2", RANK="1") == [
+        "[rank1]: one 2 three",
+        "[rank1]: two",
+        "[rank1]: lines",
+        "",
+        "[rank1]: no newline\r 50%\r100%",
+        "[rank1]: told already",
+        "[rank1]: WARNING:root:of a logger",
+        "[rank1]: bytes",
+        "a child",
+        "[rank1]: unfinished",
+    ]
+
+
+def test_one_rank_and_mpirun_need_no_mark() -> None:
+    assert run(WORLD_SIZE="1", RANK="0")[0] == "one 2 three"
+    assert run(WORLD_SIZE="2", RANK="0", OMPI_COMM_WORLD_RANK="0")[0] == "one 2 three"
+
+
+def test_lines_of_ranks_that_print_at_once_do_not_mix() -> None:
+    code = (
+        "import os\nfrom cloudtrain_runtime.marks import mark_lines\nmark_lines(os.environ)\n"
+        "for i in range(3000): print('line', i, 'of', os.environ['RANK'])"
+    )
+    read, write = os.pipe()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            stdout=write,
+            env={**os.environ, "WORLD_SIZE": "3", "RANK": str(rank)},
+        )
+        for rank in range(3)
+    ]
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as log:
+        found = Counter(log.read().splitlines())
+    assert [rank.wait() for rank in ranks] == [0, 0, 0]
+    assert found == Counter(f"[rank{rank}]: line {i} of {rank}" for rank in range(3) for i in range(3000))
