@@ -7,7 +7,6 @@ import hashlib
 import heapq
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePosixPath
@@ -15,14 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
-from cloudtrain.capacity import FIRST_PAUSE_SECONDS, lacks_capacity, pauses
+from cloudtrain.capacity import FIRST_PAUSE_SECONDS
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.earlier import EarlierRun
 from cloudtrain.entry import find_module
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
     CloudError,
-    NoCapacityError,
     Problem,
     RunNotFoundError,
     SpecError,
@@ -38,16 +36,15 @@ from cloudtrain.run import (
     LogLine,
     Run,
     RunFilter,
-    State,
     Status,
     is_run_id,
     make_run_id,
     parse_reference,
 )
+from cloudtrain.sending import Sending, refuse_failed
 from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
-from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 if TYPE_CHECKING:
@@ -323,10 +320,11 @@ def submit(
 
     if cloud is None:
         return _local().submit(decided, pack())
-    sending = _Sending(cloud, pack, skip_check=skip_check, new=new, on_checks=on_checks, progress=upload_progress)
+    sending = Sending(cloud, pack, skip_check=skip_check, new=new, on_checks=on_checks, progress=upload_progress)
     if wait_for_capacity is None:
         return sending.send(decided)
-    return sending.send_when_there_is_room(decided, wait_for_capacity, on_wait)
+    first_pause = cloud.poll_seconds if sandbox else FIRST_PAUSE_SECONDS
+    return sending.send_when_there_is_room(decided, wait_for_capacity, on_wait, first_pause=first_pause)
 
 
 def resume(
@@ -373,8 +371,8 @@ def resume(
     cloud = cast("SageMakerBackend", backend).under(account)
     cloud.check_ready()
     decided = _decide(spec, earlier.code, local=False, settings=account)
-    _refuse_failed(cloud.check_resume(decided))
-    sending = _Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
+    refuse_failed(cloud.check_resume(decided))
+    sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
     return sending.send(decided)
 
 
@@ -391,85 +389,6 @@ def _resume_here(earlier: EarlierRun, spec: JobSpec) -> Run:
     if not archive.is_file():
         raise UserError(f"the code of {earlier.run} is gone: {archive}", f"with the code as it is now: {again}")
     return local.submit(decided, Bundle(archive, earlier.code))
-
-
-class _Sending:
-    """One submit to SageMaker, from the look for a run that goes on to the training job; may be done several times."""
-
-    def __init__(
-        self,
-        cloud: SageMakerBackend,
-        pack: Callable[[], Bundle] | None,
-        *,
-        skip_check: bool,
-        new: bool,
-        on_checks: Callable[[tuple[Check, ...]], None] | None,
-        progress: Progress | None = None,
-    ) -> None:
-        self._progress = progress
-        self._cloud = cloud
-        self._pack = pack
-        self._skip_check = skip_check
-        self._new = new
-        self._on_checks = on_checks
-
-    def send(self, decided: Plan) -> Run:
-        """Return the run that goes on already, or start one."""
-        if not self._new and (live := self._cloud.find_live(decided)) is not None:
-            return live
-        self._cloud.start_loading()
-        pending = None if self._skip_check else self._cloud.start_checks(decided)
-        bundle = None if self._pack is None else self._pack()
-        if pending is not None:
-            _refuse_failed(checks := pending.wait())
-            if self._on_checks is not None:
-                self._on_checks(checks)
-        reserved = self._cloud.reserve(decided, new=self._new)
-        return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle, progress=self._progress)
-
-    def send_when_there_is_room(
-        self, decided: Plan, seconds: float, on_wait: Callable[[str, float], None] | None
-    ) -> Run:
-        """Send again and again, with growing pauses, while there is no capacity or the quota is used up.
-
-        Returns:
-            The run, which has its instances.
-
-        Raises:
-            NoCapacityError: there was no room in that time.
-        """
-        first = self._cloud.poll_seconds if self._cloud.name == SANDBOX else FIRST_PAUSE_SECONDS
-        waits = pauses(seconds, first=first)
-        while True:
-            try:
-                run = self.send(decided)
-                status = run.wait(until=State.RUNNING)
-                if not lacks_capacity(status):
-                    return run
-                reason = status.reason
-            except NoCapacityError as error:
-                reason = error.message
-            pause = next(waits, None)
-            if pause is None:
-                hint = "wait longer, or let the job take other types: cluster.prefer"
-                raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
-            if on_wait is not None:
-                on_wait(reason, pause)
-            time.sleep(pause)
-            decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
-
-
-def _refuse_failed(checks: tuple[Check, ...]) -> None:
-    failed = [check for check in checks if check.result == "fail"]
-    if failed:
-        lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
-        count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
-        # A quota is the one thing that may mend itself.
-        kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
-        raise kind(
-            f"{count} failed, so nothing was uploaded or started:\n  {lines}",
-            "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
-        )
 
 
 def get_run(reference: str, *, settings: Settings | None = None) -> Run:

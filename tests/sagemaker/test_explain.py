@@ -10,7 +10,7 @@ from aws_front import Answer, Front, Request
 from support import EXAMPLES, Cli
 
 import cloudtrain
-from cloudtrain.backends.sagemaker.backend import LOG_GROUP
+from cloudtrain.backends.sagemaker.logs import LOG_GROUP
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

@@ -102,7 +102,7 @@ def test_a_submit_prints_its_own_lines_only(cli: Cli, aws: dict[str, str]) -> No
     assert words == [
         f"sagemaker:{run} submitted",
         f"status sagemaker:{run}",
-        f"-f sagemaker:{run}",
+        f"follow sagemaker:{run}",
         f"stop sagemaker:{run}",
     ]
 

@@ -405,20 +405,32 @@ class SageMakerBackend:
         bucket, key = split_uri(uri)
         with aws_errors(f"read {uri}"):
             body = self._client("s3").get_object(Bucket=bucket, Key=key, **self._expected_owner())["Body"].read()
-        content = json.loads(body)
+        try:
+            content = json.loads(body)
+        except ValueError:
+            return {}  # somebody has written something else there
         return content if isinstance(content, dict) else {}
 
     # ------------------------------------------------------------ stop
 
     def stop(self, run: str) -> None:
         """Ask SageMaker to stop the job; one that has ended stays as it is."""
+        from botocore.exceptions import ClientError
+
         job = self._describe(run)
         if map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final:
             return
         if self._queues.stop(run):
             return
         with aws_errors("stop the training job"):
-            self._client("sagemaker").stop_training_job(TrainingJobName=job["TrainingJobName"])
+            try:
+                self._client("sagemaker").stop_training_job(TrainingJobName=job["TrainingJobName"])
+            except ClientError as error:
+                # It may have ended, or begun to stop, since it was looked at.
+                state = self._state(run)
+                is_over = state is not None and (state.is_final or state is State.STOPPING)
+                if error.response["Error"]["Code"] != "ValidationException" or not is_over:
+                    raise
 
     def end_warm_pool(self, run: str) -> None:
         """End the warm pool that a job has left behind: from then on it is not paid for.

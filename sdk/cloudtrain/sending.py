@@ -1,0 +1,115 @@
+"""One submit to SageMaker: look, check, pack, claim, send; and again while there is no capacity."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cloudtrain.bundle import Progress
+from cloudtrain.capacity import FIRST_PAUSE_SECONDS, lacks_capacity, pauses
+from cloudtrain.errors import CloudError, NoCapacityError
+from cloudtrain.plan import Plan
+from cloudtrain.run import Run, State, make_run_id
+from cloudtrain.units import format_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.sagemaker import SageMakerBackend
+    from cloudtrain.bundle.archive import Bundle
+    from cloudtrain.preflight import Check
+
+
+class Sending:
+    """One submit to SageMaker, from the look for a run that goes on to the training job; may be done several times."""
+
+    def __init__(
+        self,
+        cloud: SageMakerBackend,
+        pack: Callable[[], Bundle] | None,
+        *,
+        skip_check: bool,
+        new: bool,
+        on_checks: Callable[[tuple[Check, ...]], None] | None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._progress = progress
+        self._cloud = cloud
+        self._pack = pack
+        self._skip_check = skip_check
+        self._new = new
+        self._on_checks = on_checks
+
+    def send(self, decided: Plan) -> Run:
+        """Return the run that goes on already, or start one."""
+        if not self._new and (live := self._cloud.find_live(decided)) is not None:
+            return live
+        self._cloud.start_loading()
+        pending = None if self._skip_check else self._cloud.start_checks(decided)
+        bundle = None if self._pack is None else self._pack()
+        if pending is not None:
+            refuse_failed(checks := pending.wait())
+            if self._on_checks is not None:
+                self._on_checks(checks)
+        reserved = self._cloud.reserve(decided, new=self._new)
+        return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle, progress=self._progress)
+
+    def send_when_there_is_room(
+        self,
+        decided: Plan,
+        seconds: float,
+        on_wait: Callable[[str, float], None] | None = None,
+        *,
+        first_pause: float = FIRST_PAUSE_SECONDS,
+    ) -> Run:
+        """Send again and again, with growing pauses, while there is no capacity or the quota is used up.
+
+        Args:
+            decided: What to send; a further try gets a run id of its own time.
+            seconds: How long the pauses may be in all.
+            on_wait: Told why, and for how many seconds, before each pause.
+            first_pause: Seconds.
+
+        Returns:
+            The run, which has its instances.
+
+        Raises:
+            NoCapacityError: there was no room in that time.
+        """
+        waits = pauses(seconds, first=first_pause)
+        while True:
+            try:
+                run = self.send(decided)
+                status = run.wait(until=State.RUNNING)
+                if not lacks_capacity(status):
+                    return run
+                reason = status.reason
+            except NoCapacityError as error:
+                reason = error.message
+            pause = next(waits, None)
+            if pause is None:
+                hint = "wait longer, or let the job take other types: cluster.prefer"
+                raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
+            if on_wait is not None:
+                on_wait(reason, pause)
+            time.sleep(pause)
+            decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
+
+
+def refuse_failed(checks: tuple[Check, ...]) -> None:
+    """Raise what has failed.
+
+    Raises:
+        CloudError: a check has failed.
+        NoCapacityError: only the quota has.
+    """
+    failed = [check for check in checks if check.result == "fail"]
+    if failed:
+        lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
+        count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
+        # A quota is the one thing that may mend itself.
+        kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
+        raise kind(
+            f"{count} failed, so nothing was uploaded or started:\n  {lines}",
+            "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
+        )
