@@ -20,8 +20,9 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
+# Most of these tests wait for processes and servers of their own, so two go on at a time.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit
+	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 2
 
 check: lint types contracts unit
 

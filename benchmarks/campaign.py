@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.aws import make_client
+
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 WEATHER = {
     "throttle": {"*": 0.04},
@@ -232,15 +234,14 @@ class Campaign:
         from botocore.config import Config
 
         environment = self._environment
-        client = boto3.Session(
+        session = boto3.Session(
             aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
             region_name=environment["AWS_DEFAULT_REGION"],
-        ).client(
-            "sagemaker",
-            endpoint_url=environment["AWS_ENDPOINT_URL"],
-            config=Config(retries={"total_max_attempts": 20, "mode": "standard"}),
         )
+        config = Config(retries={"total_max_attempts": 20, "mode": "standard"})
+        # The weather strikes here, too.
+        client = make_client(session, "sagemaker", endpoint_url=environment["AWS_ENDPOINT_URL"], config=config)
         pages = client.get_paginator("list_training_jobs").paginate(NameContains=f"{name}-")
         return [job for page in pages for job in page["TrainingJobSummaries"]]
 
