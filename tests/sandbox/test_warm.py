@@ -13,7 +13,7 @@ from sandbox_support import Served, model_of, request, statuses, unknown_fields
 from support import Cli, until
 
 from cloudtrain.sandbox.jobs import TrainingJob
-from cloudtrain.sandbox.warm import WarmPools
+from cloudtrain.sandbox.pools import WarmPools
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

@@ -23,8 +23,8 @@ from cloudtrain.request import split_uri
 from cloudtrain.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.sandbox.jobs import FAILURE_CHARACTERS, TrainingJob
 from cloudtrain.sandbox.logs import LogPump
+from cloudtrain.sandbox.pools import WarmPools
 from cloudtrain.sandbox.transfer import Mirror, TransferError, fetch_prefix
-from cloudtrain.sandbox.warm import WarmPools
 from cloudtrain.sandbox.weather import Sky
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,

@@ -1,16 +1,12 @@
-"""Warm pools: the cluster of a job that has ended, kept for the next job that matches."""
+"""A warm pool: the cluster of a job that has ended, kept for a while."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cloudtrain.warm import AVAILABLE, differences
-
-if TYPE_CHECKING:
-    from cloudtrain.sandbox.jobs import TrainingJob
+from cloudtrain.warm import AVAILABLE
 
 
 @dataclass
@@ -63,28 +59,3 @@ class Pool:
             until = self._expires if self.ended is None else self.ended
             told["ResourceRetainedBillableTimeInSeconds"] = max(0, round(until - self.since))
         return {**told, **({"ReusedByJob": self.reused_by} if self.reused_by else {})}
-
-
-class WarmPools:
-    """The pools of an account: each is taken by one job only."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._jobs: list[TrainingJob] = []
-
-    def add(self, job: TrainingJob) -> None:
-        """Keep in mind a job that may leave a pool behind."""
-        with self._lock:
-            self._jobs.append(job)
-
-    def take(self, job: TrainingJob) -> bool:
-        """Move the newest pool that matches to a job; return whether there was one."""
-        with self._lock:
-            jobs = list(reversed(self._jobs))
-        waiting = (other for other in jobs if other is not job and other.pool_status == AVAILABLE)
-        return any(other.give_pool_to(job) for other in waiting if not _unequal(other, job))
-
-
-def _unequal(other: TrainingJob, job: TrainingJob) -> bool:
-    left_behind = {**other.request, "ResourceConfig": other.describe()["ResourceConfig"]}
-    return bool(differences(left_behind, job.request))
