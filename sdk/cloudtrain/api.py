@@ -275,6 +275,7 @@ def submit(
     new: bool = False,
     wait_for_capacity: float | None = None,
     on_wait: Callable[[str, float], None] | None = None,
+    on_sent: Callable[[Run], None] | None = None,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
     progress: Progress | None = None,
     upload_progress: Progress | None = None,
@@ -295,6 +296,7 @@ def submit(
         wait_for_capacity: Seconds in which a run that finds no capacity, or no room in the quota, is submitted again,
             with growing pauses; returns when it has its instances. Nothing else is tried again.
         on_wait: Told why, and for how many seconds, before each such pause.
+        on_sent: Told of each run that `wait_for_capacity` submits, before its instances are waited for.
         on_checks: Called with the checks when none of them has failed; some may be unknown.
         progress: Told how many bytes of the code have been read or packed, and how many there are.
         upload_progress: Told how many bytes have been uploaded, and how many there are.
@@ -324,7 +326,9 @@ def submit(
     if wait_for_capacity is None:
         return sending.send(decided)
     first_pause = cloud.poll_seconds if sandbox else FIRST_PAUSE_SECONDS
-    return sending.send_when_there_is_room(decided, wait_for_capacity, on_wait, first_pause=first_pause)
+    return sending.send_when_there_is_room(
+        decided, wait_for_capacity, on_wait, on_sent=on_sent, first_pause=first_pause
+    )
 
 
 def resume(
@@ -371,7 +375,7 @@ def resume(
     cloud = cast("SageMakerBackend", backend).under(account)
     cloud.check_ready()
     decided = _decide(spec, earlier.code, local=False, settings=account)
-    refuse_failed(cloud.check_resume(decided))
+    refuse_failed(cloud.check_resume(decided), f"see what {run} has left: cloudtrain status {backend.name}:{run}")
     sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
     return sending.send(decided)
 

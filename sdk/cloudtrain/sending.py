@@ -60,6 +60,7 @@ class Sending:
         seconds: float,
         on_wait: Callable[[str, float], None] | None = None,
         *,
+        on_sent: Callable[[Run], None] | None = None,
         first_pause: float = FIRST_PAUSE_SECONDS,
     ) -> Run:
         """Send again and again, with growing pauses, while there is no capacity or the quota is used up.
@@ -68,6 +69,7 @@ class Sending:
             decided: What to send; a further try gets a run id of its own time.
             seconds: How long the pauses may be in all.
             on_wait: Told why, and for how many seconds, before each pause.
+            on_sent: Told of each run before its instances are waited for: it goes on when this process ends.
             first_pause: Seconds.
 
         Returns:
@@ -80,6 +82,8 @@ class Sending:
         while True:
             try:
                 run = self.send(decided)
+                if on_sent is not None:
+                    on_sent(run)
                 status = run.wait(until=State.RUNNING)
                 if not lacks_capacity(status):
                     return run
@@ -96,8 +100,11 @@ class Sending:
             decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
 
 
-def refuse_failed(checks: tuple[Check, ...]) -> None:
-    """Raise what has failed.
+def refuse_failed(
+    checks: tuple[Check, ...],
+    hint: str = "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
+) -> None:
+    """Raise what has failed; the hint tells what else can be done about it.
 
     Raises:
         CloudError: a check has failed.
@@ -111,5 +118,5 @@ def refuse_failed(checks: tuple[Check, ...]) -> None:
         kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
         raise kind(
             f"{count} failed, so nothing was uploaded or started:\n  {lines}",
-            "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
+            hint,
         )

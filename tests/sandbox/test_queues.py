@@ -311,9 +311,13 @@ def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypat
     assert cli("status", run, "--json").json["state"] == "QUEUED"
     stopped = cli("stop", run)
     assert stopped.code == 0, stopped.err
+    assert f"stopping sagemaker:{run}" in stopped.err
+    assert f"sagemaker:{run} had ended already" in cli("stop", run).err
     told = cli("status", run, "--json").json
     assert (told["state"], told["exit_code"], told["reason"]) == ("STOPPED", 5, "stopped by request")
-    assert cli("logs", run, "--follow").out == ""
+    log = cli("logs", run, "--follow")
+    assert (log.out, log.err.strip()) == ("", "the log is empty")
+    assert "no line of the log matches" in cli("logs", run, "--host", "algo-9").err
     sandbox.weather()
     until(lambda: not batch.list_service_jobs(jobQueue=QUEUE, jobStatus="RUNNABLE")["jobSummaryList"])
     assert cli("status", run, "--json").json["state"] == "STOPPED"

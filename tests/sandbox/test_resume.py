@@ -115,6 +115,8 @@ def test_what_cannot_be_resumed_is_refused(
     done = cli("resume", run, environ=environ)
     assert done.code == 3
     assert "there is no complete checkpoint" in done.err
+    assert f"cloudtrain status sagemaker:{run}" in done.err
+    assert "--skip-check" not in done.err, "it would be looked for in any case"
     sandbox.create("foreign-261120-101500-1a2b3c", "true")
     sandbox.end_of("foreign-261120-101500-1a2b3c")
     foreign = cli("resume", "foreign-261120-101500-1a2b3c", environ=environ)
@@ -163,6 +165,7 @@ def test_a_lack_of_capacity_is_waited_out_on_request(
         done = cli("submit", path, "--sandbox", "--wait-for-capacity", "2m", "--json", environ=environ)
     assert done.code == 0, done.err
     assert "no room yet: CapacityError" in done.err
+    assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], "told before the wait"
     assert done.json["state"] in ("RUNNING", "SUCCEEDED")
     jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="patient")["TrainingJobSummaries"]
     assert [job["TrainingJobStatus"] for job in jobs].count("Failed") >= 1

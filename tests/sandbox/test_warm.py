@@ -327,6 +327,7 @@ def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Se
     again = cli("stop", following, "--pool", environ=environ)
     assert again.code == 2
     assert "keeps no warm pool: it has ended already" in again.err
+    assert f"see: cloudtrain status sagemaker:{following}" in again.err
     gone = cli("stop", run, "--pool", environ=environ)
     assert f"{following} has taken it over" in gone.err
 

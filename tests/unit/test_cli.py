@@ -329,3 +329,18 @@ def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pyt
     os.close(ours)
     bars = shown.decode().split("\x1b[?25h")  # the cursor comes back where a bar has gone
     assert ["packing the code" in bar for bar in bars] == [True, True, False]
+
+
+def test_ctrl_c_in_a_command_is_told_and_is_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cloudtrain.api.get_run", interrupted)
+    from cloudtrain.cli import run
+
+    assert run(["status", "digits-261121-074043-d30c68", "--json"]) == 130
+    told = capsys.readouterr()
+    assert json.loads(told.out)["error"]["exit_code"] == 130
+    assert "cloudtrain list" in told.err

@@ -437,6 +437,13 @@ def test_nothing_is_at_risk_while_no_instance_runs() -> None:
     assert RESUMED.usd_at_risk(at(1900).timestamp()) == pytest.approx(50.5 * 200 / 3600, abs=0.01)
 
 
+def test_what_has_no_known_price_still_tells_its_instances() -> None:
+    status = dataclasses.replace(TRAINING, cost_usd=None, usd_per_hour=None, instance_type="ml.p4de.24xlarge")
+    assert dict(status_rows(status))["spent"] == "2 x ml.p4de.24xlarge, whose price is not known"
+    unknown = dataclasses.replace(status, instance_type=None)
+    assert "spent" not in dict(status_rows(unknown))
+
+
 def test_status_shows_the_same() -> None:
     rows = dict(status_rows(TRAINING, at(1400).timestamp()))
     assert rows["phases"] == "Starting 5s -> Pending 2m10s -> Downloading 40s -> Training 20m25s"

@@ -90,9 +90,7 @@ def run(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
         result = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
-    except click.exceptions.Abort:
-        return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
         message = "interrupted; whether something was started tells: cloudtrain list"
         console.say(message)
         if as_json:

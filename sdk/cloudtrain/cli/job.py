@@ -150,6 +150,7 @@ def submit(
             new=new,
             wait_for_capacity=wait_for_capacity,
             on_wait=runs.say_waiting,
+            on_sent=runs.say_sent,
             on_checks=say_checks,
             progress=progress,
             upload_progress=upload_progress,
@@ -166,7 +167,9 @@ def submit(
 
 @click.command()
 @run_argument
-@click.option("--instances", type=click.IntRange(min=1), help="Number of instances; replaces that of the run.")
+@click.option(
+    "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; replaces that of the run."
+)
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change one field of the run's job.")
 @click.option("--skip-check", is_flag=True, help="Resume without asking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")

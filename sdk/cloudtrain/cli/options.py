@@ -103,7 +103,9 @@ def log_options(function: Command) -> Command:
 
     return _all(
         click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
-        click.option("--grep", callback=_regex, metavar="REGEX", help="Only lines that match, as written (see --raw)."),
+        click.option(
+            "--grep", callback=_regex, metavar="REGEX", help="Only lines that match, as logs --raw shows them."
+        ),
         click.option(
             "--since", callback=_moment, metavar="WHEN", help="Only lines since 10m ago, or 2026-11-20T10:00 (UTC)."
         ),

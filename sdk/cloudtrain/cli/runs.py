@@ -47,7 +47,7 @@ def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> i
     lines = handle.logs(follow=follow, only=only, on_trouble=console.say)
     if as_json:
         return print_logs_json(handle, lines, follow=follow)
-    return print_logs(handle, lines, follow=follow, raw=raw)
+    return print_logs(handle, lines, follow=follow, raw=raw, is_filtered=only != LogFilter())
 
 
 @click.command()
@@ -70,7 +70,9 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. May be repeated.")
 @click.option("--since", metavar="TIME", help="Submitted since: 2d, 2026-11-01 or 2026-11-01T10:15 (UTC).")
 @click.option("--until", metavar="TIME", help="Submitted until; a day counts to its end.")
-@click.option("-n", "limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many.")
+@click.option(
+    "-n", "limit", metavar="N", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many."
+)
 @json_option
 def list_(
     only: str | None,
@@ -162,12 +164,14 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     from cloudtrain import api
 
     handle = api.get_run(run)
-    is_over = pool and handle.state.is_final
+    is_over = handle.state.is_final
     if pool and not wait and not is_over:
         hint = "leave out --no-wait, or end the pool later with the same command"
         raise UserError(f"{handle.reference} goes on; its warm pool can only be ended after it", hint)
     handle.stop()
-    found = shown.wait_for_end(handle) if wait else handle.status()
+    # Asked before the stop: a run that waits in a queue ends at once.
+    console.say(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
+    found = handle.wait() if wait and not is_over else handle.status()
     if pool:
         try:
             handle.end_warm_pool()

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool) -> int:
+def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, is_filtered: bool = False) -> int:
     """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
     prefix = host_prefixes()
+    is_empty = True
     try:
         for line in lines:
+            is_empty = False
             print(f"{prefix(line.host)}  {line.text if raw else readable(line)}", flush=follow)
     except KeyboardInterrupt:
         return detached(run, "logs -f")
+    if is_empty:
+        say("no line of the log matches" if is_filtered else "the log is empty")
     return EXIT_DONE
 
 

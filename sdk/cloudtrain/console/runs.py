@@ -36,6 +36,12 @@ def print_submitted(run: Run) -> None:
         say(f"  {called} {verb} {run.reference}")
 
 
+def say_sent(run: Run) -> None:
+    """Print which run the command waits for now: Ctrl-C ends the command, not the run."""
+    say(f"{run.reference} waits for its instances and goes on after Ctrl-C")
+    say(f"  to end it: {program()} stop {run.reference}")
+
+
 def say_waiting(reason: str, seconds: float) -> None:
     """Print why a submit is tried again, and when."""
     say(f"no room yet: {reason.strip().splitlines()[0]}; again in {format_duration(max(1, round(seconds)))}")
@@ -78,15 +84,6 @@ def place_rows(status: Status) -> list[tuple[str, str]]:
     checkpoint = status.progress.checkpoint
     newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
     return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
-
-
-def wait_for_end(run: Run) -> Status:
-    """Wait for a run that was told to stop; Ctrl-C gives up waiting, not stopping."""
-    if run.state.is_final:
-        say(f"{run.reference} had ended already")
-        return run.status()
-    say(f"stopping {run.reference}")
-    return run.wait()
 
 
 def detached(run: Run, verb: str) -> int:

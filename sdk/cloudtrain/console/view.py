@@ -94,7 +94,7 @@ def checkpoint_row(status: Status, now: float) -> Row | None:
 
 
 def spent_row(status: Status, now: float, *, told: float) -> Row | None:
-    """Return what the run has cost so far and on what; None where nothing is paid for or the price is unknown.
+    """Return what the run has cost so far and on what; None where nothing is paid for.
 
     Args:
         status: The run's status.
@@ -102,8 +102,10 @@ def spent_row(status: Status, now: float, *, told: float) -> Row | None:
         told: When the status was told: what has been spent since then is added.
     """
     cost = status.cost_by(now, told=told)
-    if cost is None or status.backend == "local":
+    if status.backend == "local" or (cost is None and status.instance_type is None):
         return None
+    if cost is None:
+        return "spent", f"{status.instances or 1} x {status.instance_type}, whose price is not known"
     goes_on = not status.state.is_final
     parts = [f"{'at most ' if status.is_spot and goes_on else ''}{cost:,.2f} USD"]
     if status.instance_type:

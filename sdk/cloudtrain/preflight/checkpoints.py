@@ -147,7 +147,7 @@ def _nothing_to_resume(uri: str) -> Check:
         "checkpoints",
         f"there is no complete checkpoint at {uri} to resume from",
         f"see what is there: {command('aws', 's3', 'ls', uri.rstrip('/') + '/')}; "
-        "or start anew: --set checkpoint.resume=auto",
+        "or submit the job without checkpoint.resume",
     )
 
 

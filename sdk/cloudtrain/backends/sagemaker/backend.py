@@ -445,7 +445,10 @@ class SageMakerBackend:
                 break
             time.sleep(self.poll_seconds)
         if pool is None or not pool.is_available:
-            raise UserError(f"{self.name}:{run} keeps no warm pool: {_why_no_pool(pool)}", "see: cloudtrain status")
+            reference = f"{self.name}:{run}"
+            raise UserError(
+                f"{reference} keeps no warm pool: {_why_no_pool(pool)}", f"see: cloudtrain status {reference}"
+            )
         with aws_errors("end the warm pool"):
             # Source: AWS's guide of warm pools, "Terminate a warm pool".
             self._client("sagemaker").update_training_job(
