@@ -117,8 +117,8 @@ def test_a_lost_answer_does_not_make_two_jobs(
     environ = {**environ, "CLOUDTRAIN_TRANSPORT": transport}
     done = cli("submit", long_job, "--skip-check", "--json", environ=environ)
     assert done.code == 0, done.err
-    assert done.json["run"] in jobs_of(sandbox, name_of(long_job))
-    assert len(jobs_of(sandbox, name_of(long_job))) == 1
+    assert jobs_of(sandbox, name_of(long_job)) == [done.json["run"]]
+    assert f"sagemaker:{done.json['run']} submitted" in done.err
 
 
 def test_a_submit_that_never_heard_back_can_be_repeated(

@@ -346,7 +346,7 @@ def test_stopped_while_it_runs(sandbox: Served, batch: Any) -> None:
     until(state_is(backend, run, State.RUNNING))
     backend_of(sandbox).stop(run)
     until(state_is(backend, run, State.STOPPED))
-    assert backend.status(run).reason == "stopped by request; resume from the last checkpoint"
+    assert backend.status(run).reason == "stopped by request"
     backend.stop(run)  # one that has ended stays as it is
 
 

@@ -118,7 +118,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
         (
             described("Stopped", *TRAINED, *BACK, ("Stopping", 9), ("Stopped", 0)),
             "STOPPED",
-            "stopped by request; resume from the last checkpoint",
+            "stopped by request",
         ),
         (
             described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopping", 9), ("Stopped", 0)),

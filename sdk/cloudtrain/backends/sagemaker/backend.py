@@ -206,9 +206,7 @@ class SageMakerBackend:
         return Run(plan.run, self, attached=not is_new)
 
     def _create(self, plan: Plan) -> bool:
-        """Create the training job; return False when it is there already, from the same request and code.
-
-        That is so when an answer was lost on its way and the call was tried again, or when two submit at once.
+        """Create the training job; return False when another submit of the same request and code was faster.
         """
         from botocore.exceptions import ClientError
 
@@ -225,7 +223,8 @@ class SageMakerBackend:
         except ClientError as error:
             if error.response["Error"]["Code"] != "ResourceInUse" or not self._is_ours(plan):
                 raise
-            return False
+            # Tried again by botocore, because an answer was lost: then it was this call that has created the job.
+            return int(error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)) > 0
         return True
 
     def _is_ours(self, plan: Plan) -> bool:
