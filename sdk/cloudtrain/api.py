@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import heapq
@@ -164,8 +165,12 @@ def _stamp_data(spec: JobSpec) -> str:
         if not channel.is_s3:
             root = spec.base / channel.uri
             for path in [root] if root.is_file() else sorted(root.rglob("*")):
-                found = path.stat()
-                stamp.update(f"{name} {path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n".encode())
+                with contextlib.suppress(OSError):  # a link to nothing does not travel; the upload tells of the rest
+                    if path.is_dir():
+                        continue
+                    found = path.stat()
+                    text = f"{name} {path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n"
+                    stamp.update(text.encode("utf-8", "surrogateescape"))
     return stamp.hexdigest()
 
 
@@ -374,7 +379,7 @@ def resume(
     account = earlier.settings(today)
     cloud = cast("SageMakerBackend", backend).under(account)
     cloud.check_ready()
-    decided = _decide(spec, earlier.code, local=False, settings=account)
+    decided = _decide(spec, earlier.code, local=False, settings=account, data_stamp=_stamp_data(spec))
     refuse_failed(cloud.check_resume(decided), f"see what {run} has left: cloudtrain status {backend.name}:{run}")
     sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
     return sending.send(decided)

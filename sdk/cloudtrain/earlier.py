@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from cloudtrain.errors import UserError
+from cloudtrain.errors import SpecError, UserError
 from cloudtrain.plan import CodeInfo
 from cloudtrain.request import split_uri
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec, read_document_again
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+
+_PARTS = ("job", "request", "bundle", "checkpoint")
+_CODE = ("directory", "task", "script", "requirements")
 
 
 class EarlierRun:
@@ -28,9 +32,11 @@ class EarlierRun:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self.run = str(content.get("run", ""))
-        if not content.get("job"):
+        if not all(isinstance(content.get(part), Mapping) for part in _PARTS):
             raise UserError(
-                f"the plan of {self.run} does not hold its job", "submit the job again: --set checkpoint.resume=RUN"
+                f"the plan.json of {self.run or 'this run'} does not hold the job: an older cloudtrain, or something "
+                "else, has written it",
+                "submit the job again: cloudtrain submit JOB --set checkpoint.resume=RUN",
             )
 
     @property
@@ -55,7 +61,8 @@ class EarlierRun:
             SpecError: the changed job does not validate.
             UserError: an override is malformed.
         """
-        document = dict(self._content["job"])
+        document = copy.deepcopy(dict(self._content["job"]))
+        code = document.get("code")
         channels = {channel["ChannelName"]: channel for channel in self._content["request"]["InputDataConfig"]}
         document["data"] = {
             name: {**_fields(document["data"][name]), "uri": _place(channel["DataSource"]["S3DataSource"]["S3Uri"])}
@@ -66,7 +73,18 @@ class EarlierRun:
         if "uri" in saved and "://" not in str(saved["uri"]):
             saved["uri"] = _place(self.checkpoints)  # relative to a job file that need not be here
         document["checkpoint"] = {**saved, "resume": _place(self.checkpoints)}
-        return read_document_again(document, f"the job of {self.run}", overrides, instances=instances)
+        spec = read_document_again(document, f"the job of {self.run}", overrides, instances=instances)
+        self._refuse_other_code(spec, code)
+        return spec
+
+    def _refuse_other_code(self, spec: JobSpec, before: Any) -> None:
+        """Refuse other files of the code: what travels is what the run has packed."""
+        now = spec.to_document()["code"]
+        changed = [name for name in _CODE if now.get(name) != (before or {}).get(name)]
+        if changed:
+            message = f"{changed[0]} cannot change: the code is what {self.run} has packed"
+            hint = f"submit the job anew: cloudtrain submit JOB --set checkpoint.resume={self.run}"
+            raise SpecError([spec.problem(f"code.{changed[0]}", message, hint)])
 
     def settings(self, now: Settings) -> Settings:
         """Return the account as the run had it. Its code lies there; how a request is sent is today's choice.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -51,8 +52,17 @@ class Sending:
             refuse_failed(checks := pending.wait())
             if self._on_checks is not None:
                 self._on_checks(checks)
-        reserved = self._cloud.reserve(decided, new=self._new)
+        if self._new:
+            return self._send_beside(decided, bundle)
+        reserved = self._cloud.reserve(decided)
         return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle, progress=self._progress)
+
+    def _send_beside(self, decided: Plan, bundle: Bundle | None) -> Run:
+        """Start a run under a name of its own: one of time and request is the same for all who ask in one second."""
+        own = decided.rename(make_run_id(decided.job, datetime.now(UTC), secrets.token_hex(3)))
+        run = self._cloud.submit(own, bundle, progress=self._progress)
+        self._cloud.hand_over(own)
+        return run
 
     def send_when_there_is_room(
         self,

@@ -83,6 +83,58 @@ def test_what_differs_is_started(sandbox: Served, cli: Cli, long_job: Path, envi
     assert sorted(jobs_of(sandbox, name_of(long_job))) == sorted(runs)
 
 
+def test_new_runs_of_one_second_are_as_many_as_were_asked_for(
+    sandbox: Served, long_job: Path, environ: dict[str, str]
+) -> None:
+    submit = [str(command()), "submit", str(long_job), "--skip-check", "--new"]
+    several = [subprocess.Popen(submit, stderr=subprocess.PIPE, text=True, env=environ) for _ in range(3)]
+    told = [process.communicate(timeout=120)[1] for process in several]
+    assert [process.returncode for process in several] == [0] * 3, told
+    assert len(jobs_of(sandbox, name_of(long_job))) == 3
+
+
+def test_a_new_run_that_is_refused_does_not_hide_the_one_that_goes_on(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
+    sandbox.weather(errors={"CreateTrainingJob": 50})
+    assert cli("submit", long_job, "--skip-check", "--new", environ=environ).code == 3
+    sandbox.weather()
+    again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert again.json["run"] == first
+    assert jobs_of(sandbox, name_of(long_job)) == [first]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"run": ""}', b'{"run": "a b"}'])
+def test_a_claim_that_names_no_run_is_replaced(
+    body: bytes, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
+    s3, bucket = sandbox.client("s3"), environ["CLOUDTRAIN_BUCKET"]
+    (claim,) = [
+        key
+        for key in sandbox.keys("cloudtrain/requests/")
+        if first.encode() in s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    ]
+    s3.put_object(Bucket=bucket, Key=claim, Body=body)
+    again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert again.code == 0, again.err
+    assert again.json["run"].encode() in s3.get_object(Bucket=bucket, Key=claim)["Body"].read()
+
+
+def test_data_with_a_link_to_nothing_is_submitted_without_it(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
+    data = long_job.parent.parent / "numbers"
+    data.mkdir()
+    (data / "a.txt").write_text("1")
+    (data / "gone").symlink_to("nowhere")
+    long_job.write_text(f"{long_job.read_text()}data: {{train: ../numbers}}\n")
+    done = cli("submit", long_job, "--skip-check", "--json", environ=environ)
+    assert done.code == 0, done.err
+    assert [key.rpartition("/")[2] for key in sandbox.keys(f"cloudtrain/{done.json['run']}/data/")] == ["a.txt"]
+
+
 def test_a_run_that_has_ended_is_no_obstacle(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:

@@ -125,6 +125,16 @@ def test_what_cannot_be_resumed_is_refused(
     wrong = cli("resume", run, "--set", "cluster.instnces=3", environ=environ)
     assert wrong.code == 2
     assert 'did you mean "instances"' in wrong.err
+    other = cli("resume", run, "--set", "code.task=other:Task", environ=environ)
+    assert other.code == 2
+    assert "code.task: task cannot change: the code is what" in other.err
+    plan = sandbox.client("s3")
+    key = f"cloudtrain/{run}/plan.json"
+    for text in (b"{}", b"not JSON", b'{"run": "x", "job": {"name": "y"}}'):
+        plan.put_object(Bucket=sandbox.told["bucket"], Key=key, Body=text)
+        damaged = cli("resume", run, environ=environ)
+        assert damaged.code == 2
+        assert "does not hold the job" in damaged.err
 
 
 def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str], Path]) -> None:

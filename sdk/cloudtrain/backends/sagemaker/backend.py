@@ -150,7 +150,7 @@ class SageMakerBackend:
                 return Run(claim.run, self, attached=True)
         return None
 
-    def reserve(self, plan: Plan, *, new: bool = False) -> Run | Plan:
+    def reserve(self, plan: Plan) -> Run | Plan:
         """Claim a request for a plan's run, or find out who has.
 
         Returns:
@@ -159,9 +159,6 @@ class SageMakerBackend:
         """
         claims = self._claims(plan)
         with aws_errors("claim the request"):
-            if new:
-                claims.overwrite(plan.identity, plan.run)
-                return plan
             for _ in range(_CLAIM_ATTEMPTS):
                 claim = claims.read(plan.identity)
                 if claim is not None and claim.run == plan.run:
@@ -173,13 +170,27 @@ class SageMakerBackend:
                     return plan.rename(claim.run)
                 if claims.write(plan.identity, plan.run, over=claim):
                     return plan
-        raise CloudError("many submits of this request at once were faster", "try again")
+        raise CloudError(
+            "the claim on this request is always somebody else's",
+            "try again; or let the credentials read objects below the prefix (s3:GetObject, s3:ListBucket)",
+        )
+
+    def hand_over(self, plan: Plan) -> None:
+        """Let later submits of the request attach to this run, which goes on beside whatever they attached to.
+
+        Only once it is there: a claim on a run that never began would hide the one that goes on. It is no error when
+        the claim cannot be written, because the run has begun.
+        """
+        with contextlib.suppress(CloudError), aws_errors("claim the request"):
+            self._claims(plan).overwrite(plan.identity, plan.run)
 
     def _claims(self, plan: Plan) -> Claims:
         return Claims(self._client("s3"), plan.locations.output, self._expected_owner())
 
     def _state(self, run: str) -> State | None:
-        """Return the state of a run, or None when there is none."""
+        """Return the state of a run, or None when there is none; a claim that cannot be read names none."""
+        if not run:
+            return None
         try:
             job = self._describe(run)
         except RunNotFoundError:
@@ -206,8 +217,7 @@ class SageMakerBackend:
         return Run(plan.run, self, attached=not is_new)
 
     def _create(self, plan: Plan) -> bool:
-        """Create the training job; return False when another submit of the same request and code was faster.
-        """
+        """Create the training job; return False when another submit of the same request and code was faster."""
         from botocore.exceptions import ClientError
 
         client = self._client("sagemaker")

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.request import split_uri
+from cloudtrain.run import is_run_id
 
 _FOLDER = "requests"
-_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404")
+"""The last two are S3's answer to `If-Match` where the object has been deleted meanwhile."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What stands in S3. `age_seconds` and `etag` are as S3 tells them."""
+    """What stands in S3: `run` is empty where it is no run id; `age_seconds` and `etag` are as S3 tells them."""
 
     run: str
     age_seconds: float
@@ -41,13 +43,14 @@ class Claims:
         self._arguments = arguments
 
     def read(self, identity: str) -> Claim | None:
-        """Return the claim on a request, or None when there is none (or nothing that can be read as one)."""
+        """Return the claim on a request, or None when there is none."""
         from botocore.exceptions import ClientError
 
         try:
             answer = self._s3.get_object(**self._place(identity))
         except ClientError as error:
-            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+            # Of what is not there S3 says AccessDenied to whom may not list the bucket.
+            if error.response["Error"]["Code"] in ("NoSuchKey", "404", "AccessDenied", "403"):
                 return None
             raise
         body = answer["Body"].read()
@@ -92,7 +95,8 @@ def _run_of(body: bytes) -> str:
         content = json.loads(body)
     except ValueError:
         return ""
-    return str(content.get("run", "")) if isinstance(content, dict) else ""
+    run = str(content.get("run", "")) if isinstance(content, dict) else ""
+    return run if is_run_id(run) else ""
 
 
 def _seconds_between(modified: Any, now: str | None) -> float:

@@ -124,7 +124,7 @@ def _why_stopped(job: Mapping[str, Any], now: datetime) -> str:
         )
     if ending == "Interrupted":
         return f"interrupted: spot capacity was taken away for good; {resume}, or do without cluster.spot"
-    return f"stopped by request; {resume}" if job.get("TrainingStartTime") is not None else "stopped by request"
+    return "stopped by request"
 
 
 def _told_ending(job: Mapping[str, Any]) -> str:
