@@ -123,7 +123,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
         (
             described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopping", 9), ("Stopped", 0)),
             "STOPPED",
-            "stopped by request; ",
+            "stopped by request",
         ),
         (described("Stopped", *QUEUED, ("Stopping", 9), ("Stopped", 0)), "STOPPED", "stopped by request"),
         (

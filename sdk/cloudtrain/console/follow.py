@@ -43,8 +43,14 @@ _WAIT_SECONDS = 0.05
 """How long lines are waited for before the rest is looked at: the end of a run is seen so soon."""
 
 _LEAST_POLL_SECONDS = 0.5
-_LAST_LINES_SECONDS = 20.0
-"""How long lines are waited for that a run has printed before its end."""
+_LAST_LINES_SECONDS = 900.0
+"""How long the reader may take for what a run has printed before its end: where many follow, AWS makes it slow."""
+
+_UNREADABLE_SECONDS = 30.0
+"""The same where the log cannot be read."""
+
+_LATE_SECONDS = 5.0
+"""After this long people are told what is waited for."""
 
 _STEP_SECONDS = 10.0
 """Least time of the run between two lines that tell a step."""
@@ -111,6 +117,7 @@ def follow(
 def _show(threads: _Threads, screen: _Screen, thinner: _Thinner) -> None:
     """Show what the threads bring until the run has ended and its last lines are here."""
     last_line = time.monotonic()
+    was_told = False
     while True:
         threads.check()
         if lines := threads.take_lines(_WAIT_SECONDS):
@@ -120,8 +127,12 @@ def _show(threads: _Threads, screen: _Screen, thinner: _Thinner) -> None:
             screen.say(message)
         if threads.known is not None:
             screen.show(threads.known, threads.told, threads.trouble)
-        if threads.is_over(silent_seconds=time.monotonic() - last_line):
+        silent = time.monotonic() - last_line
+        if threads.is_over(silent_seconds=silent):
             return
+        if threads.is_late and silent > _LATE_SECONDS and not was_told:
+            was_told = True
+            screen.say("the run has ended; waiting for the last lines of its log")
 
 
 def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
@@ -368,7 +379,13 @@ class _Threads:
         if self.known is None or not self.known.state.is_final:
             return False
         has_all = self._reader.is_done.is_set()  # asked before the queue: its last line is in it by then
-        return self._reader.lines.empty() and (has_all or silent_seconds > _LAST_LINES_SECONDS)
+        longest = _UNREADABLE_SECONDS if self._reader.trouble else _LAST_LINES_SECONDS
+        return self._reader.lines.empty() and (has_all or silent_seconds > longest)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the run has ended, and its last lines are still to come."""
+        return self.known is not None and self.known.state.is_final and not self._reader.is_done.is_set()
 
 
 # ---------------------------------------------------------------- showing
