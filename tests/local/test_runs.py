@@ -193,7 +193,7 @@ def test_the_python_sdk(small: Small) -> None:
 
 def test_a_killed_worker_is_named_and_the_next_run_goes_on(cli: Cli, small: Small) -> None:
     path = small(seconds=0.1)
-    shape = ("--instances", "2", "--set", "cluster.processes_per_instance=2", "--set", "train.epochs=6")
+    shape = ("--instances", "2", "--set", "cluster.processes_per_instance=2", "--set", "train.epochs=30")
     run = cli("submit", path, "--local", "--json", *shape).json["run"]
     until(lambda: (cli("status", run, "--json").json["last_checkpoint"] or {}).get("step", 0) >= 4)
     worker = until(lambda: _worker(run, rank=3))

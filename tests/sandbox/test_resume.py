@@ -19,7 +19,7 @@ JOB = """\
 name: NAME
 code: {task: "small:Small", args: {pause: 0.1}}
 cluster: {instance_type: ml.g5.xlarge, instances: 2, processes_per_instance: 1}
-train: {steps: 40, batch_size: 4, learning_rate: 0.05}
+train: {steps: 300, batch_size: 4, learning_rate: 0.05}
 checkpoint: {every: 5 steps}
 limits: {runtime: 10m}
 data: {extra: numbers}
@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
     assert cli("stop", first, environ=environ).code == 0
     left = cli("status", first, "--json", environ=environ).json
     assert left["state"] == "STOPPED"
-    assert 0 < left["last_step"] < 40
+    assert 0 < left["last_step"] < 300
 
     # Neither the job nor its code nor its data is on this other machine.
     shutil.rmtree(path.parent)
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
     second = done.json
     assert second["run"] != first
     assert second["first_step"] == left["last_step"]
-    assert second["last_step"] == 40
+    assert second["last_step"] == 300
     assert second["world_size"] == 1
     resources = sandbox.describe(second["run"])["ResourceConfig"]
     assert resources["InstanceCount"] == 1
@@ -143,12 +143,12 @@ def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str],
     until(lambda: (cli("status", first, "--json").json["last_checkpoint"] or {}).get("step"), 60)
     assert cli("stop", first).code == 0
     left = cli("status", first, "--json").json
-    assert left["last_step"] < 40
+    assert left["last_step"] < 300
     (path.parent / "small.py").unlink()  # the packed code is what goes on
     done = cli("resume", first, "--set", "code.args.pause=0", "--follow", "--json")
     assert done.code == 0, done.err
     assert done.json["first_step"] == left["last_step"]
-    assert done.json["last_step"] == 40
+    assert done.json["last_step"] == 300
     assert done.json["backend"] == "local"
 
 
