@@ -41,6 +41,7 @@ from cloudtrain.run import (
     is_run_id,
     make_run_id,
     parse_reference,
+    when_submitted,
 )
 from cloudtrain.sending import Sending, refuse_failed
 from cloudtrain.settings import Settings, load_settings, prices_file
@@ -514,7 +515,7 @@ def list_runs(
     settings = settings or find_settings()
     if sagemaker or (sagemaker is None and not settings.missing):
         sources.append(_while_reachable(_sagemaker(settings), wanted, on_unreachable))
-    yield from heapq.merge(*sources, key=_when_submitted, reverse=True)
+    yield from heapq.merge(*sources, key=when_submitted, reverse=True)
 
 
 def _while_reachable(
@@ -526,10 +527,6 @@ def _while_reachable(
         if on_unreachable is None:
             raise
         on_unreachable(error)
-
-
-def _when_submitted(status: Status) -> datetime:
-    return status.created or datetime.min.replace(tzinfo=UTC)
 
 
 def start_sandbox(home: Path | None = None) -> Sandbox:
@@ -711,8 +708,4 @@ def _sandbox_of(run: str) -> SageMakerBackend | None:
     if found is None:
         return None
     backend = _in_sandbox(found, found.settings(Settings()))
-    try:
-        backend.status(run)
-    except RunNotFoundError:
-        return None
-    return backend
+    return backend if backend.has(run) else None

@@ -473,6 +473,11 @@ class Status:
 # ---------------------------------------------------------------- which runs
 
 
+def when_submitted(status: Status) -> datetime:
+    """Return by what lists are ordered; a run that does not tell it is older than all others."""
+    return status.created or datetime.min.replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True)
 class RunFilter:
     """Which runs are wanted. What is not given is not asked for.

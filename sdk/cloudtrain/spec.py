@@ -627,9 +627,7 @@ def read_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
         SpecError: the file is not YAML.
     """
     document = read_document(Path(path))
-    apply_overrides(document, overrides)
-    if instances is not None:
-        document.override(("cluster", "instances"), instances, f"--instances {instances}")
+    apply_overrides(document, overrides, instances=instances)
     spec, problems, wrong = _validate(document)
     problems = [*document.problems, *problems]
     if spec is not None:
@@ -660,9 +658,7 @@ def read_document_again(
         SpecError: the job does not validate; every problem is listed.
     """
     document = Document(name, copy.deepcopy(dict(data)))
-    apply_overrides(document, overrides)
-    if instances is not None:
-        document.override(("cluster", "instances"), instances, f"--instances {instances}")
+    apply_overrides(document, overrides, instances=instances)
     spec, problems, wrong = _validate(document)
     if spec is not None:
         spec._document = document  # noqa: SLF001 (its own module)
@@ -726,8 +722,8 @@ _REQUIRED: dict[FieldPath, Any] = {
 """Examples of required fields by name. Of a queue's name the job's example is as good."""
 
 
-def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
-    """Apply `--set path=value` texts to a document.
+def apply_overrides(document: Document, overrides: Iterable[str], *, instances: int | None = None) -> None:
+    """Apply `--set path=value` texts to a document, and `--instances` after them.
 
     Raises:
         UserError: a text is not `path=value`.
@@ -738,3 +734,5 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
         if not equals or not all(path):
             raise UserError(f"--set {text}: expected path=value", "for example --set cluster.spot=true")
         document.override(path, parse_scalar(value, f"--set {text}"), f"--set {text}")
+    if instances is not None:
+        document.override(("cluster", "instances"), instances, f"--instances {instances}")

@@ -98,10 +98,10 @@ def test_runs_of_several_places_come_newest_first() -> None:
         moment = NOW - timedelta(hours=hours)
         return Status(make_run_id("x", moment, "000000"), backend, State.SUCCEEDED, created=moment)
 
-    from cloudtrain.api import _when_submitted
+    from cloudtrain.run import when_submitted
 
     here, there = [status("local", each) for each in (0, 2, 4)], [status("sagemaker", each) for each in (1, 3)]
-    merged = heapq.merge(here, there, key=_when_submitted, reverse=True)
+    merged = heapq.merge(here, there, key=when_submitted, reverse=True)
     assert [each.backend for each in merged] == ["local", "sagemaker"] * 2 + ["local"]
 
 

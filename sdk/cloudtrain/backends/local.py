@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import unquote, urlparse
 
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
+from cloudtrain.container.tree import path_of
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
 from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
@@ -113,10 +113,10 @@ class LocalBackend:
 
     def can_resume(self, run: str) -> bool:
         """Whether a run has saved something to go on from; what lies in S3 is looked at by the runtime."""
-        place = urlparse(self.checkpoints_of(run))
+        uri = self.checkpoints_of(run)
         is_task = _read_plan(self._folder(run)).get("config", {}).get("task") is not None
         pattern = "step-*/manifest.json" if is_task else "*"
-        return place.scheme != "file" or any(Path(unquote(place.path)).glob(pattern))
+        return not uri.startswith("file:") or any(path_of(uri).glob(pattern))
 
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""

@@ -25,7 +25,6 @@ from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
 from cloudtrain.backends.sagemaker.states import (
     FINAL_STATES,
-    map_state,
     read_end,
     read_instances,
     read_phases,
@@ -40,7 +39,18 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.request import split_uri
-from cloudtrain.run import EVERY_RUN, EVERYTHING, LogFilter, LogLine, Run, RunFilter, State, Status, WarmPool
+from cloudtrain.run import (
+    EVERY_RUN,
+    EVERYTHING,
+    LogFilter,
+    LogLine,
+    Run,
+    RunFilter,
+    State,
+    Status,
+    WarmPool,
+    when_submitted,
+)
 from cloudtrain.service_job import render_payload
 from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG
@@ -50,7 +60,6 @@ from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
 if TYPE_CHECKING:
     from cloudtrain.preflight import Check, Pending
 
-_LONG_AGO = datetime.fromtimestamp(0, UTC)
 _CLAIM_ATTEMPTS = 20
 _CLAIM_SECONDS = 86400
 """Time in which whoever has claimed a request may still be uploading for it."""
@@ -195,7 +204,7 @@ class SageMakerBackend:
             job = self._describe(run)
         except RunNotFoundError:
             return None
-        return map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+        return read_state(job)
 
     def submit(self, plan: Plan, bundle: Bundle | None, *, progress: UploadProgress | None = None) -> Run:
         """Upload what is not there yet and create the training job, or put it into its queue.
@@ -311,6 +320,10 @@ class SageMakerBackend:
             },
         )
 
+    def has(self, run: str) -> bool:
+        """Whether there is a run of this id."""
+        return self._state(run) is not None
+
     def _describe(self, run: str) -> Mapping[str, Any]:
         from botocore.exceptions import ClientError
 
@@ -354,7 +367,7 @@ class SageMakerBackend:
         """Return what a tail must know of its job. Only times of AWS's own clock are compared."""
         job = self._describe(run)
         secondary = job.get("SecondaryStatus", "")
-        has_ended = map_state(job["TrainingJobStatus"], secondary).is_final
+        has_ended = read_state(job).is_final
         now, ended = aws_time(job), job.get("TrainingEndTime") or job.get("LastModifiedTime")
         ago = max(0.0, now - ended.timestamp()) if has_ended and now is not None and ended is not None else 0.0
         return JobNow(secondary, has_ended, ago)
@@ -374,7 +387,7 @@ class SageMakerBackend:
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield the jobs that cloudtrain has named, newest first; pages are asked for when they are needed."""
         both = (list_jobs(self._client("sagemaker"), wanted, self.name), self._queues.list(self.name, wanted))
-        return heapq.merge(*both, key=lambda job: job.created or _LONG_AGO, reverse=True)
+        return heapq.merge(*both, key=when_submitted, reverse=True)
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml; those of run.json only where S3 lets us read it."""
@@ -427,7 +440,7 @@ class SageMakerBackend:
         from botocore.exceptions import ClientError
 
         job = self._describe(run)
-        if map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")).is_final:
+        if read_state(job).is_final:
             return
         if self._queues.stop(run):
             return

@@ -20,7 +20,7 @@ from cloudtrain.aws import aws_errors
 from cloudtrain.backends.sagemaker.states import map_state
 from cloudtrain.plan import Plan
 from cloudtrain.request import split_uri
-from cloudtrain.run import EVERY_RUN, RunFilter, Status, is_run_id
+from cloudtrain.run import EVERY_RUN, RunFilter, Status, is_run_id, when_submitted
 from cloudtrain.settings import Settings
 
 PLAN_FILE = "plan.json"
@@ -245,7 +245,7 @@ class Queues:
             return
         with aws_errors("list the jobs of the queues"):
             runs = [self._runs_of(queue, backend, wanted) for queue in self._queues()]
-            yield from heapq.merge(*runs, key=lambda run: run.created or datetime.fromtimestamp(0, UTC), reverse=True)
+            yield from heapq.merge(*runs, key=when_submitted, reverse=True)
 
     def _runs_of(self, queue: str, backend: str, wanted: RunFilter) -> Iterator[Status]:
         from botocore.exceptions import ClientError
