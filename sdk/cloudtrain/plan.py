@@ -289,7 +289,7 @@ def make_plan(
     )
     request = render_request(spec, settings, choices)
     checkpoints = "" if sync else locations.checkpoints
-    config = _run_config(spec, run, placement, checkpoints=checkpoints, resume=resume)
+    config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume)
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)
@@ -312,7 +312,7 @@ def make_plan(
         image=placement.image,
         bundle=code,
         locations=locations,
-        config=config,
+        config=replace(config, request=identity),
         request=request,
         max_runtime_seconds=time.runtime,
         max_wait_seconds=time.wait,
@@ -377,7 +377,9 @@ def _length(spec: JobSpec, batch: BatchPlan | None, runtime: int) -> LengthPlan:
     )
 
 
-def _run_config(spec: JobSpec, run: str, placement: Placement, *, checkpoints: str, resume: str) -> RunConfig:
+def _run_config(
+    spec: JobSpec, run: str, placement: Placement, code: str, *, checkpoints: str, resume: str
+) -> RunConfig:
     """Return what the container reads. Without `checkpoints` it saves in /opt/ml/checkpoints, which SageMaker syncs."""
     checkpoint = spec.checkpoint
     train = spec.train
@@ -414,6 +416,7 @@ def _run_config(spec: JobSpec, run: str, placement: Placement, *, checkpoints: s
             keep=checkpoint.keep,
             resume="auto" if not checkpoints else resume,
         ),
+        code=code,
     )
 
 

@@ -74,7 +74,7 @@ def test_the_archive_starts_one_rank_and_holds_the_runtime(tmp_path: Path) -> No
         names = archive.getnames()
         member = archive.getmember("a.py")
     assert "cloudtrain_worker.py" in names
-    assert "cloudtrain_runtime/contract.py" in names
+    assert "cloudtrain_runtime/contract/manifest.py" in names
     assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
 
 

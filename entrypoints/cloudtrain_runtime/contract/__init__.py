@@ -104,7 +104,10 @@ class CheckpointConfig:
         every_seconds: Seconds between checkpoints, or None.
         every_steps: Optimizer steps between checkpoints, or None.
         keep: Complete checkpoints to keep; at least 1.
-        resume: `auto` (newest complete one under `uri`), `never`, or the uri of another run's checkpoints.
+        resume: `auto` (newest complete one under `uri`), `never`, or the uri of another run's checkpoints or of one
+            of them (`.../step-00000500`).
+        resume_run: Run whose checkpoints are meant where `resume` is a folder that several runs share, or an empty
+            string for any.
     """
 
     uri: str
@@ -112,6 +115,7 @@ class CheckpointConfig:
     every_steps: int | None
     keep: int
     resume: str
+    resume_run: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,10 @@ class RunConfig:
         args: Keyword arguments of the Task (a JSON object) or argv of the script (a list of strings).
         processes_per_instance: Ranks per host; None means one per GPU, or 2 on a host without GPUs.
         max_restarts: How often torchrun starts the workers again after one of them failed.
+        code: Digest of the bundle.
+        request: Identity of the plan.
+        hang_seconds: Without a step for so long beyond the slowest one so far, the run counts as hung and is ended;
+            None never ends it.
     """
 
     run: str
@@ -136,6 +144,9 @@ class RunConfig:
     max_restarts: int
     train: TrainConfig | None
     checkpoint: CheckpointConfig
+    code: str = ""
+    request: str = ""
+    hang_seconds: float | None = 600.0
     version: int = VERSION
 
     def to_json(self) -> str:
