@@ -1,0 +1,5 @@
+"""Stub."""
+
+
+def tick(step: int) -> None:
+    """Note a step."""
