@@ -248,6 +248,7 @@ def load(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    sampler: Any = None,
     **objects: Any,
 ) -> Resumed:
     """Load the newest whole checkpoint, if there is one; return what to start from.
@@ -255,20 +256,24 @@ def load(
     Args:
         model: Plain or wrapped by DistributedDataParallel or fully_shard.
         optimizer: Its optimizer, or several.
-        **objects: What has `state_dict` and `load_state_dict`: `scheduler=`, `scaler=`, `sampler=`, under the names
-            that `save` gets.
+        sampler: Where the run stands in its data: a GlobalOrderSampler, or what else has `state_dict` (JSON values) and
+            `load_state_dict`.
+        **objects: What else has both: `scheduler=`, `scaler=`, under the names that `save` gets.
 
     Raises:
         CheckpointError: `checkpoint.resume` names a place without a complete checkpoint, or it is another model's.
     """
     script = _this_script()
     resumed = script.checkpoints.resume(model, _several(optimizer))
+    position = resumed.state.get("sampler")
+    if sampler is not None and position is not None:
+        sampler.load_state_dict(position)
     for name, thing in objects.items():
         if thing is not None and name in resumed.objects:
             thing.load_state_dict(resumed.objects[name])
     script.place.progress.step = resumed.step
     script.saved_step = resumed.step if resumed.is_own else -1
-    return replace(resumed, objects={})
+    return replace(resumed, state=resumed.state.get("script", {}), objects={})
 
 
 def save(
@@ -276,6 +281,7 @@ def save(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    sampler: Any = None,
     state: Mapping[str, Any] | None = None,
     force: bool = False,
     **objects: Any,
@@ -289,6 +295,7 @@ def save(
         step: Optimizer steps done.
         model: As for `load`.
         optimizer: As for `load`.
+        sampler: As for `load`.
         state: JSON values, equal on all ranks, that `load` returns again.
         force: Save now, and return when the checkpoint is complete: at the end of training.
         **objects: As for `load`; equal on all ranks.
@@ -302,7 +309,9 @@ def save(
         return False
     held = {name: thing.state_dict() for name, thing in objects.items() if thing is not None}
     wait = due.stop or force
-    is_begun = script.checkpoints.save(step, model, _several(optimizer), dict(state or {}), held, wait=wait)
+    position = sampler.state_dict() if sampler is not None else None
+    told = {"script": dict(state or {}), "sampler": position}
+    is_begun = script.checkpoints.save(step, model, _several(optimizer), told, held, wait=wait)
     if is_begun:
         script.saved_step = step
     return is_begun
