@@ -450,8 +450,8 @@ def report(told: Told, seconds: float, path: Path | None) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(told.kinds.items()))
     worlds = ", ".join(f"{world}: {count}" for world, count in sorted(told.worlds.items()))
     lines = [
-        f"{told.kills} kills ({kinds}) of {told.starts} starts in {told.runs} runs, {told.resumed} of the starts from a",
-        f"checkpoint; starts by number of ranks: {worlds}; {seconds:.0f} s.",
+        f"{told.kills} kills ({kinds}) of {told.starts} starts in {told.runs} runs, {told.resumed} of them from a",
+        f"checkpoint; starts by ranks: {worlds}; {seconds:.0f} s.",
         "",
         "| what | seen |",
         "|---|---|",
