@@ -33,7 +33,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
 _PIECE_BYTES = 1 << 20
@@ -137,7 +137,7 @@ class S3Server:
         return list(self._ask("keys"))
 
     def _ask(self, name: str, data: bytes | None = None) -> Any:
-        with urllib.request.urlopen(f"{self.endpoint}/_/{name}", data, timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.endpoint}/_/{name}", data, timeout=30) as answer:  # noqa: S310
             return json.load(answer)
 
 
@@ -319,13 +319,13 @@ class _Request(BaseHTTPRequestHandler):
         if fault == "truncated" and operation in ("PutObject", "UploadPart"):
             del body[len(body) // 2 :]
         try:
-            if fault in _REFUSALS:
-                raise _Refused(*_REFUSALS[fault])
             if fault != "truncated":
-                self._check(body)
+                self._check(body, fault)
             getattr(self, f"_{operation}")(bucket, key, body)
         except _Refused as refused:
-            self._send(refused.status, f"<Error><Code>{refused.code}</Code><Message>{refused.message}</Message></Error>")
+            self._send(
+                refused.status, f"<Error><Code>{refused.code}</Code><Message>{refused.message}</Message></Error>"
+            )
 
     # ---------------- bodies
 
@@ -360,7 +360,9 @@ class _Request(BaseHTTPRequestHandler):
                 raise ConnectionError("the client went away")
             position += count
 
-    def _check(self, body: bytearray) -> None:
+    def _check(self, body: bytearray, fault: str) -> None:
+        if fault in _REFUSALS:
+            raise _Refused(*_REFUSALS[fault])
         expected = self.headers.get("x-amz-checksum-crc32") or self.trailer.get("x-amz-checksum-crc32")
         if expected and expected != base64.b64encode(struct.pack(">I", zlib.crc32(body))).decode():
             raise _Refused(400, "BadDigest", "The checksum did not match.")
@@ -402,7 +404,7 @@ class _Request(BaseHTTPRequestHandler):
 
     # ---------------- operations
 
-    def _operation(self, key: str) -> str:  # noqa: PLR0911
+    def _operation(self, key: str) -> str:
         query, method = self.query, self.command
         if not key:
             if method == "POST":
@@ -453,7 +455,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _DeleteObjects(self, bucket: str, _key: str, body: bytearray) -> None:  # noqa: N802
         self.store.bucket(bucket)
-        for element in ElementTree.fromstring(bytes(body)).iter():  # noqa: S314
+        for element in ET.fromstring(bytes(body)).iter():  # noqa: S314
             if element.tag.endswith("Key"):
                 self.store.delete(bucket, element.text or "")
         self._send(200, "<DeleteResult/>")
@@ -514,7 +516,7 @@ class _Request(BaseHTTPRequestHandler):
         parts = self._upload()[2]
         numbers = [
             int(element.text or 0)
-            for element in ElementTree.fromstring(bytes(body)).iter()  # noqa: S314
+            for element in ET.fromstring(bytes(body)).iter()  # noqa: S314
             if element.tag.endswith("PartNumber")
         ]
         if not numbers or numbers != sorted(set(numbers)) or any(number not in parts for number in numbers):
@@ -539,7 +541,9 @@ class _Request(BaseHTTPRequestHandler):
             for upload, (of, key, _) in list(self.store.uploads.items())
             if of == bucket
         )
-        self._send(200, f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{rows}</ListMultipartUploadsResult>")
+        self._send(
+            200, f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{rows}</ListMultipartUploadsResult>"
+        )
 
     def _upload(self) -> tuple[str, str, dict[int, tuple[str, bytearray]]]:
         found = self.store.uploads.get(self.query["uploadId"])
