@@ -227,7 +227,7 @@ def _fork_template() -> Template:
 
 def _serve(requests: socket.socket, mask: set[int | signal.Signals]) -> NoReturn:
     """Import what training needs, then fork a worker for each line that asks for one, until the agent has gone."""
-    added = _load()
+    _load()
     if not _may_fork():
         say("a library has started threads, or CUDA, when it was imported")
         os._exit(1)
@@ -237,7 +237,7 @@ def _serve(requests: socket.socket, mask: set[int | signal.Signals]) -> NoReturn
         if pid == 0:
             stream.close()
             requests.close()
-            _become_worker({**added, **json.loads(line)}, mask)
+            _become_worker(json.loads(line), mask)
         try:
             requests.sendall(f"{pid}\n".encode())
         except OSError:
@@ -245,18 +245,14 @@ def _serve(requests: socket.socket, mask: set[int | signal.Signals]) -> NoReturn
     os._exit(0)
 
 
-def _load() -> dict[str, str]:
-    """Import what training needs; return the variables that this has set."""
-    before = dict(os.environ)
+def _load() -> None:
+    """Import what training needs."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # ask the driver's library, which makes no context
     gc.disable()
     for name in _MODULES:
         with contextlib.suppress(ImportError):  # not in this torch
             importlib.import_module(name)
     gc.freeze()  # so that no worker looks through it, which would also copy its memory
-    if "PYTORCH_NVML_BASED_CUDA_CHECK" not in before:
-        del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
-    return {name: value for name, value in os.environ.items() if name not in before}
 
 
 def _fork_worker() -> int:
@@ -296,6 +292,8 @@ def _become_worker(environ: Mapping[str, str], mask: set[int | signal.Signals]) 
     linux.show(sys.orig_argv, environ)
     importlib.invalidate_caches()
     _seed_anew()
+    for number in _SIGNALS:  # torchrun's agent handles them, so what it starts has them by default
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     runpy.run_path(str(Path(WORKER_SCRIPT).absolute()), run_name="__main__")
     sys.exit(0)
