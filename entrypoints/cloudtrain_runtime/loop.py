@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from cloudtrain_runtime import parallel
+from cloudtrain_runtime import parallel, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, MlTree, TrainConfig
@@ -266,6 +266,7 @@ class Trainer:
         if batches.ends_epoch:
             self.position.epoch, self.position.samples = self.position.epoch + 1, 0
         self.place.progress.step = self.position.step
+        watch.tick(self.position.step)
         self.meter.samples += plan.samples
         if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
             self._log(total, grad_norm)
@@ -344,6 +345,7 @@ class Trainer:
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
+            watch.tick(self.position.step)
             moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {

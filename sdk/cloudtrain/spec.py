@@ -431,6 +431,21 @@ def _runtime(seconds: int) -> int:
     return seconds
 
 
+LEAST_HANG_SECONDS = 10
+"""Shorter than that, a busy disk looks like a hang."""
+
+
+def _hang(value: int) -> int:
+    if not LEAST_HANG_SECONDS <= value <= LONGEST_RUNTIME_SECONDS:
+        message = f"expected {LEAST_HANG_SECONDS}s to 28d, got {format_duration(value)}"
+        raise fail(message, hint="use 10s to 28d, or off to let a run hang")
+    return value
+
+
+def _off(value: object) -> object:
+    return None if switch(value) is False else value
+
+
 class Limits(Section):
     """What the run may cost at most."""
 
@@ -440,6 +455,8 @@ class Limits(Section):
     """Most that the run may cost; shortens the runtime so that it holds, or refuses the runtime that was asked for."""
     retries: Whole = Field(default=0, ge=0, examples=[3])
     """How often workers that fail are started again from the last checkpoint, at most 30."""
+    hang: Annotated[Annotated[Duration, AfterValidator(_hang)] | None, BeforeValidator(_off)] = 600
+    """End a run that has no step for so long beyond its slowest one so far, 10s to 28d; null or off never ends it."""
 
 
 def _name_fits(value: object) -> object:
