@@ -237,9 +237,9 @@ class Stillness:
         passed, self._looked = min(now - self._looked, self._longest), now
         found = []
         for pulse in pulses:
-            pid, ticks, still = self._seen.get(pulse.local_rank, (0, 0, 0.0))
-            still = still + passed if (pid, ticks) == (pulse.pid, pulse.ticks) else 0.0
-            self._seen[pulse.local_rank] = (pulse.pid, pulse.ticks, still)
+            pid, last, still = self._seen.get(pulse.local_rank, (0, 0, 0.0))
+            still = still + passed if (pid, last) == (pulse.pid, pulse.last_nanoseconds) else 0.0
+            self._seen[pulse.local_rank] = (pulse.pid, pulse.last_nanoseconds, still)
             found.append((pulse, still))
         return found
 

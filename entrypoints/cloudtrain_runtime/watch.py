@@ -25,7 +25,7 @@ from cloudtrain_runtime.place import ml_tree
 DUMP_SIGNAL = signal.SIGUSR2
 """Has a rank write the stacks of all its threads to its file of stacks."""
 
-_FORM = struct.Struct("=9q")
+_FORM = struct.Struct("=8q")
 _PULSE = "rank-"
 _STACKS = ".stacks"
 _START_FIELD = 21
@@ -43,7 +43,7 @@ class Phase(enum.IntEnum):
 
 
 # Places of the numbers in the file, which is what `_FORM` unpacks.
-_PHASE, _TICKS, _STEP, _LAST, _SLOWEST = range(4, 9)
+_PHASE, _STEP, _LAST, _SLOWEST = range(4, 8)
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ class Pulse:
             process of the same number.
         rank: Index among all ranks.
         main_thread: Identifier of its main thread, as stacks name it.
-        ticks: Changes with each tick.
         step: The last step that was told.
-        last_nanoseconds: Time of the last tick, on the host's monotonic clock.
+        last_nanoseconds: Time of the last tick, on the host's monotonic clock; another one with each tick.
         slowest_nanoseconds: Longest time between two ticks.
     """
 
@@ -69,7 +68,6 @@ class Pulse:
     rank: int
     main_thread: int
     phase: Phase
-    ticks: int
     step: int
     last_nanoseconds: int
     slowest_nanoseconds: int
@@ -148,7 +146,7 @@ class _Own:
         pid = os.getpid()
         state = process_state(pid)
         main_thread = threading.main_thread().ident or 0
-        content = _FORM.pack(pid, state.born if state else 0, rank, main_thread, *[0] * 5)
+        content = _FORM.pack(pid, state.born if state else 0, rank, main_thread, *[0] * 4)
         # Appended to, so that what an earlier process of this rank has written stays.
         self._stacks: IO[bytes] = stacks_file(folder, local_rank).open("ab", buffering=0)
         faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
@@ -176,7 +174,6 @@ class _Own:
         self._last = numbers[_LAST] = now
         numbers[_STEP] = step
         numbers[_PHASE] = 1
-        numbers[_TICKS] += 1
 
     def enter(self, phase: Phase) -> None:
         self._last = 0  # the time until the next tick is no step

@@ -215,12 +215,34 @@ def test_the_evidence_is_uploaded_beside_the_checkpoints(start: Callable[..., li
     (host,) = start(SCRIPT.replace("KIND", "sleep"), config)
     assert host.wait() == 1
     assert host.events("hang")[0]["stacks"] == "s3://cloudtrain-test/run/checkpoints/hang/algo-1", host.log
-    body = (
-        client.get_object(Bucket="cloudtrain-test", Key="run/checkpoints/hang/algo-1/rank-1.txt")["Body"]
-        .read()
-        .decode()
-    )
-    assert "line 12 in sleep" in body
+    stored = client.get_object(Bucket="cloudtrain-test", Key="run/checkpoints/hang/algo-1/rank-1.txt")
+    assert "line 12 in sleep" in stored["Body"].read().decode()
+
+
+@pytest.mark.processes
+def test_nccls_flight_recorder_is_asked_for_its_traces(start: Callable[..., list[Host]]) -> None:
+    """A thread stands in for torch's monitor: it makes the pipe, and writes its trace when somebody writes to it."""
+    script = """
+import os, threading, time
+from cloudtrain_runtime import watch
+
+def monitor():
+    rank = os.environ["RANK"]
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+    with open(pipe, "rb") as asked:
+        asked.read(1)
+    open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank, "wb").write(b"trace")
+
+threading.Thread(target=monitor, daemon=True).start()
+watch.tick(1)
+while True:
+    time.sleep(60)
+"""
+    (host,) = start(script, CLOUDTRAIN_GPUS="2")
+    assert host.wait() == 1
+    traces = {path.name: path.read_bytes() for path in host.tree.hang.glob("nccl-trace-*")}
+    assert traces == {"nccl-trace-0": b"trace", "nccl-trace-1": b"trace"}, host.log
 
 
 @pytest.mark.processes
@@ -415,12 +437,12 @@ def test_the_rank_unlike_the_others_is_found(changes: dict[int, dict[str, Any]],
 
 def test_a_frozen_host_is_no_hang() -> None:
     clock = Stillness(longest_seconds=0.01)
-    pulse = watch.Pulse(0, 1, 0, 0, 0, watch.Phase.RUNNING, 5, 5, 0, 0)
+    pulse = watch.Pulse(0, 1, 0, 0, 0, watch.Phase.RUNNING, 5, 1000, 0)
     clock.look([pulse])
     time.sleep(0.3)
     ((_, still),) = clock.look([pulse])
     assert still <= 0.01, "the launcher did not look for 0.3 s: it was frozen itself"
-    ((_, still),) = clock.look([replace(pulse, ticks=6)])
+    ((_, still),) = clock.look([replace(pulse, last_nanoseconds=2000)])
     assert still == 0.0
 
 
