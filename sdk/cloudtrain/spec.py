@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr, ValidationError
 
 from cloudtrain.document import Document, FieldPath, dotted, parse_scalar, read_document
 from cloudtrain.errors import Problem, SpecError, UserError
@@ -446,6 +446,14 @@ def _off(value: object) -> object:
     return None if switch(value) is False else value
 
 
+Hang = Annotated[
+    Annotated[Duration, AfterValidator(_hang)] | None,
+    BeforeValidator(_off),
+    # Written as a word: in a job file null stands for a field that is not given.
+    PlainSerializer(lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"),
+]
+
+
 class Limits(Section):
     """What the run may cost at most."""
 
@@ -455,8 +463,8 @@ class Limits(Section):
     """Most that the run may cost; shortens the runtime so that it holds, or refuses the runtime that was asked for."""
     retries: Whole = Field(default=0, ge=0, examples=[3])
     """How often workers that fail are started again from the last checkpoint, at most 30."""
-    hang: Annotated[Annotated[Duration, AfterValidator(_hang)] | None, BeforeValidator(_off)] = 600
-    """End a run that has no step for so long beyond its slowest one so far, 10s to 28d; null or off never ends it."""
+    hang: Hang = 600
+    """End a run that has no step for so long beyond its slowest one so far, 10s to 28d; off never ends it."""
 
 
 def _name_fits(value: object) -> object:
