@@ -324,6 +324,7 @@ class Trainer:
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
+            watch.tick(self.position.step)
             moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {

@@ -417,6 +417,7 @@ def _run_config(
             resume="auto" if not checkpoints else resume,
         ),
         code=code,
+        hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
     )
 
 
