@@ -347,7 +347,8 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Copy the files of a folder to an S3 prefix or another folder."""
-    from cloudtrain_runtime.storage import path_of, s3_client
+    from cloudtrain_runtime.objects import s3_client
+    from cloudtrain_runtime.storage import path_of
 
     source, uri = Path(argv[0]), argv[1]
     files = sorted(path for path in source.iterdir() if path.is_file())
