@@ -81,7 +81,11 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         capfd.readouterr()
         with process_group(place):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
-            Trainer(task or Regression(), config, settings, place).run()
+            trainer = Trainer(task or Regression(), config, settings, place)
+            try:
+                trainer.run()
+            finally:
+                trainer.checkpoints.settle()  # or the next start would meet the save of one that is long dead
         events = [parse_event(line) for line in capfd.readouterr().out.splitlines()]
         return [event for event in events if event is not None]
 
