@@ -112,17 +112,15 @@ class S3Server:
         """Start the process; again after `kill`, at the same address."""
         command = [sys.executable, "-S", "-E", __file__, "--port", str(self.port)]
         command += ["--folder", str(self.folder)] if self.folder else []
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
         self.set_weather(weather or Weather())
 
     def kill(self) -> None:
         """End the process at once, as a power cut does."""
-        assert self.process.stdout is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
+        self.process.communicate()
 
     def set_weather(self, weather: Weather) -> None:
         """Change the weather from the next request on."""
@@ -477,10 +475,11 @@ class _Request(BaseHTTPRequestHandler):
             entries[name] = self._entry(bucket, key, name, is_common=cut >= 0)
         is_cut = bool(entries) and any(key > f"{list(entries)[-1]}" and not _under(key, entries) for key in keys)
         token = f"<NextContinuationToken>{escape(list(entries)[-1])}</NextContinuationToken>" if is_cut else ""
+        encoding = "<EncodingType>url</EncodingType>" if self.query.get("encoding-type") == "url" else ""
         self._send(
             200,
             f"<ListBucketResult><Name>{bucket}</Name><KeyCount>{len(entries)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
-            f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{token}{''.join(entries.values())}</ListBucketResult>",
+            f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>{encoding}{token}{''.join(entries.values())}</ListBucketResult>",
         )
 
     def _entry(self, bucket: str, key: str, name: str, *, is_common: bool) -> str:
@@ -628,7 +627,13 @@ def main() -> None:
     server = _Server(("127.0.0.1", options.port), _Request)
     print(server.server_address[1], flush=True)
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     server.serve_forever()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cloudtrain_runtime.ranges import Ranges
 from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, is_explained, retries_of
-from cloudtrain_runtime.uploads import Buffer, ConnectorUpload, PartsUpload
+from cloudtrain_runtime.uploads import PARTS_AT_MOST, Buffer, ConnectorUpload, PartsUpload
 
 __all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
 
@@ -28,8 +28,10 @@ _CONNECTIONS = 32
 _DELETE_BATCH = 1000
 _READ_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-# 10,000 parts of this size are 335 GB. The connector cannot let parts grow.
-_CONNECTOR_PART_BYTES = 32 << 20
+# The connector cannot let parts grow, takes 10,000 of them, and keeps up to 50 in memory while S3 is slow (seen with
+# 1.5.0): 400 MiB with the first of these sizes, which is enough for 84 GB, 800 MiB with the second.
+_PART_BYTES = 8 << 20
+_PART_BYTES_OF_UNKNOWN = 16 << 20
 # Kinds of credentials that the connector finds, too. Others (SSO, programs) only boto3 sees.
 _SHARED_CREDENTIALS = {
     "env",
@@ -76,7 +78,7 @@ class Objects:
         self._bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._clients: dict[int, Any] = {}
-        self._connectors: dict[int, Any] = {}
+        self._connectors: dict[tuple[int, int], Any] = {}
         _require_boto3()
         self._engine = _engine()
 
@@ -132,9 +134,14 @@ class Objects:
             with explained(f"deleting below {self.uri}"):
                 _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
 
-    def create(self, key: str) -> AbstractContextManager[Writer]:
-        """Upload an object as a stream; it appears when the block has ended without an exception, and whole."""
-        return self._create(key)
+    def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+        """Upload an object as a stream; it appears when the block has ended without an exception, and whole.
+
+        Args:
+            key: Of the object.
+            bytes_: About its size, or 0 when it is not known. It decides on the memory that s3torchconnector takes.
+        """
+        return self._create(key, bytes_)
 
     def open(self, key: str, bytes_: int) -> AbstractContextManager[Source]:
         """Read an object of a known size by ranges.
@@ -148,8 +155,8 @@ class Objects:
     # ---------------------------------------------------------------- the two engines
 
     @contextlib.contextmanager
-    def _create(self, key: str) -> Iterator[Writer]:
-        upload = self._upload(key)
+    def _create(self, key: str, bytes_: int) -> Iterator[Writer]:
+        upload = self._upload(key, bytes_)
         try:
             yield upload
             upload.complete()
@@ -168,13 +175,14 @@ class Objects:
         finally:
             ranges.close()
 
-    def _upload(self, key: str) -> PartsUpload | ConnectorUpload:
+    def _upload(self, key: str, bytes_: int) -> PartsUpload | ConnectorUpload:
+        part_bytes = connector_part_bytes(bytes_)
         with explained(f"writing {self.uri}/{key}"):
-            connector = self._connector
+            connector = self._connector(part_bytes)
             if connector is None:
                 return PartsUpload(self._client, self._bucket, self._prefix + key)
             uri = f"s3://{self._bucket}/{self._prefix}{key}"
-            return ConnectorUpload(connector.writer(uri), uri, _CONNECTOR_PART_BYTES)
+            return ConnectorUpload(connector.writer(uri), uri, part_bytes)
 
     def _cause(self, error: ObjectsError) -> ObjectsError:
         """Ask boto3 for the reason where the connector gives none, as without credentials."""
@@ -229,15 +237,14 @@ class Objects:
             self._clients.setdefault(process, client)
         return self._clients[process]
 
-    @property
-    def _connector(self) -> Any:
-        """The connector of this process, or None where boto3 is to upload."""
-        process = os.getpid()
-        if process not in self._connectors:
-            self._connectors.setdefault(process, self._make_connector())
-        return self._connectors[process]
+    def _connector(self, part_bytes: int) -> Any:
+        """Return the connector of this process, or None where boto3 is to upload."""
+        place = (os.getpid(), part_bytes)
+        if place not in self._connectors:
+            self._connectors.setdefault(place, self._make_connector(part_bytes))
+        return self._connectors[place]
 
-    def _make_connector(self) -> Any:
+    def _make_connector(self, part_bytes: int) -> Any:
         if self._engine == "boto3" or (not self._engine and not _sees_the_same()):
             return None
         try:
@@ -245,11 +252,7 @@ class Objects:
         except ImportError:
             return None
         endpoint = _own_endpoint(self._client)
-        config = S3ClientConfig(
-            part_size=_CONNECTOR_PART_BYTES,
-            max_attempts=_attempts(),
-            force_path_style=endpoint is not None,
-        )
+        config = S3ClientConfig(part_size=part_bytes, max_attempts=_attempts(), force_path_style=endpoint is not None)
         return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
 
     def _region(self) -> str:
@@ -259,6 +262,14 @@ class Objects:
             if region := answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region"):
                 return str(region)
         return str(self._client.meta.region_name)
+
+
+def connector_part_bytes(bytes_: int) -> int:
+    """Return a size of parts in bytes, a power of two, of which 10,000 are enough for an object of this size."""
+    part_bytes = _PART_BYTES if bytes_ else _PART_BYTES_OF_UNKNOWN
+    while part_bytes * PARTS_AT_MOST < bytes_:
+        part_bytes *= 2
+    return part_bytes
 
 
 def s3_client() -> Any:

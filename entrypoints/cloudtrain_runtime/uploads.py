@@ -12,7 +12,7 @@ _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026-11).
 _PARTS_OF_ONE_SIZE = 75
-_PARTS_AT_MOST = 10_000
+PARTS_AT_MOST = 10_000
 _THREADS = 4
 
 Buffer = bytes | bytearray | memoryview
@@ -132,7 +132,7 @@ class ConnectorUpload:
     def __init__(self, writer: Any, uri: str, part_bytes: int) -> None:
         self._writer = writer
         self._doing = f"writing {uri}"
-        self._left_bytes = part_bytes * _PARTS_AT_MOST
+        self._left_bytes = part_bytes * PARTS_AT_MOST
 
     def write(self, buffer: Buffer) -> None:
         """Append bytes.

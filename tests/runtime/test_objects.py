@@ -1,0 +1,391 @@
+"""Objects in S3, over HTTP: both engines, against moto and a lighter server that can fail."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from s3_server import S3Server, Weather, serve_s3
+
+from cloudtrain_runtime.objects import Objects, ObjectsError, connector_part_bytes
+from cloudtrain_runtime.uploads import PARTS_AT_MOST, part_bytes
+
+MIB = 1 << 20
+BUCKET = "cloudtrain-test"
+ENGINES = ("boto3", "s3torchconnector")
+Build = Callable[..., Objects]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with serve_s3() as running:
+        yield running
+
+
+@pytest.fixture
+def sky(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The light server under a clear sky, with an empty bucket that clients find."""
+    set_account(server.endpoint, monkeypatch)
+    server.set_weather(Weather())
+    make_bucket()
+    whole_bucket = Objects(f"s3://{BUCKET}")
+    whole_bucket.delete(whole_bucket.sizes())
+    return server
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = str(request.param)
+    if name != "boto3":
+        pytest.importorskip(name)
+    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", name)
+    return name
+
+
+@pytest.fixture(params=["light", "moto"])
+def objects(request: pytest.FixtureRequest) -> Objects:
+    """Objects below an empty prefix of either server."""
+    request.getfixturevalue("sky" if request.param == "light" else "aws")
+    return Objects(f"s3://{BUCKET}/run/checkpoints")
+
+
+def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")  # with 10, what never succeeds takes a minute to say so
+
+
+def make_bucket() -> None:
+    import boto3
+
+    boto3.session.Session().client("s3").create_bucket(
+        Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+
+
+def some_bytes(count: int) -> bytes:
+    return random.Random(count).randbytes(count)  # noqa: S311
+
+
+def upload(objects: Objects, key: str, data: bytes, step_bytes: int = 3 * MIB) -> None:
+    with objects.create(key) as writer:
+        for start in range(0, len(data), step_bytes):
+            writer.write(memoryview(data)[start : start + step_bytes])
+
+
+def dangling_uploads() -> int:
+    import boto3
+
+    answer = boto3.session.Session().client("s3").list_multipart_uploads(Bucket=BUCKET)
+    return len(answer.get("Uploads", []))
+
+
+# ---------------------------------------------------------------- clear sky
+
+
+def test_what_is_put_is_read_listed_and_deleted(objects: Objects) -> None:
+    assert objects.sizes() == {}
+    assert objects.read("a.json") is None
+    objects.put("a.json", b"one")
+    objects.put("a.json", b"three")
+    objects.put("step-1/b +ä&.bin", b"")
+    assert objects.read("a.json") == b"three"
+    assert objects.sizes() == {"a.json": 5, "step-1/b +ä&.bin": 0}
+    assert objects.sizes("step-") == {"step-1/b +ä&.bin": 0}
+    objects.delete(["a.json", "step-1/b +ä&.bin", "never.there"])
+    objects.delete([])
+    assert objects.sizes() == {}
+
+
+@pytest.mark.parametrize("count", [0, 5, 20 * MIB + 1])
+def test_an_upload_holds_the_bytes_that_were_written(objects: Objects, engine: str, count: int) -> None:
+    data = some_bytes(count)
+    upload(objects, "shard", data)
+    assert objects.sizes() == {"shard": count}
+    assert objects.read("shard") == data
+
+
+def test_a_buffer_may_change_once_it_is_written(sky: S3Server, engine: str) -> None:
+    objects, buffer = Objects(f"s3://{BUCKET}/p"), bytearray(5 * MIB)
+    with objects.create("shard", 15 * MIB) as writer:
+        for value in (1, 2, 3):
+            buffer[:] = bytes([value]) * len(buffer)
+            writer.write(memoryview(buffer))
+    assert objects.read("shard") == b"".join(bytes([value]) * len(buffer) for value in (1, 2, 3))
+
+
+@pytest.mark.parametrize("count", [3, 20 * MIB])
+def test_after_an_exception_there_is_nothing(objects: Objects, engine: str, count: int) -> None:
+    def fail() -> None:
+        with objects.create("shard") as writer:
+            writer.write(some_bytes(count))
+            raise KeyError("the disk of the writer")
+
+    with pytest.raises(KeyError, match="the disk of the writer"):
+        fail()
+    deadline = time.monotonic() + 10
+    while dangling_uploads() and time.monotonic() < deadline:
+        time.sleep(0.05)  # the connector aborts in the background
+    assert dangling_uploads() == 0
+    assert objects.sizes() == {}
+
+
+def test_blocks_are_read_in_any_order(objects: Objects) -> None:
+    data, block = some_bytes(5 * MIB + 17), MIB
+    objects.put("shard", data)
+    offsets = list(range(0, len(data), block))
+    for order in (offsets, [0, 4 * block, 2 * block, 3 * block, 0], random.Random(1).sample(offsets, 6)):  # noqa: S311
+        with objects.open("shard", len(data)) as source:
+            for offset in order:
+                assert source.read_at(offset, block) == data[offset : offset + block]
+            assert source.read_at(len(data) - 2, 100) == data[-2:]
+            assert source.read_at(len(data), 100) == b""
+
+
+def test_a_missing_object_cannot_be_read_by_ranges(objects: Objects) -> None:
+    with objects.open("nothing", 100) as source, pytest.raises(ObjectsError, match="it is not there"):
+        source.read_at(0, 100)
+
+
+def test_an_object_that_is_shorter_than_stated_says_so(objects: Objects) -> None:
+    objects.put("shard", b"12345")
+    with objects.open("shard", 100) as source:
+        assert source.read_at(0, 8) == b"12345"
+        with pytest.raises(ObjectsError, match="shorter than it should be"):
+            source.read_at(8, 8)
+
+
+def test_more_than_a_page_is_listed_and_deleted(sky: S3Server) -> None:
+    objects = Objects(f"s3://{BUCKET}/many")
+    keys = [f"step-{number:05d}/file" for number in range(2101)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda key: objects.put(key, b"x"), keys))
+    assert sorted(objects.sizes()) == keys
+    before = sky.counts()["DeleteObjects"]
+    objects.delete(iter(keys))
+    assert sky.counts()["DeleteObjects"] == before + 3
+    assert objects.sizes() == {}
+
+
+def test_of_many_claims_exactly_one_wins(objects: Objects) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        won = list(threads.map(lambda n: objects.put_new("claim", f"attempt {n}".encode()), range(12)))
+    assert won.count(True) == 1
+    assert objects.read("claim") == f"attempt {won.index(True)}".encode()
+    assert not objects.put_new("claim", f"attempt {won.index(True)}".encode())
+    objects.put("claim", b"an ordinary write is not conditional")
+
+
+def test_an_object_carries_over_a_fork(sky: S3Server, engine: str) -> None:
+    objects = Objects(f"s3://{BUCKET}/forked")
+    upload(objects, "parent", b"parent")
+    child = multiprocessing.get_context("fork").Process(target=upload, args=(objects, "child", b"child"))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    upload(objects, "after", b"after")
+    assert objects.sizes() == {"parent": 6, "child": 5, "after": 5}
+
+
+def test_parts_grow_to_the_largest_object() -> None:
+    assert part_bytes(0) == 8 * MIB
+    assert sum(part_bytes(number) for number in range(PARTS_AT_MOST)) >= 5 << 40
+    for total in (1, 80 * 10**9, 90 * 10**9, 5 << 40):
+        assert connector_part_bytes(total) * PARTS_AT_MOST >= total
+
+
+def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "s3fs")
+    with pytest.raises(RuntimeError, match="choose one of boto3, s3torchconnector"):
+        Objects("s3://bucket")
+
+
+# ---------------------------------------------------------------- credentials
+
+
+def test_both_engines_find_the_same_profile(sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "[default]\naws_access_key_id=OTHER\naws_secret_access_key=s\n"
+    text += f"[{engine}]\naws_access_key_id=PROFILE{engine.upper()}\naws_secret_access_key=s\n"
+    Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]).write_text(text)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_PROFILE", engine)
+    before = sky.counts()["PutObject"] + sky.counts()["UploadPart"]
+    upload(Objects(f"s3://{BUCKET}/p"), "shard", b"data")
+    assert sky.counts()["PutObject"] + sky.counts()["UploadPart"] > before
+    assert "OTHER" not in sky.access_keys()
+    assert f"PROFILE{engine.upper()}" in sky.access_keys()
+
+
+def test_credentials_of_a_container_are_renewed(sky: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{sky.endpoint}/_/credentials")
+    objects = Objects(f"s3://{BUCKET}/p")
+    objects.put("first", b"1")
+    used = [key for key in sky.access_keys() if key.startswith("CONTAINER")]
+    sky.set_weather(Weather(expired_keys=tuple(used)))
+    objects.put("second", b"2")
+    assert objects.sizes() == {"first": 1, "second": 1}
+
+
+# ---------------------------------------------------------------- weather that passes
+
+
+@pytest.mark.parametrize("kind", ["throttled", "broken", "reset"])
+def test_an_upload_survives_passing_weather(sky: S3Server, engine: str, kind: str) -> None:
+    objects, data = Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
+    sky.set_weather(Weather(faults=3, skip=1, only=".*Part|.*MultipartUpload", **{kind: 0.6}))
+    before = sky.counts()[kind]
+    upload(objects, "shard", data)
+    assert sky.counts()[kind] == before + 3
+    assert objects.read("shard") == data
+
+
+def test_an_upload_is_whole_though_the_last_answer_was_lost(sky: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
+    objects, data = Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
+    sky.set_weather(Weather(faults=1, lost=1.0, only="CompleteMultipartUpload"))
+    upload(objects, "shard", data)
+    assert objects.read("shard") == data
+
+
+@pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow"])
+def test_reading_survives_passing_weather(sky: S3Server, kind: str) -> None:
+    objects, data = Objects(f"s3://{BUCKET}/p"), some_bytes(6 * MIB)
+    objects.put("shard", data)
+    sky.set_weather(Weather(faults=3, only="GetObject", **{kind: 0.7}))
+    with objects.open("shard", len(data)) as source:
+        assert b"".join(source.read_at(start, MIB) for start in range(0, len(data), MIB)) == data
+    assert objects.read("shard") == data
+
+
+@pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "lost", "conflict"])
+def test_a_claim_survives_passing_weather(sky: S3Server, kind: str) -> None:
+    objects = Objects(f"s3://{BUCKET}/p")
+    sky.set_weather(Weather(faults=2, only="PutObject", **{kind: 1.0}))
+    assert objects.put_new("claim", b"mine")
+    assert objects.read("claim") == b"mine"
+    sky.set_weather(Weather(faults=2, only="PutObject", **{kind: 1.0}))
+    assert not objects.put_new("claim", b"theirs")
+    assert objects.read("claim") == b"mine"
+
+
+def test_listing_and_deleting_survive_passing_weather(sky: S3Server) -> None:
+    objects = Objects(f"s3://{BUCKET}/p")
+    objects.put("a", b"1")
+    sky.set_weather(Weather(faults=4, throttled=0.4, broken=0.4, lost=0.4))
+    assert objects.sizes() == {"a": 1}
+    objects.delete(["a"])
+    assert objects.sizes() == {}
+
+
+def test_a_truncated_upload_shows_in_the_sizes(sky: S3Server, engine: str) -> None:
+    objects = Objects(f"s3://{BUCKET}/p")
+    sky.set_weather(Weather(truncated=1.0, faults=1))
+    upload(objects, "shard", bytes(MIB))
+    assert objects.sizes() == {"shard": MIB // 2}
+
+
+def test_damaged_bytes_are_refused_by_their_checksum(sky: S3Server) -> None:
+    import boto3
+
+    client = boto3.session.Session().client("s3")
+    with pytest.raises(client.exceptions.ClientError, match="BadDigest"):
+        client.put_object(Bucket=BUCKET, Key="x", Body=b"data", ChecksumCRC32="AAAAAA==")
+
+
+# ---------------------------------------------------------------- weather that stays
+
+LASTING = {
+    "throttled": "slow down until the last attempt",
+    "broken": "S3 failed until the last attempt",
+    "reset": "the connection was lost",
+    "expired": "the credentials have expired",
+    "denied": "access is denied",
+}
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_an_upload_ends_in_one_sentence(
+    sky: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    objects = Objects(f"s3://{BUCKET}/p")
+    objects.sizes()
+    sky.set_weather(Weather(skip=2, **{kind: 1.0}))
+    began = time.monotonic()
+    with pytest.raises(ObjectsError, match=LASTING[kind]) as caught:
+        upload(objects, "shard", some_bytes(30 * MIB))
+    assert f"s3://{BUCKET}/p/shard" in str(caught.value)
+    assert time.monotonic() - began < 30
+    sky.set_weather(Weather())
+    assert objects.sizes() == {}
+
+
+@pytest.mark.parametrize("kind", [*LASTING, "torn"])
+def test_every_request_ends_in_one_sentence(sky: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    monkeypatch.setattr("cloudtrain_runtime.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
+    objects = Objects(f"s3://{BUCKET}/p")
+    objects.put("a", bytes(MIB))
+    sky.set_weather(Weather(**{kind: 1.0}))
+    sentence = LASTING.get(kind, "the connection was lost")
+    with pytest.raises(ObjectsError, match=sentence):
+        objects.read("a")
+    with objects.open("a", MIB) as source, pytest.raises(ObjectsError, match=sentence):
+        source.read_at(0, MIB)
+    if kind == "torn":
+        return
+    for ask in (
+        lambda: objects.put("b", b"1"),
+        lambda: objects.put_new("b", b"1"),
+        objects.sizes,
+        lambda: objects.delete(["a"]),
+    ):
+        with pytest.raises(ObjectsError, match=sentence):
+            ask()
+
+
+def test_a_killed_server_is_a_lost_connection(engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with serve_s3(tmp_path / "s3") as server:
+        set_account(server.endpoint, monkeypatch)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+        make_bucket()
+        objects = Objects(f"s3://{BUCKET}/p")
+        upload(objects, "kept", b"kept")
+        writer_block = objects.create("shard")
+        writer = writer_block.__enter__()
+        writer.write(some_bytes(9 * MIB))
+        server.kill()
+        with pytest.raises(ObjectsError, match="the connection was lost"):
+            writer_block.__exit__(None, None, None)
+        with pytest.raises(ObjectsError, match="the connection was lost"):
+            objects.sizes()
+        server.start()
+        assert objects.sizes() == {"kept": 4}
+        assert objects.read("kept") == b"kept"
+
+
+def test_a_missing_bucket_is_named(objects: Objects, engine: str) -> None:
+    nowhere = Objects("s3://no-such-bucket/p")
+    for ask in (nowhere.sizes, lambda: nowhere.read("a"), lambda: upload(nowhere, "a", b"1")):
+        with pytest.raises(ObjectsError, match=r"s3://no-such-bucket/p.*there is no such bucket"):
+            ask()
+
+
+def test_no_credentials_are_told(sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    objects = Objects(f"s3://{BUCKET}/p")
+    for ask in (objects.sizes, lambda: upload(objects, "a", b"1")):
+        with pytest.raises(ObjectsError, match="there are no credentials"):
+            ask()
