@@ -66,7 +66,10 @@ def _rank() -> str:
 
 
 def record_failure(message: str, callstack: str) -> None:
-    """Write the error file that torchrun reads.
+    """Write the error file that torchrun reads: whole or not at all.
+
+    torchrun ends the ranks that have lost another one, perhaps while they write this, and half a file ends torchrun's
+    agent instead of starting the group again.
 
     What `torch.distributed.elastic.multiprocessing.errors.record` does, without the 0.3 s that its import takes.
     """
@@ -75,7 +78,9 @@ def record_failure(message: str, callstack: str) -> None:
         return
     details = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
     content = {"message": {"message": message, "extraInfo": details}}
-    Path(path).write_text(json.dumps(content), encoding="utf-8")
+    part = Path(f"{path}.part")
+    part.write_text(json.dumps(content), encoding="utf-8")
+    part.replace(path)
 
 
 def run_script(config: RunConfig) -> None:

@@ -105,6 +105,18 @@ os._exit(1)
     assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
 
 
+def test_half_an_error_file_is_never_seen(tmp_path: Path) -> None:
+    """Torchrun's agent reads it when it has just ended the rank that writes it, and dies of half a file."""
+    path = tmp_path / "error.json"
+    code = "from cloudtrain_runtime.worker import record_failure\nwhile True: record_failure('x' * 5000, 'y' * 5000)\n"
+    environ = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ) as writer:
+        until(path.exists)
+        sizes = {len(path.read_text()) for _ in range(3000)}
+        writer.kill()
+    assert len(sizes) == 1
+
+
 # ---------------------------------------------------------------- restarts
 
 
