@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import os
-import random
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sized
@@ -25,8 +24,10 @@ from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, MlTree, TrainConfig
 from cloudtrain_runtime.data import (
+    DataState,
     GlobalBatch,
     GlobalOrderSampler,
+    Position,
     ShardSampler,
     make_loader,
     to_device,
@@ -34,20 +35,12 @@ from cloudtrain_runtime.data import (
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.place import ml_tree
+from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass
-class Position:
-    """How far training has come. `samples` counts those of the present epoch's global order."""
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
 
 
 @dataclass
@@ -368,10 +361,9 @@ class Trainer:
             return
         parallel.share_buffers(self.model, self.place)
         state = {
-            "position": asdict(self.position),
+            "data": self.sampler.state(self.position).to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
-            "global_batch": self.sampler.global_size,
         }
         objects = {
             "scaler": self.scaler.state_dict(),
@@ -388,7 +380,9 @@ class Trainer:
         if found is None:
             return None
         objects = self.checkpoints.load(found, self.model, self.optimizer)
-        self.position = Position(**found.state["position"])
+        saved = DataState.from_json(found.state["data"])
+        notes = self.sampler.resume(saved)
+        self.position = saved.position
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
         if self.scaler.is_enabled():
@@ -400,9 +394,8 @@ class Trainer:
             self.saved_step = self.position.step
         if self.place.is_main and self._is_at_end():
             say(f"nothing is left to train: {found.uri} is at the end already")
-        if self.place.is_main and found.state["global_batch"] != self.sampler.global_size:
-            before, now = found.state["global_batch"], self.sampler.global_size
-            say(f"the global batch was {before} samples and is {now} from step {self.position.step} on")
+        for note in notes if self.place.is_main else ():
+            say(note)
         return found.uri
 
     def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
@@ -444,13 +437,3 @@ class Batches:
     plan: GlobalBatch
     loader: Iterator[Any]
     ends_epoch: bool
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch (all devices), Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        np.random.seed(seed % 2**32)  # noqa: NPY002 (users' transforms draw from the global state)
