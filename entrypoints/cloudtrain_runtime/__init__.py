@@ -1,7 +1,8 @@
 """What travels into the container: the launcher, the worker and the shared training loop.
 
-A Task imports `Task` from here; a script may ask `context()` for its place. Both are loaded on first use, so that the
-SDK can import `cloudtrain_runtime.contract` without torch.
+A Task imports `Task` from here; a script may ask `context()` for its place, and take its samples in the order of
+`GlobalOrderSampler`. All are loaded on first use, so that the SDK can import `cloudtrain_runtime.contract` without
+torch.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cloudtrain_runtime.context import Context, context
+    from cloudtrain_runtime.data import GlobalOrderSampler
     from cloudtrain_runtime.task import Batch, Task
 
-__all__ = ["Batch", "Context", "Task", "context"]
+__all__ = ["Batch", "Context", "GlobalOrderSampler", "Task", "context"]
 
-_HOME_OF = {"Batch": "task", "Context": "context", "Task": "task", "context": "context"}
+_HOME_OF = {
+    "Batch": "task",
+    "Context": "context",
+    "GlobalOrderSampler": "data",
+    "Task": "task",
+    "context": "context",
+}
 
 
 class _Package(ModuleType):

@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import os
-import random
 import time
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
@@ -23,28 +22,22 @@ from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.data import (
+    DataState,
     GlobalBatch,
     GlobalOrderSampler,
+    Position,
     ShardSampler,
     make_loader,
     to_device,
 )
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass
-class Position:
-    """How far training has come. `samples` counts those of the present epoch's global order."""
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
 
 
 @dataclass
@@ -154,7 +147,8 @@ class Trainer:
         final: dict[str, Mapping[str, float]] = {
             split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets
         }
-        self._export(final)
+        with watch.exempt():  # as long as the disk takes
+            self._export(final)
         if self.place.is_main:
             samples = (self.position.step - first) * self.sampler.global_size
             rate = samples / seconds if samples else None
@@ -352,10 +346,9 @@ class Trainer:
             return
         parallel.share_buffers(self.model, self.place)
         state = {
-            "position": asdict(self.position),
+            "data": self.sampler.state(self.position).to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
-            "global_batch": self.sampler.global_size,
         }
         objects = {
             "scaler": self.scaler.state_dict(),
@@ -372,7 +365,9 @@ class Trainer:
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
             seed_everything(self.train.seed + 1 + self.place.rank + 1_000_003 * found.step)
-        self.position = Position(**found.state["position"])
+        saved = DataState.from_json(found.state["data"])
+        notes = self.sampler.resume(saved)
+        self.position = saved.position
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
         if self.scaler.is_enabled():
@@ -384,9 +379,8 @@ class Trainer:
             self.saved_step = self.position.step
         if self.place.is_main and self._is_at_end():
             say(f"nothing is left to train: {found.uri} is at the end already")
-        if self.place.is_main and found.state["global_batch"] != self.sampler.global_size:
-            before, now = found.state["global_batch"], self.sampler.global_size
-            say(f"the global batch was {before} samples and is {now} from step {self.position.step} on")
+        for note in notes if self.place.is_main else ():
+            say(note)
         return found.uri
 
     def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
@@ -407,13 +401,3 @@ class Batches:
     plan: GlobalBatch
     loader: Iterator[Any]
     ends_epoch: bool
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch (all devices), Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        np.random.seed(seed % 2**32)  # noqa: NPY002 (users' transforms draw from the global state)

@@ -44,7 +44,12 @@ def replicate(model: nn.Module, place: Context) -> nn.Module:
     if place.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     devices = [place.device] if place.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    replica = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    # On a GPU the order of arrival is worth more: there DDP finds it out, and the first step sums in another order. The
+    # sum of two ranks has only one.
+    if place.device.type == "cpu" and place.world_size > 2:  # noqa: PLR2004
+        _fix_buckets(replica)
+    return replica
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[None]:
@@ -119,3 +124,36 @@ class Agreement:
     def close(self) -> None:
         """Wait for the message under way."""
         self._finish()
+
+
+def _fix_buckets(replica: DistributedDataParallel) -> None:
+    """Let DDP lay out its buckets now, for good, by the order in which the model names its parameters.
+
+    By itself it does so after the first backward pass of a process. So the first step after a resume would be summed
+    over ranks in another order than the same step of a run that was not interrupted, and differ in the last bits.
+    """
+    if any(getattr(module, "sparse", False) for module in replica.modules()):
+        return  # DDP keeps sparse gradients in buckets of their own, and takes no others for them
+    module = replica.module
+    replica.module = _EveryParameter(module)
+    try:
+        total = replica()
+        total.backward(torch.zeros_like(total))
+    finally:
+        replica.module = module
+    replica.zero_grad(set_to_none=True)
+
+
+class _EveryParameter(nn.Module):
+    """Has a gradient for each parameter of a model; the last one comes first, as in a model's own backward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self) -> torch.Tensor:
+        total = torch.zeros(())
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                total = total + parameter.sum()
+        return total

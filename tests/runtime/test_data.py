@@ -1,29 +1,64 @@
-from hypothesis import given
+"""Which samples each rank sees: each one exactly once, wherever a run was cut and however many ranks go on."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
 
-from cloudtrain_runtime.data import GlobalOrderSampler, ShardSampler
+from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
+from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.data import (
+    DataState,
+    GlobalOrderSampler,
+    Position,
+    ShardSampler,
+    agree_global_batch,
+    make_loader,
+)
+from cloudtrain_runtime.errors import CheckpointError
+
+Groups = list[GlobalOrderSampler]
 
 
-def samplers(length: int, batch: int, accumulate: int, world: int, epoch: int, start: int) -> list[GlobalOrderSampler]:
+def group(
+    length: int, batch: int, accumulate: int, world: int, epoch: int = 0, start: int = 0, saved: DataState | None = None
+) -> Groups:
     made = []
     for rank in range(world):
         sampler = GlobalOrderSampler(
             length, batch_size=batch, accumulate=accumulate, rank=rank, world_size=world, seed=7
         )
         sampler.set_epoch(epoch, start)
+        if saved is not None:
+            sampler.resume(saved)
         made.append(sampler)
     return made
 
 
-def global_batches(ranks: list[GlobalOrderSampler]) -> list[list[int]]:
-    """Return the counted samples of each step over all ranks, sorted."""
-    steps = zip(*(list(rank.schedule()) for rank in ranks), strict=True)
-    return [
-        sorted(index for batch in step for micro in batch.micro_batches for index in micro.indices[: micro.count])
-        for step in steps
-    ]
+def global_batches(ranks: Groups) -> Iterator[list[int]]:
+    """Yield the counted samples of each step in global order, and check what holds in every step."""
+    loaders = [iter(rank) for rank in ranks]
+    for step in zip(*(rank.schedule() for rank in ranks), strict=True):
+        shares = []
+        for batch, loader, rank in zip(step, loaders, ranks, strict=True):
+            parts = [(micro, next(loader)) for micro in batch.micro_batches]
+            assert all(len(indices) == micro.samples <= rank.batch_size for micro, indices in parts)
+            shares.append([index for micro, indices in parts for index in indices[: micro.count]])
+        assert len({len(batch.micro_batches) for batch in step}) == 1
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        dealt = [index for turn in itertools.zip_longest(*shares) for index in turn if index is not None]
+        assert [batch.samples for batch in step] == [len(dealt)] * len(ranks)
+        yield dealt
+    assert [next(loader, None) for loader in loaders] == [None] * len(ranks)
 
 
+@settings(deadline=None)
 @given(
     length=st.integers(1, 300),
     batch=st.integers(1, 9),
@@ -34,19 +69,65 @@ def global_batches(ranks: list[GlobalOrderSampler]) -> list[list[int]]:
 def test_each_sample_is_used_exactly_once_in_an_epoch(
     length: int, batch: int, accumulate: int, world: int, epoch: int
 ) -> None:
-    steps = global_batches(samplers(length, batch, accumulate, world, epoch, 0))
+    steps = global_batches(group(length, batch, accumulate, world, epoch))
     assert sorted(index for step in steps for index in step) == list(range(length))
 
 
-@given(length=st.integers(1, 300), batch=st.integers(1, 4), world=st.sampled_from([1, 2, 3, 6]), data=st.data())
-def test_an_epoch_goes_on_where_it_stopped_at_any_world_size(
-    length: int, batch: int, world: int, data: st.DataObject
+Cuts = list[tuple[int, int]]
+cuts = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=300)
+@given(length=st.integers(1, 120), batch=st.integers(1, 5), accumulate=st.sampled_from([1, 3]), parts=cuts)
+def test_cut_anywhere_and_resumed_with_any_number_of_ranks_the_steps_are_the_same(
+    length: int, batch: int, accumulate: int, parts: Cuts
 ) -> None:
-    whole = global_batches(samplers(length, batch * 6 // world if world > 1 else batch * 6, 1, world, 2, 0))
-    done = data.draw(st.integers(0, len(whole) - 1))
-    other = data.draw(st.sampled_from([1, 2, 3, 6]))
-    rest = global_batches(samplers(length, batch * 6 // other, 1, other, 2, sum(map(len, whole[:done]))))
-    assert rest == whole[done:]
+    """What was cut has read ahead; only what was advanced counts."""
+    steps: list[list[int]] = []
+    saved: DataState | None = None
+    for world, count in [*parts, (1, 0)]:
+        ranks = group(length, batch, accumulate, world, saved=saved)
+        for _ in range(count):
+            steps.append(next(global_batches(ranks)))
+            for rank in ranks:
+                rank.advance()
+        states = {rank.state_dict().__repr__() for rank in ranks}
+        assert len(states) == 1
+        saved = DataState.from_json(ranks[0].state_dict())
+    assert saved is not None
+    expected: list[list[int]] = []
+    for epoch in range(saved.epoch + 1):
+        whole = group(length, batch, accumulate, parts[0][0], epoch)
+        expected.extend(global_batches(whole))
+    assert steps == expected[: len(steps)]
+    assert saved.step == len(steps)
+
+
+@settings(deadline=None)
+@given(length=st.integers(1, 200), batch=st.integers(1, 5), accumulate=st.integers(1, 3), world=st.integers(1, 5))
+def test_the_length_is_known_without_counting(length: int, batch: int, accumulate: int, world: int) -> None:
+    for rank in group(length, batch, accumulate, world):
+        for start in range(0, length, 17):
+            rank.set_epoch(1, start)
+            assert len(list(rank)) == len(rank)
+
+
+def test_batches_of_any_size_come_in_pieces_and_in_order() -> None:
+    length = 100_003
+    ranks = group(length, 8, 1, 3)
+    steps = list(global_batches(ranks))
+    assert sorted(index for step in steps for index in step) == list(range(length))
+    assert [index for step in steps for index in step] == [
+        index for batch in group(length, 50_000, 1, 1)[0] for index in batch
+    ]
+
+
+def test_nothing_of_a_long_epoch_is_computed_in_advance() -> None:
+    sampler = GlobalOrderSampler(10**12, batch_size=4, rank=1_000, world_size=1024)
+    sampler.set_epoch(3, 4096 * 10**8)
+    assert len(next(iter(sampler))) == 4
+    assert next(sampler.schedule()).samples == 4096
+    assert len(sampler) == -(-(10**12 - 4096 * 10**8) // 4096)
 
 
 def test_the_order_depends_on_seed_and_epoch() -> None:
@@ -54,23 +135,27 @@ def test_the_order_depends_on_seed_and_epoch() -> None:
         tuple(index for batch in sampler for index in batch)
         for seed in (0, 1)
         for epoch in (0, 1)
-        for sampler in [GlobalOrderSampler(50, batch_size=5, accumulate=1, rank=0, world_size=1, seed=seed)]
+        for sampler in [GlobalOrderSampler(50, batch_size=5, rank=0, world_size=1, seed=seed)]
         if sampler.set_epoch(epoch) is None
     }
     assert len(orders) == 4
 
 
 def test_every_rank_takes_part_in_a_last_step_that_is_too_small() -> None:
-    ranks = samplers(9, 2, 1, 4, 0, 0)
+    ranks = group(9, 2, 1, 4)
     last = [list(rank.schedule())[-1] for rank in ranks]
     assert [batch.samples for batch in last] == [1, 1, 1, 1]
     assert [batch.micro_batches[0].count for batch in last] == [1, 0, 0, 0]
     assert all(len(batch.micro_batches) == 1 for batch in last)
+    assert len({tuple(list(rank)[-1]) for rank in ranks}) == 1  # the same sample stands in
 
 
-def test_the_loader_sees_as_many_batches_as_the_schedule() -> None:
-    for rank in samplers(23, 3, 2, 2, 0, 6):
-        assert len(list(rank)) == len(rank)
+def test_shares_are_cut_evenly() -> None:
+    saved = DataState(1, 0, 18, 18, 4, 1, 4, 7, 90)
+    counts = [
+        [micro.count for micro in next(rank.schedule()).micro_batches] for rank in group(90, 4, 1, 4, saved=saved)
+    ]
+    assert counts == [[3, 2], [3, 2], [2, 2], [2, 2]]
 
 
 def test_evaluation_shards_cover_everything_once() -> None:
@@ -82,3 +167,181 @@ def test_evaluation_shards_cover_everything_once() -> None:
             for index in batch
         ]
         assert sorted(seen) == list(range(length))
+
+
+# ---------------------------------------------------------------- the state
+
+SAVED = DataState(
+    step=9, epoch=1, samples=24, global_batch=24, batch_size=6, accumulate=2, world_size=2, seed=7, length=100
+)
+
+
+def test_a_state_is_a_few_numbers_and_comes_back() -> None:
+    assert DataState.from_json(SAVED.to_json()) == SAVED
+    assert SAVED.position == Position(9, 1, 24)
+    for broken in ({"step": 1}, {**SAVED.to_json(), "epoch": None}):
+        with pytest.raises(CheckpointError, match="does not tell its position in the data"):
+            DataState.from_json(broken)
+
+
+UNEVEN = (
+    "the global batch stays at 24 samples with 5 ranks instead of 2; that does not divide, so ranks' shares differ by "
+    "one sample"
+)
+LONGER = (
+    "the global batch stays at 24 samples with 1 rank instead of 2; a step takes 4 micro-steps, so that none exceeds 6 "
+    "samples"
+)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "size", "said"),
+    [
+        (None, (6, 2, 2), 24, None),
+        (SAVED, (6, 2, 2), 24, None),
+        (SAVED, (6, 2, 4), 24, "the global batch stays at 24 samples with 4 ranks instead of 2"),
+        (SAVED, (6, 2, 5), 24, UNEVEN),
+        (SAVED, (6, 2, 1), 24, LONGER),
+        (SAVED, (6, 3, 2), 36, "the global batch was 24 samples and is 36 from step 9 on"),
+        (SAVED, (3, 2, 4), 24, None),
+        (replace(SAVED, world_size=5), (6, 2, 5), 24, None),
+    ],
+)
+def test_the_global_batch_stays_unless_the_job_changes_it(
+    saved: DataState | None, now: tuple[int, int, int], size: int, said: str | None
+) -> None:
+    assert agree_global_batch(saved, *now) == (size, said)
+
+
+def sampler_of(length: int = 100, seed: int = 7) -> GlobalOrderSampler:
+    return GlobalOrderSampler(length, batch_size=6, accumulate=2, rank=0, world_size=2, seed=seed)
+
+
+def test_other_data_in_the_middle_of_an_epoch_is_refused() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"has 120 samples and had 100 .*, 24 samples into epoch 1: .*Resume with"
+    ):
+        sampler_of(120).resume(SAVED)
+    at_start = sampler_of(120)
+    (note,) = at_start.resume(replace(SAVED, samples=0))
+    assert note.startswith("warning: the training data has 120 samples and had 100 when")
+    assert note.endswith("; epoch 1 begins with those of today")
+    assert at_start.length == 120
+
+
+def test_another_shuffle_in_the_middle_of_an_epoch_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="shuffles in another way"):
+        sampler_of().resume(replace(SAVED, order=0))
+    assert "shuffled in another way" in sampler_of().resume(replace(SAVED, order=0, samples=0))[0]
+
+
+def test_another_seed_waits_for_the_next_epoch() -> None:
+    before, now = sampler_of(seed=7), sampler_of(seed=8)
+    before.set_epoch(1, 24)
+    assert now.resume(SAVED) == ["warning: the seed was 7 and is 8: it orders the samples from epoch 2 on"]
+    assert list(now) == list(before)
+    again = sampler_of(seed=8)  # cut once more in the same epoch
+    now.advance()
+    assert now.state(now.position).seed == 7
+    again.resume(now.state(now.position))
+    assert list(again) == list(now)
+    again.set_epoch(2)
+    other = sampler_of(seed=8)
+    other.set_epoch(2)
+    assert list(again) == list(other)
+    assert sampler_of(seed=8).resume(replace(SAVED, samples=0)) == [
+        "warning: the seed was 7 and is 8: it orders the samples from epoch 1 on"
+    ]
+
+
+def test_a_dataset_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be at least 1; they are 0, 6 and 2"):
+        sampler_of(0)
+
+
+# ---------------------------------------------------------------- with a DataLoader
+
+
+class Indices(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_script_that_is_cut_sees_each_sample_once(workers: int, accumulate: int) -> None:
+    """Two epochs of three ranks, then two, each with loaders that read ahead; cut after every third step."""
+    length, seen, state, steps = 61, [], None, 0
+    options: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+    for world in itertools.cycle((3, 2)):
+        ranks = [
+            PublicSampler(length, batch_size=4, accumulate=accumulate, rank=rank, world_size=world)
+            for rank in range(world)
+        ]
+        loaders = [DataLoader(Indices(length), batch_sampler=rank, num_workers=workers, **options) for rank in ranks]
+        done = 0
+        for rank in ranks:
+            rank.load_state_dict(state) if state else None
+        while ranks[0].epoch < 2 and done < 3:
+            batches = [iter(loader) for loader in loaders]
+            for plans in zip(*(rank.schedule() for rank in ranks), strict=True):
+                for rank, brought, plan in zip(ranks, batches, plans, strict=True):
+                    for micro in plan.micro_batches:
+                        seen += [(rank.epoch, index) for index in next(brought).tolist()[: micro.count]]
+                for rank in ranks:
+                    rank.advance()
+                done += 1
+                if done == 3:
+                    break
+        steps += done
+        state = ranks[1].state_dict()
+        if state["epoch"] == 2:
+            break
+    assert sorted(seen) == [(epoch, index) for epoch in range(2) for index in range(length)]
+    assert state["step"] == steps
+
+
+def test_epochs_in_the_manner_of_distributed_sampler() -> None:
+    sampler = PublicSampler(20, batch_size=5)  # the place is found by itself: one process
+    loader = DataLoader(Indices(20), batch_sampler=sampler)
+    seen = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert len(loader) == 4
+        for batch in loader:
+            seen.append(tuple(batch.tolist()))
+            sampler.advance()
+    assert len(set(seen)) == 8
+    assert (sampler.step, sampler.epoch) == (8, 2)
+    sampler.advance()
+    sampler.set_epoch(2)  # nothing lost by naming the epoch it is in
+    assert sampler.position == Position(9, 2, 5)
+
+
+class Noisy(Indices):
+    def __getitem__(self, index: int) -> tuple[int, float]:  # type: ignore[override]
+        return index, float(torch.rand(()))
+
+
+def test_augmentation_in_workers_depends_on_the_batch_alone() -> None:
+    """Not on which worker has it, and not on where the epoch was entered."""
+    place = replace(read_context({}), seed=3)
+
+    def drawn(workers: int, epoch: int, start: int) -> dict[int, float]:
+        sampler = GlobalOrderSampler(40, batch_size=5, rank=0, world_size=1)
+        sampler.set_epoch(epoch, start)
+        loader = make_loader(Noisy(40), sampler, lambda samples: samples, place, workers=workers)
+        return dict(sample for batch in loader for sample in batch)
+
+    whole = drawn(2, 0, 0)
+    assert len(set(whole.values())) == 40
+    rest = drawn(1, 0, 15)
+    assert rest == {index: value for index, value in whole.items() if index in rest}
+    assert len(rest) == 25
+    assert set(drawn(2, 1, 0).values()).isdisjoint(whole.values())

@@ -315,9 +315,7 @@ LASTING = {
 
 
 @pytest.mark.parametrize("kind", LASTING)
-def test_an_upload_ends_in_one_sentence(
-    sky: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_ends_in_one_sentence(sky: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     objects = Objects(f"s3://{BUCKET}/p")
     objects.sizes()
