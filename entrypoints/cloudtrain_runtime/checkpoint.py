@@ -7,7 +7,6 @@ last. Without a manifest that matches the files, a checkpoint does not exist.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import secrets
@@ -29,14 +28,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from cloudtrain_runtime import parallel
 from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.contract.manifest import Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.storage import Storage, open_storage
 
 MANIFEST = "manifest.json"
 OBJECTS = "objects.pt"
-MANIFEST_VERSION = 1
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-(\d{8,})(?:-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True)
@@ -102,27 +101,31 @@ class Checkpoints:
         _save_random(workspace / f"rank-{self.place.rank:05d}.pt", self.place)
         # Ranks may share the workspace, and another's file may still be growing: each answers for its own.
         own = {
-            path.name: path.stat().st_size for path in workspace.iterdir() if _belongs_to(self.place.rank, path.name)
+            path.name: _stored(path) for path in workspace.iterdir() if _belongs_to(self.place.rank, path.name)
         }
         self.storage.add(workspace, name)
         # The gather is the barrier: after it, every rank's files are durable.
-        files: dict[str, int] = {}
+        files: dict[str, StoredFile] = {}
         for sizes in parallel.gather(own, self.place):
             files |= sizes
         if self.place.is_main:
-            manifest = {
-                "version": MANIFEST_VERSION,
-                "run": self.place.run,
-                "step": step,
-                "world_size": self.place.world_size,
-                "torch": torch.__version__,
-                "time": time.time(),
-                "files": files,
-                "state": dict(state),
-            }
-            self.storage.publish(workspace, name, MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
+            manifest = Manifest(
+                run=self.place.run,
+                attempt=secrets.token_hex(4),
+                step=step,
+                time=time.time(),
+                world_size=self.place.world_size,
+                mesh={"data": self.place.world_size},
+                rng={},
+                torch=torch.__version__,
+                code="",
+                request="",
+                state=dict(state),
+                files=files,
+            )
+            self.storage.publish(workspace, name, MANIFEST, manifest.to_json())
             seconds = time.monotonic() - began
-            emit("checkpoint", step=step, uri=uri, bytes=sum(files.values()), seconds=seconds)
+            emit("checkpoint", step=step, uri=uri, bytes=manifest.total_bytes, seconds=seconds)
             self._retire(step)
         return uri
 
@@ -212,6 +215,12 @@ def _misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str
     yield from (f"it has {name}, the model has not" for name in saved if name not in own)
 
 
+def _stored(path: Path) -> StoredFile:
+    checksums = Checksums()
+    checksums.update(path.read_bytes())
+    return checksums.result()
+
+
 def _belongs_to(rank: int, name: str) -> bool:
     """Whether a file of a checkpoint is written by this rank (DCP's naming: `__<rank>_<n>.distcp`)."""
     return name in (f"rank-{rank:05d}.pt", *([".metadata", OBJECTS] if rank == 0 else [])) or name.startswith(
@@ -253,17 +262,15 @@ def _read(storage: Storage, name: str, report: Callable[[str], None] = say) -> F
         report(f"{storage.uri}/{name} has no {MANIFEST}: it was never finished and is not used")
         return None
     try:
-        manifest = json.loads(text)
-        files, step, state = manifest["files"], int(manifest["step"]), manifest["state"]
+        manifest = Manifest.from_json(text)
     except (ValueError, KeyError, TypeError) as error:
         report(f"{storage.uri}/{name} has an unreadable {MANIFEST} ({error}) and is not used")
         return None
-    sizes = storage.sizes(name)
-    wrong = sorted(file for file, size in files.items() if sizes.get(file) != size)
+    wrong = manifest.misfits(storage.sizes(name))
     if wrong:
-        report(f"{storage.uri}/{name} is not whole ({', '.join(wrong)} missing or of another size) and is not used")
+        report(f"{storage.uri}/{name} is not whole ({', '.join(wrong)}) and is not used")
         return None
-    return Found(storage, name, step, state)
+    return Found(storage, name, manifest.step, manifest.state)
 
 
 # ---------------------------------------------------------------- random states

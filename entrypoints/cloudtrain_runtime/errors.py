@@ -13,3 +13,7 @@ class TaskError(JobError):
 
 class CheckpointError(JobError):
     """There is no checkpoint to resume from, or it does not fit this job."""
+
+
+class DamagedError(Exception):
+    """A checkpoint has not the bytes that were written."""

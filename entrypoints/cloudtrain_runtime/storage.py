@@ -5,6 +5,7 @@ Run as a program (`python -m cloudtrain_runtime.storage SOURCE FOLDER`) it copie
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -16,8 +17,19 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from cloudtrain_runtime.contract.manifest import step_of
+
+WRITER_FILE = "writer.json"
 _PARTIAL = ".writing-"
 _DAMAGED = ".damaged-"
+
+
+class Source(Protocol):
+    """A file that can be read anywhere."""
+
+    def read_at(self, offset: int, length: int) -> bytes | memoryview:
+        """Return `length` bytes from `offset` on, fewer at the end of the file."""
+        ...
 
 
 class Storage(Protocol):
@@ -69,12 +81,29 @@ class Storage(Protocol):
         """Delete a folder, its marker first."""
         ...
 
+    def folders(self) -> dict[str, dict[str, int]]:
+        """Return the folders of checkpoints, finished or not, with the sizes of their files in bytes."""
+        ...
+
+    def read(self, folder: str, file: str) -> bytes | None:
+        """Return a small file, or None when there is no such file."""
+        ...
+
+    def open(self, folder: str, file: str, bytes_: int) -> contextlib.AbstractContextManager[Source]:
+        """Open a file of that size to read it in pieces."""
+        ...
+
 
 def open_storage(uri: str) -> Storage:
     """Return the storage at a `file:///`, `s3://` uri or a plain path."""
     if uri.startswith("s3://"):
         return S3Storage(uri)
     return FolderStorage(path_of(uri))
+
+
+def step_of_folder(folder: str) -> int | None:
+    """Return the step of a checkpoint's folder, also of one that is still written, or None for another name."""
+    return step_of(folder.removeprefix(_PARTIAL))
 
 
 def path_of(uri: str) -> Path:
@@ -141,6 +170,30 @@ class FolderStorage:
         (self.root / name).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
+    def folders(self) -> dict[str, dict[str, int]]:
+        if not self.root.is_dir():
+            return {}
+        names = sorted(name for name in os.listdir(self.root) if step_of_folder(name) is not None)
+        return {name: self.sizes(name) for name in names}
+
+    def read(self, folder: str, file: str) -> bytes | None:
+        path = self.root / folder / file
+        return path.read_bytes() if path.is_file() else None
+
+    @contextlib.contextmanager
+    def open(self, folder: str, file: str, bytes_: int) -> Iterator[Source]:
+        del bytes_
+        with (self.root / folder / file).open("rb", buffering=0) as opened:
+            yield _OpenFile(opened.fileno())
+
+
+class _OpenFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, offset)
+
 
 class S3Storage:
     """Checkpoints below an S3 prefix. An object's name appears when it is whole; the marker's appears last."""
@@ -199,6 +252,36 @@ class S3Storage:
         self.set_aside(name, marker)
         for key, _ in list(_objects(self.client, self.bucket, f"{self.prefix}{name}/")):
             self.client.delete_object(Bucket=self.bucket, Key=key)
+
+    def folders(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for key, size in _objects(self.client, self.bucket, self.prefix):
+            folder, _, file = key.removeprefix(self.prefix).partition("/")
+            if file and step_of(folder) is not None:
+                found.setdefault(folder, {})[file] = size
+        return found
+
+    def read(self, folder: str, file: str) -> bytes | None:
+        text = self.read_text(folder, file)
+        return None if text is None else text.encode()
+
+    @contextlib.contextmanager
+    def open(self, folder: str, file: str, bytes_: int) -> Iterator[Source]:
+        del bytes_
+        yield _Object(self.client, self.bucket, f"{self.prefix}{folder}/{file}")
+
+
+class _Object:
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self._client, self._bucket, self._key = client, bucket, key
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        end = offset + length - 1
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key, Range=f"bytes={offset}-{end}")
+        except self._client.exceptions.NoSuchKey:
+            raise FileNotFoundError(self._key) from None
+        return bytes(answer["Body"].read())
 
 
 def s3_client() -> Any:
