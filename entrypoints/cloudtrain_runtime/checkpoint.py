@@ -100,9 +100,7 @@ class Checkpoints:
             torch.save(dict(objects or {}), workspace / OBJECTS)
         _save_random(workspace / f"rank-{self.place.rank:05d}.pt", self.place)
         # Ranks may share the workspace, and another's file may still be growing: each answers for its own.
-        own = {
-            path.name: _stored(path) for path in workspace.iterdir() if _belongs_to(self.place.rank, path.name)
-        }
+        own = {path.name: _stored(path) for path in workspace.iterdir() if _belongs_to(self.place.rank, path.name)}
         self.storage.add(workspace, name)
         # The gather is the barrier: after it, every rank's files are durable.
         files: dict[str, StoredFile] = {}

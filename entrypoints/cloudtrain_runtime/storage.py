@@ -173,7 +173,7 @@ class FolderStorage:
     def folders(self) -> dict[str, dict[str, int]]:
         if not self.root.is_dir():
             return {}
-        names = sorted(name for name in os.listdir(self.root) if step_of_folder(name) is not None)
+        names = sorted(name for name in [p.name for p in self.root.iterdir()] if step_of_folder(name) is not None)
         return {name: self.sizes(name) for name in names}
 
     def read(self, folder: str, file: str) -> bytes | None:
