@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[
     assert "is there already" in again.err
     one = str(tmp_path / "one.safetensors")
     assert cli("checkpoints", "export", f"local:{run}", "--to", "safetensors", "--step", steps[-1], "-o", one).code == 0
-    assert os.path.getsize(one) > 16
+    assert Path(one).stat().st_size > 16
 
     middle = steps[2]
     wrong = cli("resume", run, "--from", str(middle + 1))

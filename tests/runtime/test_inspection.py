@@ -105,7 +105,7 @@ def test_a_uri_may_name_one(uri: str) -> None:
 
 def test_nothing_there() -> None:
     assert Inspection("/nowhere").entries == ()
-    with pytest.raises(CheckpointError, match="no complete checkpoint at file:///nowhere$"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint at file:///nowhere$"):
         Inspection("/nowhere").find()
 
 
@@ -115,9 +115,9 @@ def test_find(uri: str) -> None:
     assert found.find(run=RUN).name == "step-00000300"
     assert found.find(300, "other-261120-101500-1a2b3c").name == "step-00000300-11112222"
     assert found.find(200).step == 200
-    with pytest.raises(CheckpointError, match="step 250 at .*; the nearest complete: 200 and 300$"):
+    with pytest.raises(CheckpointError, match=r"step 250 at .*; the nearest complete: 200 and 300$"):
         found.find(250)
-    with pytest.raises(CheckpointError, match="step 700 at .* is damaged: a bit has flipped; the nearest"):
+    with pytest.raises(CheckpointError, match=r"step 700 at .* is damaged: a bit has flipped; the nearest"):
         found.find(700)
     with pytest.raises(CheckpointError, match=r"step 100 of other-\S+ at .*that of demo-\S+ is another's"):
         found.find(100, "other-261120-101500-1a2b3c")
