@@ -1,11 +1,13 @@
 """torchrun, and its failure written down: which rank, on which host, and why.
 
 torchrun prints a table that people read; SageMaker shows one file. This is torchrun's own entry point with the
-exception that it raises turned into `/opt/ml/output/failure` and one event line.
+exception that it raises turned into `/opt/ml/output/failure` and one event line, and with workers that are forked from
+one process instead of each importing torch (`template`; `CLOUDTRAIN_WORKER_START=fresh` turns that off).
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -16,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, describe_exit
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.launch import count_gpus
 from cloudtrain_runtime.place import ml_tree
+from cloudtrain_runtime.template import COMMAND, Template, start_template
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -33,11 +37,15 @@ _PEER_LOST = re.compile(
 
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
+    _limit_threads(argv)
+    template = start_template()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     _record_collectives()
+    if template is not None:
+        _fork_workers(template)
     try:
         run(parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -45,7 +53,40 @@ def main(argv: list[str]) -> int:
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
+    finally:
+        if template is not None:
+            template.end()
     return 0
+
+
+def _limit_threads(argv: list[str]) -> None:
+    """Set what torchrun would set later: OpenMP reads it once, when torch is loaded."""
+    asked = next((each.partition("=")[2] for each in argv if each.startswith("--nproc-per-node=")), "1")
+    ranks = int(asked) if asked.isdecimal() else count_gpus()
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        say("OMP_NUM_THREADS=1, as torchrun sets it for several ranks: code.env can say another number")
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _fork_workers(template: Template) -> None:
+    """Have torchrun's agent fork its workers where it would start a command, and change nothing else.
+
+    The agent takes functions, too (`elastic_launch` with a start method), but then it reports only the first of several
+    failures, signals a worker without its children, and never notices one that leaves by `os._exit(0)`.
+    """
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    start_fresh: Any = getattr(SubprocessHandler, "_popen", None)
+    if start_fresh is None or list(inspect.signature(start_fresh).parameters) != ["self", "args", "env"]:
+        say("each worker is a new interpreter: this torch starts workers in a way that is not known")
+        return
+
+    def start(self: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        is_redirected = self._stdout is not None or self._stderr is not None
+        worker = None if is_redirected or tuple(args) != COMMAND else template.fork(env)
+        return worker or start_fresh(self, args, env)
+
+    SubprocessHandler._popen = start  # type: ignore[method-assign] # noqa: SLF001 (the one place where it starts one)
 
 
 def _record_collectives() -> None:

@@ -1,303 +1,332 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped.
 
-A folder `step-00000500/` holds torch.distributed.checkpoint's files (model and optimizer, each rank writing its
-share), one `rank-00000.pt` per rank (random states), `objects.pt` (schedule and scaler) and `manifest.json`, written
-last. Without a manifest that matches the files, a checkpoint does not exist.
+A script needs three calls:
+
+    from cloudtrain_runtime import checkpoint
+
+    start = checkpoint.load(model=model, optimizer=optimizer)
+    for step in range(start.step + 1, total + 1):
+        ...
+        optimizer.step()
+        checkpoint.save(step, model=model, optimizer=optimizer)
+        if checkpoint.should_stop():
+            break
+
+`save` is called after each step and writes when the job's `checkpoint.every` says so, beside the steps that follow;
+told to stop, it writes at once and returns when the checkpoint is complete.
+
+A folder `step-00000500/` holds the files of torch.distributed.checkpoint (each rank's shards, and `.metadata`), who
+writes it (`writer.json`), and `manifest.json`, written last. Without a manifest that fits the files, a checkpoint does
+not exist.
 """
 
 from __future__ import annotations
 
-import random
-import re
+import atexit
+import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from cloudtrain_runtime import parallel
-from cloudtrain_runtime.context import Context
-from cloudtrain_runtime.contract.manifest import Checksums, Manifest, StoredFile
+from cloudtrain_runtime import watch
+from cloudtrain_runtime.context import Context, context
+from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
-from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.storage import Storage, open_storage
+from cloudtrain_runtime.notice import Notice
+from cloudtrain_runtime.parallel import Agreement, gather
+from cloudtrain_runtime.place import ml_tree, read_run_config
+from cloudtrain_runtime.resuming import resume
+from cloudtrain_runtime.saving import Keeping, Saver
+from cloudtrain_runtime.states import States, put_back, rank_key, states_of
+from cloudtrain_runtime.storage import open_storage
 
-MANIFEST = "manifest.json"
-OBJECTS = "objects.pt"
-_STEP = re.compile(r"step-(\d{8,})(?:-[0-9a-f]{8})?")
+_LEAVE_SECONDS = 100.0
+"""How long a script that has ended waits for a save under way."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A complete checkpoint. `state` is what `Checkpoints.save` was given besides model and optimizer."""
+class Resumed:
+    """What a run starts from.
 
-    storage: Storage
-    name: str
-    step: int
-    state: Mapping[str, Any]
+    Attributes:
+        step: Optimizer steps done; 0 for a new run.
+        state: What was given to `save` as `state`.
+        uri: The checkpoint, or None for a new run.
+        objects: What torch.save held: schedule, scaler.
+        is_own: Whether it lies where this run saves.
+        has_random: Whether this rank's random states were in it.
+    """
 
-    @property
-    def uri(self) -> str:
-        """Where it lies."""
-        return f"{self.storage.uri}/{self.name}"
+    step: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
+    uri: str | None = None
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    is_own: bool = False
+    has_random: bool = False
+
+
+@dataclass(frozen=True)
+class Due:
+    """What all ranks have agreed on at a step boundary."""
+
+    save: bool
+    stop: bool
 
 
 class Checkpoints:
     """The checkpoints of one run. Every method is called by all ranks together.
 
     Args:
-        uri: Folder or S3 prefix of this run's checkpoints.
-        keep: Complete checkpoints to keep.
+        config: The job's checkpoint section. An empty uri is the host's /opt/ml/checkpoints.
         place: This rank's place.
+        code: Digest of the code, for the manifest.
+        request: Identity of the plan, for the manifest.
+        mesh: Size of each dimension of parallelism by name.
     """
 
-    def __init__(self, uri: str, *, keep: int, place: Context) -> None:
-        self.storage = open_storage(uri)
-        self.keep = keep
-        self.place = place
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        place: Context,
+        *,
+        code: str = "",
+        request: str = "",
+        mesh: Mapping[str, int] | None = None,
+    ) -> None:
+        self.storage = open_storage(config.uri or str(place.checkpoint_dir))
+        self.notice = Notice(ml_tree(os.environ))
+        self._config = config
+        self._place = place
+        self._agreement = Agreement(place, flags=2)
+        attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
+        keeping = Keeping(
+            keep=config.keep,
+            run=place.run,
+            is_shared=config.resume == "auto",
+            code=code,
+            request=request,
+            mesh=mesh or {"data": place.world_size},
+        )
+        self._saver = Saver(self.storage, keeping, place, attempt, self._agreement.group)
+        self._guarded: set[int] = set()
+        self._has_asked = False
+
+    # ------------------------------------------------------------ going on
+
+    def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
+        """Load the checkpoint to start from into model and optimizers; works at any world size.
+
+        Raises:
+            CheckpointError: there is none where one was asked for, or it is another model's.
+        """
+        optimizers = list(optimizers)
+        found = resume(self._config, self.storage, self._place, lambda: states_of(model, optimizers, {}, self._place))
+        if found is None:
+            return Resumed()
+        checkpoint, states = found
+        own = rank_key(self._place.rank)
+        has_random = self._place.rank < checkpoint.manifest.world_size
+        if not has_random:
+            states["rng"][own] = b""  # the present states, which a rank without saved ones keeps
+        objects = put_back(states, model, optimizers, self._place)
+        self._saver.last_began = time.monotonic()
+        return Resumed(
+            checkpoint.step,
+            checkpoint.manifest.state,
+            checkpoint.uri,
+            objects,
+            is_own=checkpoint.place == self.storage.uri,
+            has_random=has_random,
+        )
+
+    # ------------------------------------------------------------ at each step
+
+    def at_boundary(self, step: int) -> Due:
+        """Tell the others what this rank has seen; return what all ranks do at this boundary."""
+        must_stop, must_save = self._agreement.at_boundary(self.notice.is_given, self._is_due_by_clock())
+        every = self._config.every_steps
+        return Due(save=must_save or (every is not None and step % every == 0), stop=must_stop)
+
+    def _is_due_by_clock(self) -> bool:
+        """Whether the clock of rank 0 says so. Asked once for each: the answer takes a step."""
+        seconds = self._config.every_seconds
+        if seconds is None or not self._place.is_main or self._has_asked:
+            return False
+        self._has_asked = time.monotonic() - self._saver.last_began >= seconds
+        return self._has_asked
 
     def save(
         self,
         step: int,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Iterable[torch.optim.Optimizer],
         state: Mapping[str, Any],
-        objects: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Write a checkpoint and make it visible in one step; return its uri.
+        objects: Mapping[str, Any],
+        *,
+        wait: bool = False,
+    ) -> bool:
+        """Begin to write a checkpoint; return whether it was begun, with `wait` whether it is complete.
 
         Args:
             step: Optimizer steps done.
-            model: The replicated model.
-            optimizer: Its optimizer.
-            state: JSON values: data position, early stopping. Stands in the manifest.
+            model: The model, in whatever it is wrapped.
+            optimizers: Its optimizers; their next steps wait until the copy is made.
+            state: JSON values for the manifest: data position, early stopping.
             objects: What torch.save can hold: state of schedule and scaler, equal on all ranks.
+            wait: Return when it is complete, or has failed.
         """
-        began = time.monotonic()
-        name = f"step-{step:08d}"
-        uri = f"{self.storage.uri}/{name}"
-        token = parallel.gather(self._reserve(name) if self.place.is_main else None, self.place)[0]
-        if token is None:
-            return uri
-        workspace = self.storage.workspace(name, token)
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        save(
-            {"model": model_state, "optimizer": optimizer_state},
-            storage_writer=FileSystemWriter(workspace, single_file_per_rank=True, sync_files=True),
-        )
-        if self.place.is_main:
-            torch.save(dict(objects or {}), workspace / OBJECTS)
-        _save_random(workspace / f"rank-{self.place.rank:05d}.pt", self.place)
-        # Ranks may share the workspace, and another's file may still be growing: each answers for its own.
-        own = {path.name: _stored(path) for path in workspace.iterdir() if _belongs_to(self.place.rank, path.name)}
-        self.storage.add(workspace, name)
-        # The gather is the barrier: after it, every rank's files are durable.
-        files: dict[str, StoredFile] = {}
-        for sizes in parallel.gather(own, self.place):
-            files |= sizes
-        if self.place.is_main:
-            manifest = Manifest(
-                run=self.place.run,
-                attempt=secrets.token_hex(4),
-                step=step,
-                time=time.time(),
-                world_size=self.place.world_size,
-                mesh={"data": self.place.world_size},
-                rng={},
-                torch=torch.__version__,
-                code="",
-                request="",
-                state=dict(state),
-                files=files,
+        optimizers = list(optimizers)
+        for optimizer in optimizers:
+            if id(optimizer) not in self._guarded:
+                self._guarded.add(id(optimizer))
+                self._saver.guard(optimizer)
+
+        def states() -> States:
+            return states_of(model, optimizers, objects, self._place)
+
+        is_begun = self._saver.save(step, states, state, wait=wait)
+        if not optimizers:
+            self._saver.before_update()  # nobody will tell when the parameters change
+        self._has_asked = False
+        return is_begun
+
+    def settle(self, timeout_seconds: float | None = None) -> bool:
+        """Wait for the save under way; return whether none is any more."""
+        return self._saver.settle(timeout_seconds)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._agreement.close()
+        self.settle()
+
+
+# ---------------------------------------------------------------- for scripts
+
+
+class _Script:
+    """The state behind the three calls."""
+
+    def __init__(self) -> None:
+        place = context()
+        if place.world_size > 1 and not dist.is_initialized():
+            raise CheckpointError(
+                "checkpoints of several ranks need their process group: call torch.distributed.init_process_group "
+                "(or let Lightning or Accelerate do it) before cloudtrain_runtime.checkpoint"
             )
-            self.storage.publish(workspace, name, MANIFEST, manifest.to_json())
-            seconds = time.monotonic() - began
-            emit("checkpoint", step=step, uri=uri, bytes=manifest.total_bytes, seconds=seconds)
-            self._retire(step)
-        return uri
+        config = read_run_config(os.environ)
+        checkpoint = config.checkpoint if config else CheckpointConfig("", 600.0, None, 3, "auto")
+        code, request = (config.code, config.request) if config else ("", "")
+        self.place = place
+        self.checkpoints = Checkpoints(checkpoint, place, code=code, request=request)
+        self.checkpoints.notice.begin()
+        self.is_stopping: bool | None = None
+        self.saved_step = -1
+        atexit.register(self._leave)
 
-    def _reserve(self, name: str) -> str | None:
-        """Return a token for the files of a checkpoint, or None when a whole one of this name is there already."""
-        if name in self.storage.names():
-            if _read(self.storage, name, report=_ignore) is not None:
-                return None
-            self.storage.set_aside(name, MANIFEST)
-        return secrets.token_hex(4)
-
-    def _retire(self, step: int) -> None:
-        """Delete the oldest complete checkpoints beyond `keep`; the one just written always stays."""
-        complete = [found for found in complete_checkpoints(self.storage, report=_ignore) if found.step <= step]
-        for found in complete[: -self.keep]:
-            self.storage.delete(found.name, MANIFEST)
-
-    def find(self, resume: str) -> Found | None:
-        """Return the newest complete checkpoint to start from, the same on all ranks.
-
-        Args:
-            resume: `auto` looks under this run's own uri, `never` nowhere, a uri there first of all under this run's
-                own (an attempt that was restarted goes on from its own), then there.
-
-        Raises:
-            CheckpointError: `resume` names a place without a complete checkpoint.
-        """
-        chosen: tuple[str, str] | None = None
-        missing = False
-        if self.place.is_main:
-            own = _newest(self.storage)
-            if resume not in ("auto", "never") and own is None:
-                own = _newest_at(resume)
-                missing = own is None
-            # After a restart within this run, `never` must not throw away what this run has done itself.
-            if own is not None and not (resume == "never" and self.place.restarts == 0):
-                chosen = (own.storage.uri, own.name)
-        chosen, missing = parallel.gather((chosen, missing), self.place)[0]
-        if missing:
-            raise CheckpointError(f"checkpoint.resume: there is no complete checkpoint at {resume}")
-        if chosen is None:
-            return None
-        return _read(open_storage(chosen[0]), chosen[1])
-
-    def load(self, found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Load model, optimizer and random states in place, and return the objects. Works at any world size.
-
-        Raises:
-            CheckpointError: it was saved from another model.
-        """
-        folder = found.storage.fetch(found.name)
-        try:
-            model_state, optimizer_state = get_state_dict(model, optimizer)
-            states: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-            reader = FileSystemReader(folder)
-            # torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-            misfit = next(_misfits(reader.read_metadata(), model_state), None)
-            if misfit is not None:
-                raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {misfit}")
-            # Partial, because a parameter that never had a gradient has no state in the optimizer.
-            load(states, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
-            set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
-            own = folder / f"rank-{self.place.rank:05d}.pt"
-            if own.is_file():
-                _load_random(own, self.place)
-            # A schedule's state may be any object, so this is a pickle, as DCP's own entries are: a checkpoint is to be
-            # trusted like the code that it belongs to.
-            objects: dict[str, Any] = torch.load(folder / OBJECTS, weights_only=False)
-            return objects
-        finally:
-            found.storage.release(folder)
+    def _leave(self) -> None:
+        self.checkpoints.notice.end()
+        self.checkpoints.settle(_LEAVE_SECONDS)
 
 
-def _misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of the model the checkpoint lacks, has in another shape, or has too much."""
-    saved = {
-        name.removeprefix("model."): list(entry.size)
-        for name, entry in metadata.state_dict_metadata.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
-    own = {name: list(value.shape) for name, value in model_state.items() if isinstance(value, torch.Tensor)}
-    for name, shape in own.items():
-        if name not in saved:
-            yield f"it has no {name}"
-        elif saved[name] != shape:
-            yield f"its {name} has the shape {saved[name]}, the model's has {shape}"
-    yield from (f"it has {name}, the model has not" for name in saved if name not in own)
+_script: _Script | None = None
 
 
-def _stored(path: Path) -> StoredFile:
-    checksums = Checksums()
-    checksums.update(path.read_bytes())
-    return checksums.result()
+def _this_script() -> _Script:
+    global _script  # noqa: PLW0603 (one process has one run)
+    if _script is None:
+        _script = _Script()
+    return _script
 
 
-def _belongs_to(rank: int, name: str) -> bool:
-    """Whether a file of a checkpoint is written by this rank (DCP's naming: `__<rank>_<n>.distcp`)."""
-    return name in (f"rank-{rank:05d}.pt", *([".metadata", OBJECTS] if rank == 0 else [])) or name.startswith(
-        f"__{rank}_"
-    )
+def load(
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    sampler: Any = None,
+    **objects: Any,
+) -> Resumed:
+    """Load the newest whole checkpoint, if there is one; return what to start from.
+
+    Args:
+        model: Plain or wrapped by DistributedDataParallel or fully_shard.
+        optimizer: Its optimizer, or several.
+        sampler: Where the run stands in its data: a GlobalOrderSampler, or what else has `state_dict` (JSON values) and
+            `load_state_dict`.
+        **objects: What else has both: `scheduler=`, `scaler=`, under the names that `save` gets.
+
+    Raises:
+        CheckpointError: `checkpoint.resume` names a place without a complete checkpoint, or it is another model's.
+    """
+    script = _this_script()
+    resumed = script.checkpoints.resume(model, _several(optimizer))
+    position = resumed.state.get("sampler")
+    if sampler is not None and position is not None:
+        sampler.load_state_dict(position)
+    for name, thing in objects.items():
+        if thing is not None and name in resumed.objects:
+            thing.load_state_dict(resumed.objects[name])
+    script.place.progress.step = resumed.step
+    script.saved_step = resumed.step if resumed.is_own else -1
+    return replace(resumed, state=resumed.state.get("script", {}), objects={})
 
 
-def _ignore(text: str) -> None:
-    del text
+def save(
+    step: int,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    sampler: Any = None,
+    state: Mapping[str, Any] | None = None,
+    force: bool = False,
+    **objects: Any,
+) -> bool:
+    """Save when it is due; return whether a checkpoint was begun. Called by all ranks after each optimizer step.
+
+    It is due when the job's `checkpoint.every` has passed, when the run was told to stop (then this returns when the
+    checkpoint is complete), and with `force`.
+
+    Args:
+        step: Optimizer steps done.
+        model: As for `load`.
+        optimizer: As for `load`.
+        sampler: As for `load`.
+        state: JSON values, equal on all ranks, that `load` returns again.
+        force: Save now, and return when the checkpoint is complete: at the end of training.
+        **objects: As for `load`; equal on all ranks.
+    """
+    script = _this_script()
+    script.place.progress.step = step
+    watch.tick(step)
+    due = script.checkpoints.at_boundary(step)
+    script.is_stopping = due.stop
+    if not (due.save or due.stop or force) or step == script.saved_step:
+        return False
+    held = {name: thing.state_dict() for name, thing in objects.items() if thing is not None}
+    wait = due.stop or force
+    position = sampler.state_dict() if sampler is not None else None
+    told = {"script": dict(state or {}), "sampler": position}
+    is_begun = script.checkpoints.save(step, model, _several(optimizer), told, held, wait=wait)
+    if is_begun:
+        script.saved_step = step
+    return is_begun
 
 
-def complete_checkpoints(storage: Storage, *, report: Callable[[str], None] = say) -> list[Found]:
-    """Return the complete checkpoints, oldest first. Incomplete ones are reported and left alone."""
-    found = []
-    for name in storage.names():
-        if _STEP.fullmatch(name):
-            checkpoint = _read(storage, name, report)
-            if checkpoint is not None:
-                found.append(checkpoint)
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+def should_stop() -> bool:
+    """Whether the run was told to stop and all ranks have agreed to do so at this step. Called by all ranks.
+
+    After `save` it tells what was agreed there; without, the ranks ask each other here.
+    """
+    script = _this_script()
+    if script.is_stopping is None:
+        return script.checkpoints.at_boundary(script.place.step).stop
+    return script.is_stopping
 
 
-def _newest(storage: Storage) -> Found | None:
-    complete = complete_checkpoints(storage)
-    return complete[-1] if complete else None
-
-
-def _newest_at(uri: str) -> Found | None:
-    """Return the newest checkpoint below a uri, or the one that the uri names itself."""
-    parent, _, name = uri.rstrip("/").rpartition("/")
-    if _STEP.fullmatch(name):
-        return _read(open_storage(parent), name)
-    return _newest(open_storage(uri))
-
-
-def _read(storage: Storage, name: str, report: Callable[[str], None] = say) -> Found | None:
-    text = storage.read_text(name, MANIFEST)
-    if text is None:
-        report(f"{storage.uri}/{name} has no {MANIFEST}: it was never finished and is not used")
-        return None
-    try:
-        manifest = Manifest.from_json(text)
-    except (ValueError, KeyError, TypeError) as error:
-        report(f"{storage.uri}/{name} has an unreadable {MANIFEST} ({error}) and is not used")
-        return None
-    wrong = manifest.misfits(storage.sizes(name))
-    if wrong:
-        report(f"{storage.uri}/{name} is not whole ({', '.join(wrong)}) and is not used")
-        return None
-    return Found(storage, name, manifest.step, manifest.state)
-
-
-# ---------------------------------------------------------------- random states
-
-
-def _save_random(path: Path, place: Context) -> None:
-    version, internal, gauss = random.getstate()
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": [version, list(internal), gauss],
-        "cuda": torch.cuda.get_rng_state(place.device) if place.device.type == "cuda" else None,
-        "numpy": None,
-    }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        states["numpy"] = [name, [int(key) for key in keys], *rest]
-    torch.save(states, path)
-
-
-def _load_random(path: Path, place: Context) -> None:
-    states = torch.load(path, weights_only=True)
-    torch.set_rng_state(states["torch"])
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    if states["cuda"] is not None and place.device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], place.device)
-    if states["numpy"] is not None:
-        import numpy as np
-
-        name, keys, *rest = states["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+def _several(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)

@@ -47,6 +47,8 @@ class Context:
         checkpoint_dir: Folder that scripts write checkpoints to; kept in S3 on a cluster.
         restarts: How often torchrun has started this group again.
         seed: The job's seed.
+        code: Digest of the code.
+        request: Identity of the plan.
         train: The job's train section, or None for a script.
     """
 
@@ -65,6 +67,8 @@ class Context:
     checkpoint_dir: Path
     restarts: int = 0
     seed: int = 0
+    code: str = ""
+    request: str = ""
     train: TrainConfig | None = None
     progress: Progress = field(default_factory=Progress, repr=False)
 
@@ -117,6 +121,8 @@ def read_context(environ: Mapping[str, str]) -> Context:
         checkpoint_dir=root.checkpoints,
         restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         seed=config.train.seed if config and config.train else 0,
+        code=config.code if config else "",
+        request=config.request if config else "",
         train=config.train if config else None,
     )
 

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_of
+from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest, step_of
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
-from cloudtrain_runtime.storage import WRITER_FILE, Storage, open_storage, step_of_folder
+from cloudtrain_runtime.records import Record, survey, writer_of
+from cloudtrain_runtime.storage import Storage, open_storage
 from cloudtrain_runtime.verified import faults
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ class Inspection:
         self._read = self._look()
 
     def _look(self) -> tuple[_Read, ...]:
-        folders = {name: sizes for name, sizes in self.storage.folders().items() if sizes}
-        with ThreadPoolExecutor(_READERS) as pool:
-            found = list(pool.map(self._examine, folders, folders.values()))
+        found = [_Read(self._entry(record), record.manifest) for record in survey(self.storage) if record.files]
         return tuple(sorted(found, key=lambda read: (read.entry.step, read.entry.time or 0.0), reverse=True))
 
     @property
@@ -100,43 +99,21 @@ class Inspection:
         """What the uri names, the newest step first."""
         return tuple(read.entry for read in self._read if self._only in (None, read.entry.name))
 
-    def _examine(self, name: str, sizes: Mapping[str, int]) -> _Read:
-        entry = Entry(
-            step=step_of_folder(name) or 0,
-            name=name,
-            uri=f"{self.storage.uri}/{name}",
-            state=UNFINISHED,
-            why=f"it has no {MANIFEST_FILE}: it is being written, or its writer was killed",
-            bytes=sum(sizes.values()),
-            files=len(sizes),
+    def _entry(self, record: Record) -> Entry:
+        manifest = record.manifest
+        return Entry(
+            step=record.step,
+            name=record.folder,
+            uri=f"{self.storage.uri}/{record.folder}",
+            state=record.verdict,
+            why=record.why,
+            bytes=sum(record.files.values()),
+            files=len(record.files),
+            run=writer_of(self.storage, record) or None,
+            time=manifest.time if manifest else None,
+            world_size=manifest.world_size if manifest else None,
+            torch=manifest.torch if manifest else None,
         )
-        content = self.storage.read(name, MANIFEST_FILE) if MANIFEST_FILE in sizes else None
-        if content is None or step_of(name) is None:
-            return _Read(replace(entry, run=self._writer(name) if WRITER_FILE in sizes else None))
-        try:
-            manifest = Manifest.from_json(content)
-        except ValueError as error:
-            return _Read(replace(entry, state=DAMAGED, why=str(error)))
-        why = self._why_set_aside(name) if DAMAGED_FILE in sizes else "; ".join(manifest.misfits(sizes))
-        entry = replace(
-            entry,
-            state=DAMAGED if why else COMPLETE,
-            why=why,
-            run=manifest.run,
-            time=manifest.time,
-            world_size=manifest.world_size,
-            torch=manifest.torch,
-        )
-        return _Read(entry, manifest)
-
-    def _writer(self, name: str) -> str | None:
-        told = _object(self.storage.read(name, WRITER_FILE)).get("run")
-        return None if told is None else str(told)
-
-    def _why_set_aside(self, name: str) -> str:
-        told = _object(self.storage.read(name, DAMAGED_FILE))
-        words = next((str(told[key]) for key in ("detail", "why", "reason") if told.get(key)), "")
-        return words or f"it was found damaged ({DAMAGED_FILE})"
 
     # ------------------------------------------------------------ find
 
@@ -206,7 +183,7 @@ class Inspection:
         self, pool: ThreadPoolExecutor, name: str, manifest: Manifest, progress: _Progress
     ) -> dict[str, Future[list[str]]]:
         def check(file: str) -> list[str]:
-            found = list(faults(self.storage, name, manifest, [file]))
+            found = list(faults(self.storage, name, {file: manifest.files[file]}, manifest.block_bytes))
             progress.add(manifest.files[file].bytes)
             return found
 
@@ -265,15 +242,6 @@ class Inspection:
             "elements": sum(tensor.numel() for tensor in tensors.values()),
             "skipped": skipped,
         }
-
-
-def _object(content: bytes | None) -> dict[str, Any]:
-    """Return a JSON object, or an empty one for anything else."""
-    try:
-        found = json.loads(content or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _told(entry: Entry) -> str:

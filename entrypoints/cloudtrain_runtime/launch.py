@@ -36,6 +36,7 @@ from cloudtrain_runtime.contract import (
     sort_hosts,
 )
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.hang import HostWatch, trace_variables
 from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.variables import read_config, sagemaker_variables
 
@@ -72,26 +73,41 @@ def main() -> int:
     tree = ml_tree(os.environ)
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
+    stop = _Stop(tree)
     try:
         config = RunConfig.from_json(tree.run_config.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _fail(tree, f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
     config = replace(config, processes_per_instance=processes_here(config.processes_per_instance))
-    if config.requirements is not None and not _install(tree, config.requirements):
+    is_installed = config.requirements is None or _install(tree, config.requirements, stop)
+    if stop.was_asked():
+        return 128 + signal.SIGTERM
+    if not is_installed:
         return _fail(tree, f"pip could not install {config.requirements}; its output is in the log of {host.name}")
+    watch = HostWatch(
+        tree,
+        host.name,
+        hosts=len(host.hosts),
+        limit_seconds=config.hang_seconds,
+        checkpoints=config.checkpoint.uri,
+        is_stopping=stop.was_asked,
+    )
     environment = {**os.environ, **host_variables(tree, config, host)}
     agent = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain_runtime.agent", *torchrun_arguments(config, host, os.environ)],
         cwd=tree.code,
         env=environment,
     )
-    stop = _Stop(tree, agent, by_notice=config.task is not None)
-    signal.signal(signal.SIGTERM, stop.on_signal)
-    signal.signal(signal.SIGINT, stop.on_signal)
+    stop.reaches(agent)
+    watch.start(agent.pid)
     exit_code = _wait(agent.pid)
     stop.cancel()
-    if exit_code != 0 and not stop.was_asked and not tree.failure.exists():
+    if (hung := watch.end()) is not None:
+        return hung
+    if exit_code != 0 and not stop.was_asked():
+        watch.keep_traces()
+    if exit_code != 0 and not stop.was_asked() and not tree.failure.exists():
         text = f"torchrun on {host.name} ended with {describe_exit(exit_code)}"
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
         return _fail(tree, text)
@@ -145,6 +161,8 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
         # Without it a restarted worker reads the addresses of its dead predecessors and hangs (pytorch#135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
+    if gpus and config.hang_seconds is not None:
+        wanted |= trace_variables(tree)
     if host.interface:
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = host.interface
     if _has_efa():
@@ -176,12 +194,16 @@ def _has_efa() -> bool:
     return devices.is_dir() and any(device.name.startswith(("efa", "rdmap")) for device in devices.iterdir())
 
 
-def _install(tree: MlTree, requirements: str) -> bool:
+def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     if ML_ROOT_VARIABLE in os.environ:
         say(f"{requirements} is not installed here: a local run uses this machine's environment as it is")
         return True
     command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", str(tree.code / requirements)]
-    return subprocess.run(command, check=False).returncode == 0
+    with subprocess.Popen(command) as pip:
+        stop.reaches(pip)
+        is_installed = pip.wait() == 0
+    stop.reaches(None)
+    return is_installed
 
 
 def _wait(pid: int) -> int:
@@ -193,25 +215,37 @@ def _wait(pid: int) -> int:
 
 
 class _Stop:
-    """What happens when the host is told to stop.
+    """What happens when the host is told to stop, from the launcher's first moments on.
 
-    Workers inside the training loop see the notice at the next step boundary, save together and leave. Everything else
-    (a script, a start-up that takes long) gets SIGTERM through torchrun, at once.
+    Ranks that have said that they act on the notice see it at their next step boundary, save together and leave.
+    Everything else (another script, a start-up that takes long) gets SIGTERM, at once. A second notice changes nothing.
     """
 
-    def __init__(self, tree: MlTree, agent: subprocess.Popen[Any], *, by_notice: bool) -> None:
-        self.was_asked = False
+    def __init__(self, tree: MlTree) -> None:
+        self._was_asked = False
         self._tree = tree
-        self._agent = agent
-        self._by_notice = by_notice
+        self._process: subprocess.Popen[Any] | None = None
         self._timer: threading.Timer | None = None
+        tree.in_loop.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
 
-    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)
-        if self.was_asked:
+    def was_asked(self) -> bool:
+        """Return whether the host has been told to stop."""
+        return self._was_asked
+
+    def reaches(self, process: subprocess.Popen[Any] | None) -> None:
+        """Name the process that the host's work is done by now."""
+        self._process = process
+        if self._was_asked and self._timer is None:
+            self._terminate()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)
+        if self._was_asked:
             return
-        self.was_asked = True
+        self._was_asked = True
         self._tree.stop_notice.touch()
-        if not (self._by_notice and self._tree.in_loop.exists()):
+        if not self._tree.in_loop.exists():
             self._terminate()
             return
         grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
@@ -220,8 +254,10 @@ class _Stop:
         self._timer.start()
 
     def _terminate(self) -> None:
+        if self._process is None:
+            return
         try:
-            os.kill(self._agent.pid, signal.SIGTERM)
+            os.kill(self._process.pid, signal.SIGTERM)
         except ProcessLookupError:
             return
 

@@ -10,20 +10,18 @@ import json
 import math
 import os
 import random
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
-from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from cloudtrain_runtime import parallel
+from cloudtrain_runtime import parallel, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
-from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, MlTree, TrainConfig
+from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.data import (
     GlobalBatch,
     GlobalOrderSampler,
@@ -33,7 +31,6 @@ from cloudtrain_runtime.data import (
 )
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
@@ -112,17 +109,13 @@ class Trainer:
             world_size=place.world_size,
             seed=train.seed,
         )
-        self.checkpoints = Checkpoints(checkpoint.uri, keep=checkpoint.keep, place=place)
+        self.checkpoints = Checkpoints(checkpoint, place, code=place.code, request=place.request)
         self.position = Position()
         self.patience = Patience()
-        self.tree: MlTree = ml_tree(os.environ)
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter()
-        self.last_save = time.monotonic()
         self.saved_step = -1
         self.evaluated_step = -1
-        self.has_asked_to_save = False
-        self.was_signalled = False
         self.has_warned = False
         seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
 
@@ -150,13 +143,13 @@ class Trainer:
                 restarts=self.place.restarts,
                 torch=torch.__version__,
             )
-        with self._acting_on_notice():
+        with self.checkpoints.notice.acted_upon():
             is_complete = self._epochs()
         if not is_complete:
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
-        self._save()
+        self._save(wait=True)
         seconds = time.monotonic() - began
         final: dict[str, Mapping[str, float]] = {
             split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets
@@ -198,33 +191,19 @@ class Trainer:
         """Train until the end; return False when the run was told to stop before."""
         if self._ends_here():
             return True
-        agreement = parallel.Agreement(self.place, flags=2)
-        every = self.checkpoint
         while not self._is_at_end():
             for batch in self._epoch():
                 self._step(batch)
-                must_stop, must_save = agreement.at_boundary(self._has_notice(), self._wants_to_save())
-                if every.every_steps is not None and self.position.step % every.every_steps == 0:
-                    must_save = True
+                due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
-                ends_here = not must_stop and self._ends_here()
-                if must_save or must_stop:
-                    self._save()
-                if must_stop or ends_here:
-                    agreement.close()
+                ends_here = not due.stop and self._ends_here()
+                if due.save or due.stop:
+                    self._save(wait=due.stop)
+                if due.stop or ends_here:
                     return ends_here
                 if self._is_at_end():
                     break
-        agreement.close()
         return True
-
-    def _wants_to_save(self) -> bool:
-        """Whether the clock of rank 0 says that a checkpoint is due. Asked once for each: the answer takes a step."""
-        seconds = self.checkpoint.every_seconds
-        if seconds is None or not self.place.is_main or self.has_asked_to_save:
-            return False
-        self.has_asked_to_save = time.monotonic() - self.last_save >= seconds
-        return self.has_asked_to_save
 
     def _epoch(self) -> Iterator[Batches]:
         """Yield the rest of the present epoch, then move the position to the next one."""
@@ -266,6 +245,7 @@ class Trainer:
         if batches.ends_epoch:
             self.position.epoch, self.position.samples = self.position.epoch + 1, 0
         self.place.progress.step = self.position.step
+        watch.tick(self.position.step)
         self.meter.samples += plan.samples
         if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
             self._log(total, grad_norm)
@@ -344,6 +324,7 @@ class Trainer:
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
+            watch.tick(self.position.step)
             moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {
@@ -363,8 +344,11 @@ class Trainer:
 
     # ------------------------------------------------------------ saving
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool = False) -> None:
+        """Begin a checkpoint of this step, with `wait` until it is complete."""
         if self.saved_step == self.position.step:
+            if wait:
+                self.checkpoints.settle()
             return
         parallel.share_buffers(self.model, self.place)
         state = {
@@ -377,17 +361,17 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
         }
-        self.checkpoints.save(self.position.step, self.model, self.optimizer, state, objects)
-        self.saved_step = self.position.step
-        self.last_save = time.monotonic()
-        self.has_asked_to_save = False
+        if self.checkpoints.save(self.position.step, self.model, [self.optimizer], state, objects, wait=wait):
+            self.saved_step = self.position.step
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""
-        found = self.checkpoints.find(self.checkpoint.resume)
-        if found is None:
+        found = self.checkpoints.resume(self.model, [self.optimizer])
+        if found.uri is None:
             return None
-        objects = self.checkpoints.load(found, self.model, self.optimizer)
+        objects = found.objects
+        if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
+            seed_everything(self.train.seed + 1 + self.place.rank + 1_000_003 * found.step)
         self.position = Position(**found.state["position"])
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
@@ -396,7 +380,7 @@ class Trainer:
         if self.schedule is not None and objects["schedule"] is not None:
             self.schedule.load_state_dict(objects["schedule"])
         self.place.progress.step = self.position.step
-        if found.storage.uri == self.checkpoints.storage.uri:
+        if found.is_own:
             self.saved_step = self.position.step
         if self.place.is_main and self._is_at_end():
             say(f"nothing is left to train: {found.uri} is at the end already")
@@ -414,27 +398,6 @@ class Trainer:
         weights = {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
-
-    # ------------------------------------------------------------ the notice to stop
-
-    def _has_notice(self) -> bool:
-        return self.was_signalled or self.tree.stop_notice.exists()
-
-    @contextlib.contextmanager
-    def _acting_on_notice(self) -> Iterator[None]:
-        """Let the launcher know that a notice is enough here, and take SIGTERM itself for one."""
-
-        def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
-            self.was_signalled = True
-
-        before = signal.signal(signal.SIGTERM, note)
-        if self.tree.in_loop.parent.is_dir():
-            self.tree.in_loop.touch()
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            self.tree.in_loop.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,12 @@ def share_buffers(model: nn.Module, place: Context) -> None:
             dist.broadcast(buffer, src=0)
 
 
-def gather(value: Any, place: Context) -> list[Any]:
+def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank."""
+    if place.world_size == 1:
+        return [value]
     values: list[Any] = [None] * place.world_size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
@@ -92,16 +94,16 @@ class Agreement:
         self._place = place
         self._flags = flags
         # A group of its own: it must not queue behind gradients.
-        self._group = dist.new_group(backend="gloo") if place.world_size > 1 else None
+        self.group = dist.new_group(backend="gloo") if place.world_size > 1 else None
         self._pending: tuple[torch.Tensor, dist.Work] | None = None
 
     def at_boundary(self, *raised: bool) -> tuple[bool, ...]:
         """Send this rank's flags; return what all ranks together had raised one boundary ago (one rank: now)."""
-        if self._group is None:
+        if self.group is None:
             return raised
         seen = self._finish()
         flags = torch.tensor(raised, dtype=torch.uint8)
-        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         if work is not None:
             self._pending = (flags, work)
         return seen

@@ -1,36 +1,127 @@
-"""Checkpoints in the format of torch.distributed.checkpoint (DCP)."""
+"""Checkpoints in the format of torch.distributed.checkpoint (DCP), each rank with its own shards and their checksums.
+
+Plain DCP reads them. What is added stands beside: the manifest, and here the checks that need it.
+"""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from cloudtrain_runtime.contract.manifest import Manifest
+from cloudtrain_runtime.contract.manifest import Checksums, Manifest, StoredFile
+from cloudtrain_runtime.errors import DamagedError
+from cloudtrain_runtime.objects import Writer
 from cloudtrain_runtime.storage import Storage
 from cloudtrain_runtime.verified import open_verified
 
 
+class CheckpointWriter(FileSystemWriter):
+    """Writes this rank's shards of one checkpoint.
+
+    Args:
+        storage: Where checkpoints lie.
+        folder: The reserved folder there.
+        note_bytes: Called with the number of bytes written, as they are.
+
+    Attributes:
+        files: What this rank has written, by file name.
+    """
+
+    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None]) -> None:
+        # The tensors are on the host already: nothing has to be copied ahead. Files are durable when they close.
+        super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
+        self.files: dict[str, StoredFile] = {}
+        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes)  # type: ignore[assignment]
+
+
 class CheckpointReader(FileSystemReader):
-    """Reads a checkpoint and compares every block with the manifest before it is used."""
+    """Reads a checkpoint and compares every block with the manifest before it is used.
+
+    Args:
+        storage: Where checkpoints lie.
+        folder: The checkpoint's name there.
+        manifest: Its manifest.
+
+    Raises:
+        DamagedError: on reading, from the rank that found it.
+    """
 
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
         super().__init__(folder)
         self.fs: FileSystemBase = _Read(storage, folder, manifest)  # type: ignore[assignment]
 
 
-class _Read(FileSystemBase):
-    def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
-        self._storage, self._folder, self._manifest = storage, folder, manifest
+class StagingPlanner(DefaultSavePlanner):
+    """Plans what each rank writes, and holds a copy of this rank's share on the host.
 
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        del mode
-        with open_verified(self._storage, self._folder, self._manifest, str(path)) as file:
-            yield file
+    Replicated tensors are shared out between the ranks, so the copy is this rank's share of the whole and no more. Its
+    memory is kept and used again for the next checkpoint.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dedup_save_to_lowest_rank=False)
+        self._buffers: dict[MetadataIndex, torch.Tensor] = {}
+        self._staged: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
+
+    def stage(self, plan: SavePlan) -> None:
+        """Copy the plan's data to the host. On CUDA the copies are under way when this returns: see `copied`."""
+        self._staged = {item.index: self._copy(item) for item in plan.items}
+        self._buffers = {index: data for index, data in self._staged.items() if isinstance(data, torch.Tensor)}
+
+    def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
+        data = super().resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO or not isinstance(data, torch.Tensor):
+            return data  # made for this plan
+        source = data.detach()
+        buffer = self._buffers.get(item.index)
+        if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
+            buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+        return buffer.copy_(source, non_blocking=source.is_cuda)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return the copy."""
+        return self._staged[write_item.index]
+
+    @property
+    def staged_bytes(self) -> int:
+        """Host memory of the copies in bytes."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+
+
+class _Stream(io.RawIOBase):
+    """A file on its way: counts, checks and hands on."""
+
+    def __init__(self, writer: Writer, note_bytes: Callable[[int], None]) -> None:
+        super().__init__()
+        self.checksums = Checksums()
+        self._writer = writer
+        self._note_bytes = note_bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        self.checksums.update(view)
+        self._writer.write(view)
+        self._note_bytes(len(view))
+        return len(view)
+
+    def tell(self) -> int:
+        return self.checksums.bytes
+
+
+class _OneFolder(FileSystemBase):
+    """What DCP wants of a file system, for one folder whose name is reserved."""
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
         del path
@@ -40,19 +131,55 @@ class _Read(FileSystemBase):
         return path
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Do nothing."""
+        """Do nothing: nobody sees the folder before its manifest."""
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing."""
+        """Do nothing: it is reserved."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         del path
         return False
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing."""
+        """Do nothing: there is none."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         del checkpoint_id
         return True
+
+
+class _Written(_OneFolder):
+    def __init__(
+        self, storage: Storage, folder: str, files: dict[str, StoredFile], note_bytes: Callable[[int], None]
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._files = files
+        self._note_bytes = note_bytes
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        del mode
+        name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
+        with self._storage.create(self._folder, name) as writer:
+            stream = _Stream(writer, self._note_bytes)
+            yield stream
+        self._files[name] = stream.checksums.result()
+
+
+class _Read(_OneFolder):
+    def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._manifest = manifest
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        del mode
+        name = str(path)
+        stored = self._manifest.files.get(name)
+        if stored is None:
+            raise DamagedError(f"{name} is not in the manifest")
+        with open_verified(self._storage, self._folder, name, stored, self._manifest.block_bytes) as file:
+            yield file

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cloudtrain_runtime.contract.manifest import Manifest, StoredFile
+from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, StoredFile
 from cloudtrain_runtime.errors import DamagedError
-from cloudtrain_runtime.storage import Source, Storage
+from cloudtrain_runtime.objects import Source
+from cloudtrain_runtime.storage import Storage
 
 _HELD_BLOCKS = 4
 """A saved tensor is read from its end (its directory), then from its start: both should still be at hand."""
@@ -88,35 +89,36 @@ class VerifiedFile(io.RawIOBase):
 
 
 @contextmanager
-def open_verified(storage: Storage, folder: str, manifest: Manifest, name: str) -> Iterator[VerifiedFile]:
+def open_verified(
+    storage: Storage, folder: str, name: str, stored: StoredFile, block_bytes: int = BLOCK_BYTES
+) -> Iterator[VerifiedFile]:
     """Open a file of a checkpoint.
 
     Raises:
-        DamagedError: the manifest does not know it, it is not there, or on reading: it is damaged.
+        DamagedError: it is not there, or on reading: it is damaged.
     """
-    stored = manifest.files.get(name)
-    if stored is None:
-        raise DamagedError(f"{name} is not in the manifest")
     try:
         with storage.open(folder, name, stored.bytes) as source:
-            yield VerifiedFile(source, stored, manifest.block_bytes, name)
+            yield VerifiedFile(source, stored, block_bytes, name)
     except FileNotFoundError:
         raise DamagedError(f"{name} is missing") from None
 
 
-def faults(storage: Storage, folder: str, manifest: Manifest, names: Iterable[str] | None = None) -> Iterator[str]:
+def faults(
+    storage: Storage, folder: str, files: Mapping[str, StoredFile], block_bytes: int = BLOCK_BYTES
+) -> Iterator[str]:
     """Read files of a checkpoint whole and yield what is wrong with them, one sentence per damaged file.
 
     Args:
         storage: Where it lies.
         folder: Its name there.
-        manifest: Its manifest.
-        names: The files to read; all by default.
+        files: What its manifest says of the files to read.
+        block_bytes: Size of the manifest's blocks.
     """
-    buffer = memoryview(bytearray(manifest.block_bytes))
-    for name in sorted(manifest.files) if names is None else names:
+    buffer = memoryview(bytearray(block_bytes))
+    for name, stored in sorted(files.items()):
         try:
-            with open_verified(storage, folder, manifest, name) as file:
+            with open_verified(storage, folder, name, stored, block_bytes) as file:
                 while file.readinto(buffer):
                     pass
         except DamagedError as error:

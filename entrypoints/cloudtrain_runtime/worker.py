@@ -15,6 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
+from cloudtrain_runtime import watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
@@ -42,6 +43,7 @@ def run_rank() -> None:
         sys.exit("no run.json: this script is started by cloudtrain's launcher or by AWS's training toolkit")
     os.environ.update(torchrun_variables(os.environ))
     mark_lines(os.environ)
+    watch.arm(os.environ)
     code = str(Path.cwd())
     if code not in sys.path:
         sys.path.insert(0, code)
@@ -121,6 +123,7 @@ def leave(code: str | int | None) -> None:
     aborts a run that had succeeded: with Gloo, plain torchrun 2.13 fails so in up to half of the runs of an ordinary
     script (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
     """
+    watch.leave()
     if isinstance(code, str):
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)

@@ -449,6 +449,7 @@ def _run_config(
             resume_run=resumed.run if checkpoints and resumed is not None else "",
         ),
         code=code,
+        hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
     )
 
 

@@ -58,6 +58,8 @@ def job_schema() -> dict[str, Any]:
     cluster = sections["Cluster"]["properties"]
     cluster["spot"]["anyOf"] = [{"type": "boolean"}, *cluster["spot"]["anyOf"]]
     cluster["queue"]["anyOf"] = [{"type": "string"}, *cluster["queue"]["anyOf"]]
+    hang = sections["Limits"]["properties"]["hang"]
+    hang["anyOf"] = [*hang["anyOf"], {"enum": [False, "off", "no"]}]
     with_gpu = [name for name in catalog.instance_names() if (catalog.find_instance(name) or _NONE).gpus]
     cluster["instance_type"]["examples"] = with_gpu
     cluster["framework"]["examples"] = [image.framework for image in catalog.images()]
@@ -156,7 +158,7 @@ def _row(section: type[BaseModel], name: str) -> str:
 
 def _human(section: str, name: str, default: Any) -> Any:
     """Return a default as a job file writes it."""
-    if (section, name) == ("Limits", "runtime"):
+    if (section, name) in (("Limits", "runtime"), ("Limits", "hang")):
         return format_duration(default)
     if (section, name) == ("Checkpoint", "every"):
         return str(spec.Checkpoint().every)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr, ValidationError
 
 from cloudtrain.document import Document, FieldPath, dotted, parse_scalar, read_document
 from cloudtrain.errors import Problem, SpecError, UserError
@@ -433,6 +433,29 @@ def _runtime(seconds: int) -> int:
     return seconds
 
 
+LEAST_HANG_SECONDS = 10
+"""Shorter than that, a busy disk looks like a hang."""
+
+
+def _hang(value: int) -> int:
+    if not LEAST_HANG_SECONDS <= value <= LONGEST_RUNTIME_SECONDS:
+        message = f"expected {LEAST_HANG_SECONDS}s to 28d, got {format_duration(value)}"
+        raise fail(message, hint="use 10s to 28d, or off to let a run hang")
+    return value
+
+
+def _off(value: object) -> object:
+    return None if switch(value) is False else value
+
+
+Hang = Annotated[
+    Annotated[Duration, AfterValidator(_hang)] | None,
+    BeforeValidator(_off),
+    # Written as a word: in a job file null stands for a field that is not given.
+    PlainSerializer(lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"),
+]
+
+
 class Limits(Section):
     """What the run may cost at most."""
 
@@ -442,6 +465,8 @@ class Limits(Section):
     """Most that the run may cost; shortens the runtime so that it holds, or refuses the runtime that was asked for."""
     retries: Whole = Field(default=0, ge=0, examples=[3])
     """How often workers that fail are started again from the last checkpoint, at most 30."""
+    hang: Hang = 600
+    """End a run that has no step for so long beyond its slowest one so far, 10s to 28d; off never ends it."""
 
 
 def _name_fits(value: object) -> object:

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from cloudtrain_runtime import Task, context
 
 class Small(Task):
-    """Fit a line through 46 points. Optionally slow, or failing on one rank at one step."""
+    """Fit a line through 46 points. Optionally slow, or failing or hanging on one rank at one step."""
 
     def __init__(self, seconds=0.0, fail_at=None, fail_rank=0, only_first_try=False, hang=False):
         self.seconds, self.fail_at, self.fail_rank = seconds, fail_at, fail_rank
@@ -44,6 +44,8 @@ class Small(Task):
         place = context()
         time.sleep(self.seconds)
         is_me = place.rank == self.fail_rank and place.step == self.fail_at
+        while is_me and self.hang:
+            time.sleep(60)
         if is_me and not (self.only_first_try and place.restarts):
             raise ValueError("the loss of this rank is broken on purpose")
         return F.mse_loss(model(batch[0]), batch[1])

@@ -379,6 +379,17 @@ def test_a_region_that_is_newer_than_botocore_is_a_warning(plan_of: PlanOf) -> N
     assert any("does not know the region us-west-9" in warning for warning in plan.warnings)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "seconds"),
+    [([], 600.0), (["limits.hang=90s"], 90.0), (["limits.hang=off"], None), (["limits.hang=no"], None)],
+)
+def test_the_container_is_told_when_a_run_hangs(plan_of: PlanOf, overrides: list[str], seconds: float | None) -> None:
+    plan = plan_of(*overrides)
+    assert plan.config.hang_seconds == seconds
+    again = json.loads(plan.to_file())["job"]
+    assert JobSpec(**again).limits.hang == seconds, "as a resume from elsewhere reads it"
+
+
 # ---------------------------------------------------------------- AWS's limits
 
 

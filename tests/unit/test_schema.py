@@ -92,6 +92,7 @@ def test_every_field_has_a_description() -> None:
         ("mode: FastFile", "mode: Fast", "$.data.labels"),
         ("500 USD", "500", "$.limits.cost"),
         ("every: 500 steps", "every: often", "$.checkpoint.every"),
+        ("runtime: 10h", "runtime: 10h, hang: 600", "$.limits.hang"),
         ("runtime: 10h", "runtime: 10h, retries: 31", "$.limits.retries"),
     ],
 )

@@ -260,6 +260,16 @@ class MlTree:
         """File that exists while the workers would act on a stop notice."""
         return self.root / "output" / "in-training-loop"
 
+    @property
+    def watch(self) -> Path:
+        """Folder of the ranks' pulses; it exists while the launcher watches them."""
+        return self.root / "output" / "watch"
+
+    @property
+    def hang(self) -> Path:
+        """What is known of a hang; part of output.tar.gz."""
+        return self.output_data / "hang"
+
 
 def sort_hosts(hosts: list[str]) -> list[str]:
     """Return hosts in SageMaker's order: as text, so `algo-10` comes before `algo-2`. The first is the master."""

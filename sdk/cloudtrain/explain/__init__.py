@@ -15,7 +15,7 @@ from cloudtrain.explain.classes import FailureClass
 from cloudtrain.explain.facts import Facts, read_facts
 from cloudtrain.explain.findings import Group
 from cloudtrain.explain.reader import Reader
-from cloudtrain.explain.rules import Place, first_match
+from cloudtrain.explain.rules import Place, Weight, first_match
 from cloudtrain.explain.tracebacks import as_exception
 from cloudtrain.run import LogLine, State, Status
 from cloudtrain_runtime.contract import sort_hosts
@@ -24,7 +24,7 @@ __all__ = ["Explanation", "Facts", "FailureClass", "explain", "read_facts"]
 
 _MESSAGE_CHARACTERS = 400
 _PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
-_OWN_REASON = re.compile(r"^rank \d+ |^AlgorithmError|^torchrun on |^pip could not install|^the container of ")
+_OWN_REASON = re.compile(r"^rank \d+ |^hang: |^AlgorithmError|^torchrun on |^pip could not install|^the container of ")
 """Reasons that only repeat what a process has said: the log knows more."""
 
 _TOLD_BY_RANK = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
@@ -214,12 +214,15 @@ def _of_group(status: Status, group: Group, log: Reader, facts: Facts) -> Explan
     found = dict(first.found)
     if first.rule.failure is FailureClass.HANG:
         missing = log.collectives.missing(status.world_size)
-        found["missing"] = _ranks(missing, "the rank that is not among these")
-        if missing:
+        found.setdefault("missing", _ranks(missing, "the rank that is not among these"))
+        # The launcher's own words say more than what the waiting ranks can tell.
+        if missing and first.weight is not Weight.CAUSE:
             message = _hang(log, missing)
             rank, host = missing[0], _host_of(missing[0], status.world_size, log)
     frame = first.raised.last_user_frame
-    found["place"] = frame.place if frame is not None else "what the message names"
+    if frame is not None:
+        found["place"] = frame.place
+    found.setdefault("place", "what the message names")
     step = first.moment.step if first.moment.step is not None else status.progress.last_step
     return Explanation(
         run=status.run,

@@ -44,6 +44,8 @@ def _of_config(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "code.script", config.get("script")
     yield "code.task", config.get("task")
     yield "code.requirements", config.get("requirements")
+    hang = config.get("hang_seconds")
+    yield "limits.hang", _duration(int(hang)) if isinstance(hang, int | float) else None
     for name, value in (config.get("train") or {}).items():
         yield f"train.{name}", value if isinstance(value, str | int | float) else None
     for name, value in (config.get("checkpoint") or {}).items():

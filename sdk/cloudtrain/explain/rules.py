@@ -501,6 +501,23 @@ RULES: tuple[Rule, ...] = (
         "([cluster.image]).",
     ),
     # ------------------------------------------------------------ a collective that nobody finished
+    # cloudtrain_runtime/hang.py, of a host whose ranks only wait, and of the host whose rank stands elsewhere
+    _rule(
+        C.HANG,
+        _PRINTED,
+        r"^(?:AlgorithmError: )?hang: no step for .* .*\(waits in ",
+        "Find out what {missing} did instead: the log of its host, or output/data/hang of it, holds its stack.",
+        Weight.SYMPTOM,
+        needles=("hang: no step",),
+    ),
+    _rule(
+        C.HANG,
+        _PRINTED,
+        r"^(?:AlgorithmError: )?hang: no step for .*?; (?P<missing>.*? (?:on \S+?)):? .*?(?P<place>\S+:\d+ in \S+)?$",
+        "Find out why {missing} does not come on at {place}; the stacks of all ranks lie in hang/ of output.tar.gz "
+        "and beside the checkpoints. If a phase may take so long, raise [limits.hang].",
+        needles=("hang: no step",),
+    ),
     # hiyouga/LlamaFactory#7396 and pytorch/pytorch#118369, from torch 1.13 to 2.9
     _rule(
         C.HANG,

@@ -1,0 +1,169 @@
+"""Measure from SIGKILL of a worker to the next step, and from the command to the first: cloudtrain against torchrun.
+
+    .venv/bin/python benchmarks/recovery.py [--rounds 7] [--write FILE]
+
+Two ranks on the CPU train a small model with DDP and Gloo; rank 0 writes the time of each step to a file. After some
+steps rank 1 is killed, the group starts again, and ends by itself. The ways take turns. `torchrun`, too, gets
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because without it Gloo does not come back after a restart (pytorch#135712).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from measure import BIN, Command, describe_machine, replace_marked, table
+
+SCRIPT = """
+import os, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)))
+optimizer = torch.optim.AdamW(model.parameters())
+steps = open(os.environ["STEPS"], "a", buffering=1)
+if dist.get_rank() == 1:
+    steps.write(f"pid {os.getpid()} of restart {restart}\\n")
+step = 0
+while restart == 0 or step < 5:
+    loss = model(torch.randn(16, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if dist.get_rank() == 0:
+        steps.write(f"step {time.time()} of restart {restart}\\n")
+    time.sleep(0.01)
+dist.barrier()
+os._exit(0)  # torch's shutdown with Gloo aborts now and then, and is not what is measured
+"""
+JOB = """
+name: recovery
+code: {script: train.py, env: {OMP_NUM_THREADS: 1}}
+cluster: {instance_type: ml.p4d.24xlarge, processes_per_instance: 2}
+limits: {retries: 3}
+"""
+STEPS_BEFORE_KILL = 20
+_PATIENCE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one run."""
+
+    first_step: float
+    recovery: float
+
+
+def ways(folder: Path) -> dict[str, list[str]]:
+    """Return the commands that run the script, by name."""
+    cloudtrain = [str(BIN / "cloudtrain"), "submit", "job.yaml", "--local", "--follow", "--set"]
+    torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--max-restarts=3", "train.py"]
+    steps = f"code.env.STEPS={folder / 'steps'}"
+    return {
+        "`torchrun --max-restarts`": torchrun,
+        "`cloudtrain submit --local`": [*cloudtrain, steps],
+        "the same, `CLOUDTRAIN_WORKER_START=fresh`": [
+            *cloudtrain,
+            steps,
+            "--set",
+            "code.env.CLOUDTRAIN_WORKER_START=fresh",
+        ],
+    }
+
+
+def run_once(argv: list[str], folder: Path, environ: dict[str, str]) -> Times:
+    """Run the script until it has been killed and has started again; return what it took."""
+    steps = folder / "steps"
+    steps.unlink(missing_ok=True)
+    began = time.time()
+    with (folder / "log").open("w") as log:
+        running = subprocess.Popen(argv, cwd=folder, env=environ, stdout=log, stderr=log)
+        first = wait_for_steps(running, steps, restart=0, count=STEPS_BEFORE_KILL)[0]
+        victim = next(line.split()[1] for line in steps.read_text().splitlines() if line.startswith("pid"))
+        killed = time.time()
+        os.kill(int(victim), signal.SIGKILL)
+        after = wait_for_steps(running, steps, restart=1, count=1)[0]
+        if running.wait(_PATIENCE_SECONDS) != 0:
+            sys.exit(f"{argv[0]} failed:\n{(folder / 'log').read_text()[-3000:]}")
+    return Times(first - began, after - killed)
+
+
+def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int, count: int) -> list[float]:
+    """Return the times of the first steps since a restart, once there are so many."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        lines = path.read_text().splitlines() if path.is_file() else []
+        found = [float(x.split()[1]) for x in lines if x.startswith("step") and x.endswith(f"of restart {restart}")]
+        if len(found) >= count:
+            return found
+        if running.poll() is not None:
+            break
+        time.sleep(0.01)
+    running.terminate()
+    sys.exit(f"no {count} steps after restart {restart}:\n{path.with_name('log').read_text()[-3000:]}")
+
+
+def main() -> None:
+    """Measure, print, and with --write put the tables between the marks of a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="counted turns of each way")
+    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
+    options = parser.parse_args()
+    recovery: dict[str, list[float]] = {}
+    first_step: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(SCRIPT)
+        (folder / "job.yaml").write_text(JOB)
+        environ = {**os.environ, "CLOUDTRAIN_HOME": f"{folder}/home", "STEPS": f"{folder}/steps"}
+        environ |= {
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "OMP_NUM_THREADS": "1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        for turn in range(options.rounds + 1):
+            for way, argv in ways(folder).items():
+                times = run_once(argv, folder, environ)
+                if turn > 0:
+                    recovery.setdefault(way, []).append(times.recovery)
+                    first_step.setdefault(way, []).append(times.first_step)
+    base = next(iter(recovery))
+    text = "\n".join(
+        [
+            "From SIGKILL of one of two workers to the next step:",
+            "",
+            *table(goals(folder, recovery, "0.60 x torchrun"), recovery, base),
+            "",
+            "From the command to the first step:",
+            "",
+            *table(goals(folder, first_step, "0.70 x torchrun"), first_step, base),
+            "",
+            f"Medians of {options.rounds} alternating turns on {describe_machine()}, torch {torch.__version__}.",
+        ]
+    )
+    print(text)
+    if options.write is not None:
+        replace_marked(options.write, text)
+
+
+def goals(folder: Path, seconds: dict[str, list[float]], goal: str) -> list[Command]:
+    """Return the rows of a table; the goal is that of cloudtrain as it is."""
+    return [Command(way, [], folder, goal if index == 1 else "") for index, way in enumerate(seconds)]
+
+
+if __name__ == "__main__":
+    main()

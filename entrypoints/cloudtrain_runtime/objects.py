@@ -1,0 +1,346 @@
+"""Objects in S3: conditional writes, listings, streaming uploads and ranged reads, with one kind of error."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from cloudtrain_runtime.ranges import Ranges
+from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, is_explained, retries_of
+from cloudtrain_runtime.uploads import Buffer, ConnectorUpload, PartsUpload
+
+__all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
+
+ENGINE_VARIABLE = "CLOUDTRAIN_S3_ENGINE"
+_ENGINES = ("boto3", "s3torchconnector")
+_ATTEMPTS = 10
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 60
+_CONNECTIONS = 32
+_DELETE_BATCH = 1000
+_READ_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
+_CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+# 10,000 parts of this size are 335 GB. The connector cannot let parts grow.
+_CONNECTOR_PART_BYTES = 32 << 20
+# Kinds of credentials that the connector finds, too. Others (SSO, programs) only boto3 sees.
+_SHARED_CREDENTIALS = {
+    "env",
+    "shared-credentials-file",
+    "config-file",
+    "assume-role-with-web-identity",
+    "container-role",
+    "iam-role",
+}
+_claim = threading.local()
+
+
+class Writer(Protocol):
+    """An object being uploaded."""
+
+    def write(self, buffer: Buffer) -> None:
+        """Append bytes; the buffer may be changed as soon as this returns."""
+        ...
+
+
+class Source(Protocol):
+    """An object being read, by one thread."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return the bytes from `offset` on: `length` of them, fewer only at the object's end."""
+        ...
+
+
+class Objects:
+    """Objects below an S3 prefix; keys are relative to it.
+
+    Clients are made at first use, once in each process, so that an instance may be carried over a fork.
+    Every method raises an `ObjectsError` for what S3 refuses or cannot do after its clients' own retries.
+
+    Args:
+        uri: `s3://bucket` or `s3://bucket/prefix`.
+
+    Raises:
+        RuntimeError: the image has no boto3, or not the engine that CLOUDTRAIN_S3_ENGINE names.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._clients: dict[int, Any] = {}
+        self._connectors: dict[int, Any] = {}
+        _require_boto3()
+        self._engine = _engine()
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write an object unless there is one of that name; return whether it was written.
+
+        When an answer was lost on the way, the bytes decide whose object it is: they must differ between writers.
+        """
+        from botocore.exceptions import ClientError
+
+        is_retried = False
+        with explained(f"writing {self.uri}/{key}"):
+            for pause in (*_CONFLICT_PAUSES_SECONDS, None):
+                try:
+                    with _only_new():
+                        self._client.put_object(**self._place(key), Body=data)
+                except ClientError as error:
+                    is_retried = is_retried or retries_of(error) > 0
+                    if code_of(error) in ("PreconditionFailed", "412"):
+                        return is_retried and self.read(key) == data
+                    if code_of(error) not in ("ConditionalRequestConflict", "409") or pause is None:
+                        raise
+                    time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads the writers
+                else:
+                    return True
+        return False
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, in place of one that is there."""
+        with explained(f"writing {self.uri}/{key}"):
+            self._client.put_object(**self._place(key), Body=data)
+
+    def read(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None when there is no such object."""
+        return self._get(key, {})
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the sizes in bytes of the objects whose keys begin with `prefix`, by key."""
+        with explained(f"listing {self.uri}/{prefix}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            found = [entry for page in pages for entry in page.get("Contents", [])]
+        sizes = {entry["Key"].removeprefix(self._prefix): int(entry["Size"]) for entry in found}
+        sizes.pop("", None)  # consoles make an empty object for a folder
+        return sizes
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; one that is not there is no error."""
+        names = [{"Key": self._prefix + key} for key in keys]
+        for start in range(0, len(names), _DELETE_BATCH):
+            batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
+            with explained(f"deleting below {self.uri}"):
+                _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
+
+    def create(self, key: str) -> AbstractContextManager[Writer]:
+        """Upload an object as a stream; it appears when the block has ended without an exception, and whole."""
+        return self._create(key)
+
+    def open(self, key: str, bytes_: int) -> AbstractContextManager[Source]:
+        """Read an object of a known size by ranges.
+
+        Args:
+            key: Of the object.
+            bytes_: Its size.
+        """
+        return self._open(key, bytes_)
+
+    # ---------------------------------------------------------------- the two engines
+
+    @contextlib.contextmanager
+    def _create(self, key: str) -> Iterator[Writer]:
+        upload = self._upload(key)
+        try:
+            yield upload
+            upload.complete()
+        except ObjectsError as error:
+            upload.abort()
+            raise self._cause(error) from error
+        except BaseException:
+            upload.abort()
+            raise
+
+    @contextlib.contextmanager
+    def _open(self, key: str, bytes_: int) -> Iterator[Source]:
+        ranges = Ranges(lambda start, end: self._range(key, start, end), bytes_)
+        try:
+            yield ranges
+        finally:
+            ranges.close()
+
+    def _upload(self, key: str) -> PartsUpload | ConnectorUpload:
+        with explained(f"writing {self.uri}/{key}"):
+            connector = self._connector
+            if connector is None:
+                return PartsUpload(self._client, self._bucket, self._prefix + key)
+            uri = f"s3://{self._bucket}/{self._prefix}{key}"
+            return ConnectorUpload(connector.writer(uri), uri, _CONNECTOR_PART_BYTES)
+
+    def _cause(self, error: ObjectsError) -> ObjectsError:
+        """Ask boto3 for the reason where the connector gives none, as without credentials."""
+        if is_explained(error):
+            return error
+        try:
+            self.sizes("no-such-key-")
+        except ObjectsError as known:
+            return known
+        return error
+
+    def _range(self, key: str, start: int, end: int) -> bytes:
+        data = self._get(key, {"Range": f"bytes={start}-{end - 1}"})
+        if data is None:
+            raise ObjectsError(f"reading {self.uri}/{key}: it is not there (any more)")
+        return data
+
+    def _get(self, key: str, options: dict[str, str]) -> bytes | None:
+        """Read an object or a range, again where the connection breaks within the body: boto3 does not see to that."""
+        pauses = iter(_READ_PAUSES_SECONDS)
+        while (body := self._body(key, options)) is not None:
+            try:
+                with explained(f"reading {self.uri}/{key}"), body:
+                    return bytes(body.read())
+            except ObjectsError:
+                if (pause := next(pauses, None)) is None:
+                    raise
+                time.sleep(pause)
+        return None
+
+    def _body(self, key: str, options: dict[str, str]) -> Any:
+        """Return the beginning answer's body, or None when there is no such object."""
+        from botocore.exceptions import ClientError
+
+        with explained(f"reading {self.uri}/{key}"):
+            try:
+                return self._client.get_object(**self._place(key), **options)["Body"]
+            except ClientError as error:
+                if code_of(error) not in ("NoSuchKey", "404"):
+                    raise
+                return None
+
+    def _place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    @property
+    def _client(self) -> Any:
+        process = os.getpid()
+        if process not in self._clients:
+            client = s3_client()
+            client.meta.events.register("before-call.s3.PutObject", _add_condition)
+            self._clients.setdefault(process, client)
+        return self._clients[process]
+
+    @property
+    def _connector(self) -> Any:
+        """The connector of this process, or None where boto3 is to upload."""
+        process = os.getpid()
+        if process not in self._connectors:
+            self._connectors.setdefault(process, self._make_connector())
+        return self._connectors[process]
+
+    def _make_connector(self) -> Any:
+        if self._engine == "boto3" or (not self._engine and not _sees_the_same()):
+            return None
+        try:
+            from s3torchconnector import S3Checkpoint, S3ClientConfig
+        except ImportError:
+            return None
+        endpoint = _own_endpoint(self._client)
+        config = S3ClientConfig(
+            part_size=_CONNECTOR_PART_BYTES,
+            max_attempts=_attempts(),
+            force_path_style=endpoint is not None,
+        )
+        return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
+
+    def _region(self) -> str:
+        """Return the bucket's region; boto3 finds it by itself, the connector does not."""
+        with contextlib.suppress(ObjectsError), explained(f"asking for the region of {self.uri}"):
+            answer = self._client.head_bucket(Bucket=self._bucket)
+            if region := answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region"):
+                return str(region)
+        return str(self._client.meta.region_name)
+
+
+def s3_client() -> Any:
+    """Return a new S3 client that retries throttling and server errors with back-off.
+
+    Raises:
+        RuntimeError: the image has no boto3.
+    """
+    _require_boto3()
+    from boto3.session import Session
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "standard", "max_attempts": _attempts()},
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        max_pool_connections=_CONNECTIONS,
+        # A checksum goes with each body. Over plain HTTP a digest would be computed, too, at a sixth of its speed.
+        s3={"payload_signing_enabled": False},
+    )
+    # A session of its own: the default one may not be used by several threads at once.
+    return Session().client("s3", config=config)
+
+
+def _require_boto3() -> None:
+    try:
+        import boto3  # noqa: F401
+    except ImportError:
+        raise RuntimeError("this image has no boto3, which s3:// needs: add it to code.requirements") from None
+
+
+def _engine() -> str:
+    """Return the engine that is asked for, or an empty string."""
+    engine = os.environ.get(ENGINE_VARIABLE, "")
+    if engine and engine not in _ENGINES:
+        raise RuntimeError(f"{ENGINE_VARIABLE} is {engine!r}; choose one of {', '.join(_ENGINES)}")
+    if engine == "s3torchconnector" and importlib.util.find_spec(engine) is None:
+        raise RuntimeError(
+            f"{ENGINE_VARIABLE} asks for s3torchconnector, which this image does not have: add it to code.requirements"
+        )
+    return engine
+
+
+def _attempts() -> int:
+    return int(os.environ.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS)
+
+
+@contextlib.contextmanager
+def _only_new() -> Iterator[None]:
+    """Make this thread's writes conditional."""
+    _claim.is_new = True
+    try:
+        yield
+    finally:
+        _claim.is_new = False
+
+
+def _add_condition(params: dict[str, Any], **_: Any) -> None:
+    # By hand, because boto3 knows the parameter IfNoneMatch only from 1.35 on.
+    if getattr(_claim, "is_new", False):
+        params["headers"]["If-None-Match"] = "*"
+
+
+def _raise_failed(answer: dict[str, Any]) -> None:
+    from botocore.exceptions import ClientError
+
+    for failed in answer.get("Errors", []):
+        raise ClientError({"Error": failed}, f"DeleteObjects of {failed.get('Key')}")
+
+
+def _sees_the_same() -> bool:
+    """Tell whether the connector finds the credentials that boto3 finds."""
+    from boto3.session import Session
+
+    credentials = Session().get_credentials()
+    return credentials is None or credentials.method in _SHARED_CREDENTIALS
+
+
+def _own_endpoint(client: Any) -> str | None:
+    """Return the endpoint that somebody has configured, or None for AWS's own."""
+    endpoint = str(client.meta.endpoint_url)
+    host = urlsplit(endpoint).hostname or ""
+    is_usual = host in ("s3.amazonaws.com", f"s3.{client.meta.region_name}.amazonaws.com")
+    is_usual = is_usual or host == f"s3.{client.meta.region_name}.amazonaws.com.cn"
+    return None if is_usual else endpoint

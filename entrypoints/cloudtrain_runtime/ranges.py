@@ -1,0 +1,62 @@
+"""Reading one object by ranges, the following ones ahead of being asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+_THREADS = 4
+
+
+class Ranges:
+    """An object being read by one thread, mostly in order. It holds at most `_THREADS` ranges that were not asked for.
+
+    Args:
+        fetch: Returns the bytes from an offset to an end.
+        bytes_: The object's size.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], bytes_: int) -> None:
+        self._fetch = fetch
+        self._bytes = bytes_
+        self._next_offset = 0
+        self._ahead: dict[tuple[int, int], Future[bytes]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "download")
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return the bytes from `offset` on: `length` of them, fewer only at the object's end.
+
+        Raises:
+            ObjectsError: they cannot be read.
+        """
+        end = min(offset + length, self._bytes)
+        if offset >= end:
+            return b""
+        asked = self._ahead.pop((offset, end), None)
+        if offset != self._next_offset:
+            self._forget()
+        elif end < self._bytes:
+            asked = asked or self._threads.submit(self._fetch, offset, end)
+            self._look_ahead(end, length)
+        self._next_offset = end
+        return asked.result() if asked else self._fetch(offset, end)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _look_ahead(self, offset: int, length: int) -> None:
+        wanted = [
+            (start, min(start + length, self._bytes))
+            for start in range(offset, min(offset + _THREADS * length, self._bytes), length)
+        ]
+        for span in [span for span in self._ahead if span not in wanted]:
+            self._ahead.pop(span).cancel()
+        for span in wanted:
+            if span not in self._ahead:
+                self._ahead[span] = self._threads.submit(self._fetch, *span)
+
+    def _forget(self) -> None:
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()

@@ -1,0 +1,193 @@
+"""Going on from a checkpoint: the newest whole one, proven while it is read, at any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract.manifest import Manifest, step_of
+from cloudtrain_runtime.errors import CheckpointError, DamagedError
+from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.parallel import gather
+from cloudtrain_runtime.records import Record, set_aside, survey
+from cloudtrain_runtime.shards import CheckpointReader
+from cloudtrain_runtime.states import States, misfits
+from cloudtrain_runtime.storage import Storage, open_storage
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete checkpoint."""
+
+    uri: str
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.manifest.step
+
+    @property
+    def place(self) -> str:
+        """Uri of the folder that it lies in, with its run's others."""
+        return self.uri.rpartition("/")[0]
+
+
+def resume(
+    config: CheckpointConfig, storage: Storage, place: Context, states: Callable[[], States]
+) -> tuple[Found, States] | None:
+    """Load the newest whole checkpoint; return it and what was loaded, or None for a new run.
+
+    One that turns out to be damaged is set aside, and the one before it is taken. Called by all ranks together.
+
+    Args:
+        config: Where to look. `auto` takes the newest under this run's own uri; `never` and a uri only what this run
+            has saved itself (an attempt that was restarted goes on from its own), and then what lies at the uri.
+        storage: This run's own place.
+        place: This rank's place.
+        states: Returns the states to load into, in place where they are tensors.
+
+    Raises:
+        CheckpointError: `resume` names a place without a complete checkpoint, all are damaged, or it is another
+            model's.
+    """
+    damaged: list[str] = []
+    while True:
+        found = _newest(config, storage, place, damaged)
+        if found is None:
+            return None
+        target = states()
+        damage = _load(found, target, place)
+        if damage is None:
+            return found, target
+        damaged.append(found.uri)
+        if place.is_main:
+            _report_damage(found, damage)
+
+
+def newest(
+    records: list[Record], *, run: str = "", step: int | None = None, without: tuple[str, ...] = ()
+) -> Record | None:
+    """Return the newest complete one.
+
+    Args:
+        records: What lies there, oldest first.
+        run: The run that must have written it; an empty string for any.
+        step: The step that it must have.
+        without: Folders that are out of the question.
+    """
+    fitting = [
+        record
+        for record in records
+        if record.is_complete
+        and record.folder not in without
+        and (step is None or record.step == step)
+        and (not run or (record.manifest is not None and record.manifest.run == run))
+    ]
+    return fitting[-1] if fitting else None
+
+
+def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]) -> Found | None:
+    """Choose on rank 0, for all ranks."""
+    chosen: Found | None = None
+    problem: str | None = None
+    if place.is_main:
+        try:
+            chosen = _choose(config, storage, place.run, damaged)
+        except (CheckpointError, OSError) as error:
+            problem = str(error)
+    chosen, problem = gather((chosen, problem), place)[0]
+    if problem is not None:
+        raise CheckpointError(problem)
+    return chosen
+
+
+def _choose(config: CheckpointConfig, storage: Storage, run: str, damaged: list[str]) -> Found | None:
+    if config.resume == "auto":
+        return _best(storage, damaged)
+    own = _best(storage, damaged, run=run) if run else None
+    if own is not None or config.resume == "never":
+        return own
+    parent, _, name = config.resume.rstrip("/").rpartition("/")
+    step = step_of(name)
+    found = _best(open_storage(parent if step is not None else config.resume), damaged, config.resume_run, step)
+    if found is None:
+        raise CheckpointError(f"checkpoint.resume: there is no complete checkpoint at {config.resume}")
+    return found
+
+
+def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None = None) -> Found | None:
+    records = survey(storage)
+    for record in records:
+        if not record.is_complete:
+            say(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
+    without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
+    chosen = newest(records, run=run, step=step, without=without)
+    if chosen is not None and chosen.manifest is not None:
+        return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+    # To begin anew would be worse than to stop: nobody asked for that, and days of work may still be saved by hand.
+    of_run = [other for other in records if other.verdict == "damaged" and _may_be_of(other, run)]
+    if of_run:
+        raise CheckpointError(
+            f"every checkpoint at {storage.uri} is damaged ({', '.join(other.folder for other in of_run)}): "
+            "checkpoint.resume=never starts anew, a uri goes on from elsewhere"
+        )
+    return None
+
+
+def _may_be_of(record: Record, run: str) -> bool:
+    return not run or (record.manifest is not None and record.manifest.run == run)
+
+
+def _load(found: Found, target: States, place: Context) -> list[str] | None:
+    """Load a checkpoint into the states, on all ranks; return None, or what is damaged about it.
+
+    Raises:
+        CheckpointError: it is another model's, or it cannot be read.
+    """
+    parent, _, folder = found.uri.rpartition("/")
+    reader = CheckpointReader(open_storage(parent), folder, found.manifest)
+    damage, misfit = gather(_examine(reader, target) if place.is_main else (None, None), place)[0]
+    if damage is not None:
+        return [damage]
+    if misfit is not None:
+        raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {misfit}")
+    try:
+        # Partial, because a parameter that never had a gradient has no state in the optimizer, and a rank that did not
+        # exist has no random states.
+        load(target, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
+    except CheckpointException as error:
+        causes = [failure[0] for failure in error.failures.values()]
+        damages = sorted({str(cause) for cause in causes if isinstance(cause, DamagedError)})
+        if damages:
+            return damages
+        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {causes[0]}") from error
+    return None
+
+
+def _examine(reader: CheckpointReader, target: States) -> tuple[str | None, str | None]:
+    """Return what is damaged about the metadata, or what of the model does not fit to it."""
+    try:
+        metadata = reader.read_metadata()
+    except DamagedError as error:
+        return str(error), None
+    # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
+    return None, next(misfits(metadata, target["model"]), None)
+
+
+def _report_damage(found: Found, damage: list[str]) -> None:
+    parent, _, folder = found.uri.rpartition("/")
+    detail = "; ".join(damage)
+    say(f"{found.uri} is damaged and set aside: {detail}")
+    emit("checkpoint_damaged", uri=found.uri, step=found.step, detail=detail)
+    try:
+        set_aside(open_storage(parent), folder, damage)
+    except OSError as error:
+        # It may be another run's, which this one may only read. It is left out here all the same.
+        say(f"{found.uri} could not be marked as damaged: {error}")

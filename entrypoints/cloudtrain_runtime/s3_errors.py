@@ -1,0 +1,117 @@
+"""What S3 and its clients say went wrong, as one kind of error whose sentence says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+
+_DETAIL_CHARACTERS = 300
+_NO_CREDENTIALS = "there are no credentials: give the job a role, or set AWS_PROFILE"
+_DENIED = (
+    "access is denied: the role needs s3:ListBucket on the bucket, s3:GetObject, s3:PutObject, s3:DeleteObject and"
+    " s3:AbortMultipartUpload on the prefix, and the use of the bucket's key"
+)
+_LOST = "the connection was lost or could not be made: check the network and the endpoint"
+# Patterns of error codes, of botocore's classes and of the connector's texts; the first that is found counts.
+_SENTENCES = (
+    (
+        r"Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO|CredentialRetrievalError",
+        "the credentials have expired and could not be renewed: sign in again, or use a role, which renews itself",
+    ),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|InvalidClientTokenId",
+        "the credentials are wrong: check AWS_PROFILE, or the keys in the environment",
+    ),
+    (r"NoCredentials|PartialCredentials|No signing credentials|CREDENTIALS|ProfileNotFound", _NO_CREDENTIALS),
+    (
+        r"AccessDenied|Access Denied|Forbidden|KMS|\b403\b",
+        _DENIED,
+    ),
+    (r"NoSuchBucket", "there is no such bucket: check its name"),
+    (r"NoSuchUpload", "the upload was ended by somebody else: check the bucket's lifecycle rules"),
+    (r"NoSuchKey|\b404\b", "it is not there (any more)"),
+    (r"InvalidRange|\b416\b", "it is shorter than it should be"),
+    (
+        r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|IncorrectRegion|\b301\b",
+        "the bucket lies in another region: set AWS_DEFAULT_REGION to the bucket's",
+    ),
+    (r"RequestTimeTooSkewed|TIME_SKEWED", "this machine's clock is wrong: set it"),
+    (
+        r"SlowDown|[Tt]hrottl|RequestLimitExceeded|TooManyRequests|SLOW_DOWN|ServiceUnavailable|\b503\b",
+        "S3 asked to slow down until the last attempt: save less often, or spread over more prefixes",
+    ),
+    (
+        r"InternalError|INTERNAL_ERROR|InternalServerError|\b500\b|\b502\b|\b504\b",
+        "S3 failed until the last attempt: try again later",
+    ),
+    (r"BadDigest|[Cc]hecksum|CHECKSUM|IncompleteBody", "the bytes were damaged on their way: try again"),
+    (r"EntityTooLarge|EntityTooSmall|InvalidPart", "S3 does not take a part of this size: it is cloudtrain's mistake"),
+    (
+        r"Connection|Endpoint|Timeout|TIMEOUT|SOCKET|AWS_IO|AWS_ERROR_HTTP|ResponseStreaming|IncompleteRead|Protocol|SSL|TLS|DNS",
+        _LOST,
+    ),
+)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+
+
+class ObjectsError(OSError):
+    """What S3 refuses or cannot do; the message says what to do about it."""
+
+
+@contextlib.contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn the errors of S3's clients into an `ObjectsError`.
+
+    Args:
+        doing: What is being done, such as `writing s3://bucket/key`.
+
+    Raises:
+        ObjectsError: in place of what a client raises.
+    """
+    try:
+        yield
+    except ObjectsError:
+        raise
+    except _client_errors() as error:
+        raise ObjectsError(f"{doing}: {_sentence(error)}") from error
+
+
+def is_explained(error: ObjectsError) -> bool:
+    """Tell whether the cause was recognized."""
+    return any(sentence in str(error) for _, sentence in _SENTENCES)
+
+
+def code_of(error: BaseException) -> str:
+    """Return S3's code for an error, such as `NoSuchKey`, or an empty string."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", ""))
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
+
+
+def retries_of(error: BaseException) -> int:
+    """Return how often a client has tried again before this error."""
+    response = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+
+
+def _client_errors() -> tuple[type[BaseException], ...]:
+    from botocore.exceptions import BotoCoreError, ClientError
+    from urllib3.exceptions import HTTPError
+
+    errors: tuple[type[BaseException], ...] = (BotoCoreError, ClientError, HTTPError, ConnectionError, TimeoutError)
+    connector = sys.modules.get("s3torchconnectorclient")
+    return (*errors, connector.S3Exception) if connector else errors
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    searched = f"{type(error).__name__} {code_of(error)} {text}"
+    detail = f"({text[:_DETAIL_CHARACTERS]})"
+    for pattern, sentence in _SENTENCES:
+        if re.search(pattern, searched):
+            return f"{sentence} {detail}"
+    return f"S3 cannot do this {detail}"

@@ -1,0 +1,429 @@
+"""Saving beside training: a step waits for a copy on the host at most, never for the storage.
+
+A save goes through five phases in a thread of its own, on all ranks together: plan, copy, write, commit, retire. After
+each one the ranks agree that it went well everywhere, over a process group that nothing else uses. The next step of an
+optimizer waits for the end of the second phase.
+
+Host memory per rank: one copy of what this rank writes (replicated states are shared out between the ranks), kept for
+the next save, and the blocks that the storage has under way (objects.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+
+from cloudtrain_runtime import watch
+from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.contract.manifest import Manifest
+from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.parallel import gather
+from cloudtrain_runtime.records import Record, set_aside, survey, writer_of
+from cloudtrain_runtime.shards import CheckpointWriter, StagingPlanner
+from cloudtrain_runtime.states import States, rng_sources
+from cloudtrain_runtime.storage import Storage
+from cloudtrain_runtime.verified import faults
+
+ALARM_AFTER = 3
+"""Saves in a row that did not become checkpoints, until it is an alarm."""
+
+_AGREE_SECONDS = 3600
+"""How long ranks wait for the slowest one's upload."""
+
+_TICK_SECONDS = 5.0
+
+_PATIENCE_SECONDS = 2.0
+"""How long a save waits for the one before: short runs with short intervals get each checkpoint that they ask for."""
+
+T = TypeVar("T")
+
+
+class SaveError(Exception):
+    """A save failed on some rank; all ranks have it."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What is kept, and what a manifest says of the run.
+
+    Attributes:
+        keep: Complete checkpoints to keep.
+        run: Run id.
+        is_shared: Whether checkpoints of other runs in the same place belong to this one's history.
+        code: Digest of the code.
+        request: Identity of the plan.
+        mesh: Size of each dimension of parallelism by name.
+    """
+
+    keep: int
+    run: str = ""
+    is_shared: bool = True
+    code: str = ""
+    request: str = ""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Save:
+    """One save under way. `copied` is set when the live tensors are no longer needed."""
+
+    step: int
+    state: Mapping[str, Any]
+    began: float
+    ready: torch.cuda.Event | None
+    stall_seconds: float = 0.0
+    copied: threading.Event = field(default_factory=threading.Event)
+    copies: torch.cuda.Event | None = None
+
+
+class Saver:
+    """Writes the checkpoints of one run. Created, and `save` and `settle` called, by all ranks together.
+
+    Args:
+        storage: Where they go.
+        keeping: What is kept.
+        place: This rank's place.
+        attempt: 8 hex digits that no other start of these ranks has, the same on all of them.
+        front: Group for what the calling threads ask each other, on the CPU; the default one without it.
+    """
+
+    def __init__(
+        self, storage: Storage, keeping: Keeping, place: Context, attempt: str, front: dist.ProcessGroup | None = None
+    ) -> None:
+        self.storage = storage
+        self.last_began = time.monotonic()
+        self.last_step: int | None = None
+        self.missed = 0
+        self._keeping = keeping
+        self._place = place
+        self._attempt = attempt
+        timeout = timedelta(seconds=_AGREE_SECONDS)
+        self._front = front
+        self._ranks = _Ranks(place, dist.new_group(backend="gloo", timeout=timeout) if place.world_size > 1 else None)
+        self._planner = StagingPlanner()
+        self._plan: _Plan | None = None
+        self._save: _Save | None = None
+        self._thread: threading.Thread | None = None
+        self._bytes = 0
+        self._bytes_seen = -1
+
+    # ------------------------------------------------------------ what the loop calls
+
+    def save(self, step: int, states: Callable[[], States], state: Mapping[str, Any], *, wait: bool = False) -> bool:
+        """Begin to write a checkpoint; return whether it was begun (with `wait`: whether it is complete).
+
+        While the one before is under way nothing is begun, unless `wait` says to wait for both.
+
+        Args:
+            step: Optimizer steps done.
+            states: Returns model, optimizer and the rest, as states.states_of does.
+            state: JSON values for the manifest.
+            wait: Return when it is complete, or has failed.
+        """
+        began = time.monotonic()
+        self.last_began = began
+        if wait:
+            self.settle()
+        else:
+            self._join(_PATIENCE_SECONDS)
+            if gather(self.is_busy, self._place, self._front)[0]:
+                self._note_late(step)
+                return False
+        self._join()
+        self._save = None
+        values = states()  # may itself take a step with an optimizer that has no state yet, which must not wait
+        save = _Save(step, dict(state), began, _event_now(self._place))
+        self._save = save
+        self._thread = threading.Thread(target=self._run, args=(save, values), name="checkpoint", daemon=True)
+        self._thread.start()
+        save.stall_seconds += time.monotonic() - began
+        if wait:
+            self.settle()
+            return self.last_step == step
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way on this rank."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def guard(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer's steps wait until the values that they change are copied."""
+        optimizer.register_step_pre_hook(lambda *_: self.before_update())
+
+    def before_update(self) -> None:
+        """Wait until the copy is made. On CUDA the device waits, not the caller."""
+        save = self._save
+        if save is None:
+            return
+        began = time.monotonic()
+        save.copied.wait()
+        if save.copies is not None:
+            torch.cuda.current_stream(self._place.device).wait_event(save.copies)
+        save.stall_seconds += time.monotonic() - began
+        self._save = None
+
+    def settle(self, timeout_seconds: float | None = None) -> bool:
+        """Wait for the save under way; return whether none is any more."""
+        began = time.monotonic()
+        while self.is_busy and (timeout_seconds is None or time.monotonic() - began < timeout_seconds):
+            self._join(_TICK_SECONDS)
+            watch.tick(self._place.progress.step)
+        return not self.is_busy
+
+    def _join(self, timeout_seconds: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    # ------------------------------------------------------------ what did not work
+
+    def _note_late(self, step: int) -> None:
+        stands_still = self._bytes == self._bytes_seen
+        self._bytes_seen = self._bytes
+        detail = f"the save before is still under way: {self._bytes / 1e6:,.0f} MB written by rank 0"
+        self._miss(step, "stalled" if stands_still else "late", detail)
+
+    def _miss(self, step: int, reason: str, detail: str) -> None:
+        self.missed += 1
+        if self._place.is_main:
+            alarm = self.missed >= ALARM_AFTER
+            emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self.missed, alarm=alarm)
+            say(f"{'ALARM: ' if alarm else ''}no checkpoint at step {step} ({reason}): {detail}; training goes on")
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self, save: _Save, states: States) -> None:
+        self._bytes = 0
+        try:
+            folder, shards = self._write(save, states)
+        except SaveError as error:
+            self._miss(save.step, "failed", str(error))
+        except Exception as error:  # noqa: BLE001 (a process group that broke; the step's own collectives fail, too)
+            self._miss(save.step, "failed", f"{type(error).__name__}: {error}")
+        else:
+            self.last_step = save.step
+            self.missed = 0
+            self._retire(save, folder, shards)
+        finally:
+            save.copied.set()
+
+    def _write(self, save: _Save, states: States) -> tuple[str, CheckpointWriter]:
+        """Plan, copy, write and commit; return the checkpoint's name and its writer."""
+        plan = self._plan_for(states)
+        self._ranks.each(lambda: self._copy(save, plan))
+        save.copied.set()
+        writer = {"run": self._keeping.run, "attempt": self._attempt, "step": save.step}
+        reserved = self._ranks.share(lambda: self.storage.reserve(save.step, writer))
+        shards = CheckpointWriter(self.storage, reserved, self._count)
+        written = self._ranks.collect(lambda: (self._write_shards(save, shards, plan), shards.files))
+        return self._ranks.share(lambda: self._commit(save, reserved, shards, plan, written)), shards
+
+    def _copy(self, save: _Save, plan: _Plan) -> None:
+        if save.ready is None:
+            self._planner.stage(plan.own)
+            return
+        stream: Any = torch.cuda.Stream(self._place.device)  # type: ignore[no-untyped-call]
+        stream.wait_event(save.ready)
+        with torch.cuda.stream(stream):
+            self._planner.stage(plan.own)
+        copies: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copies.record(stream)
+        save.copies = copies
+
+    def _write_shards(self, save: _Save, shards: CheckpointWriter, plan: _Plan) -> Any:
+        if save.copies is not None:
+            save.copies.synchronize()
+        return shards.write_data(plan.own, self._planner).wait()
+
+    def _commit(
+        self, save: _Save, reserved: str, shards: CheckpointWriter, plan: _Plan, written: list[tuple[Any, Any]]
+    ) -> str:
+        metadata: Any = plan.metadata
+        shards.finish(replace(metadata), [results for results, _ in written])
+        files = {name: file for _, others in written for name, file in others.items()} | shards.files
+        manifest = Manifest(
+            run=self._keeping.run,
+            attempt=self._attempt,
+            step=save.step,
+            time=time.time(),
+            world_size=self._place.world_size,
+            mesh=dict(self._keeping.mesh),
+            rng={"ranks": self._place.world_size, "sources": rng_sources(self._place)},
+            torch=torch.__version__,
+            code=self._keeping.code,
+            request=self._keeping.request,
+            state=save.state,
+            files=files,
+        )
+        name = self.storage.commit(reserved, manifest.to_json())
+        emit(
+            "checkpoint",
+            step=save.step,
+            uri=f"{self.storage.uri}/{name}",
+            bytes=manifest.total_bytes,
+            seconds=time.monotonic() - save.began,
+            stall_seconds=save.stall_seconds,
+        )
+        return name
+
+    def _count(self, bytes_: int) -> None:
+        self._bytes += bytes_
+
+    # ------------------------------------------------------------ the plan
+
+    def _plan_for(self, states: States) -> _Plan:
+        """Return who writes what; that of the last save while the states keep their form."""
+        local = self._ranks.each(lambda: self._plan_alone(states))
+        known = self._plan
+        if known is not None and not any(self._ranks.gather(lambda: local != known.local)):
+            return known
+        plans = self._ranks.collect(lambda: local)
+        own, metadata = self._ranks.deal(lambda: self._plan_together(plans))
+        self._plan = _Plan(local, self._planner.finish_plan(own), metadata)
+        return self._plan
+
+    def _plan_alone(self, states: States) -> SavePlan:
+        self._planner.set_up_planner(states, None, self._place.is_main)
+        return self._planner.create_local_plan()
+
+    def _plan_together(self, plans: list[SavePlan]) -> list[tuple[SavePlan, Metadata | None]]:
+        shared, metadata = self._planner.create_global_plan(plans)
+        shared = CheckpointWriter(self.storage, "", self._count).prepare_global_plan(shared)
+        return [(plan, None if rank else metadata) for rank, plan in enumerate(shared)]
+
+    # ------------------------------------------------------------ what goes
+
+    def _retire(self, save: _Save, folder: str, shards: CheckpointWriter) -> None:
+        """Delete what is no longer needed, after each rank has read back what it has written."""
+        try:
+            doomed = self._ranks.share(lambda: self._doomed(save.step))
+            if not doomed:
+                return
+            found = self._ranks.gather(lambda: list(faults(self.storage, folder, shards.files)))
+            damage = [fault for faults_ in found for fault in faults_]
+            self._ranks.share(lambda: self._finish_retiring(save.step, folder, damage, doomed))
+            if damage:
+                self._miss(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
+        except SaveError as error:
+            if self._place.is_main:
+                say(f"older checkpoints stay for now: {error}")
+
+    def _doomed(self, step: int) -> list[str]:
+        """Return the folders to delete: complete ones beyond those to keep, and what was never finished before them.
+
+        What was found damaged stays: it may be all that is left of a run.
+        """
+        records = [record for record in survey(self.storage) if record.step <= step and self._is_ours(record)]
+        steps = sorted({record.step for record in records if record.is_complete})
+        kept = steps[-self._keeping.keep :]
+        return [record.folder for record in records if record.verdict != "damaged" and kept and record.step < kept[0]]
+
+    def _is_ours(self, record: Record) -> bool:
+        return self._keeping.is_shared or writer_of(self.storage, record) == self._keeping.run
+
+    def _finish_retiring(self, step: int, folder: str, damage: list[str], doomed: list[str]) -> None:
+        if damage:
+            set_aside(self.storage, folder, damage)
+            emit("checkpoint_damaged", step=step, uri=f"{self.storage.uri}/{folder}", detail="; ".join(damage))
+            return
+        for name in doomed:
+            self.storage.delete(name)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Who writes what. `local` is what this rank could write, `own` what it shall; the metadata is rank 0's."""
+
+    local: SavePlan
+    own: SavePlan
+    metadata: Metadata | None
+
+
+class _Ranks:
+    """Phases that all ranks go through together: what fails on one raises SaveError on all."""
+
+    def __init__(self, place: Context, group: dist.ProcessGroup | None) -> None:
+        self._place = place
+        self._group = group
+
+    def each(self, act: Callable[[], T]) -> T:
+        """Do it on every rank; return this rank's own value."""
+        value, problem = self._try(act)
+        self._raise_any(problem)
+        return value  # type: ignore[return-value] # without a problem there is a value
+
+    def gather(self, act: Callable[[], T]) -> list[T]:
+        """Do it on every rank; return all values, by rank."""
+        value = self.each(act)
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self._place.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def collect(self, act: Callable[[], T]) -> list[T]:
+        """Do it on every rank; return all values on rank 0, nothing elsewhere."""
+        value = self.each(act)
+        if self._group is None:
+            return [value]
+        values: list[Any] | None = [None] * self._place.world_size if self._place.is_main else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return values or []
+
+    def share(self, act: Callable[[], T]) -> T:
+        """Do it on rank 0; return its value everywhere."""
+        outcome: list[Any] = [self._try(act) if self._place.is_main else None]
+        if self._group is not None:
+            dist.broadcast_object_list(outcome, src=0, group=self._group)
+        return self._opened(outcome[0])  # type: ignore[no-any-return]
+
+    def deal(self, act: Callable[[], list[T]]) -> T:
+        """Do it on rank 0; return to each rank its own element."""
+        hands: list[Any] | None = None
+        if self._place.is_main:
+            values, problem = self._try(act)
+            hands = [(value, problem) for value in values or self._place.world_size * (None,)]
+        if self._group is None:
+            return self._opened((hands or [])[0])  # type: ignore[no-any-return]
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, hands, src=0, group=self._group)
+        return self._opened(own[0])  # type: ignore[no-any-return]
+
+    def _try(self, act: Callable[[], T]) -> tuple[T | None, str | None]:
+        try:
+            return act(), None
+        except Exception as error:  # noqa: BLE001 (whatever it is, the others must hear of it, or they wait for ever)
+            return None, f"rank {self._place.rank}: {type(error).__name__}: {error}"
+
+    def _raise_any(self, problem: str | None) -> None:
+        problems: list[Any] = [problem]
+        if self._group is not None:
+            problems = [None] * self._place.world_size
+            dist.all_gather_object(problems, problem, group=self._group)
+        for found in problems:
+            if found is not None:
+                raise SaveError(found)
+
+    def _opened(self, outcome: tuple[Any, str | None]) -> Any:
+        value, problem = outcome
+        if problem is not None:
+            raise SaveError(problem)
+        return value
+
+
+def _event_now(place: Context) -> torch.cuda.Event | None:
+    """Return what marks this moment on the device, or None where values are there when a call returns."""
+    if place.device.type != "cuda":
+        return None
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(place.device))
+    return event  # type: ignore[no-any-return]

@@ -1,0 +1,171 @@
+"""Streaming uploads of one object: by boto3 in parts, and by s3torchconnector. Nothing appears before the end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, retries_of
+
+_PART_BYTES = 8 << 20
+# Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
+# (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026-11).
+_PARTS_OF_ONE_SIZE = 75
+_PARTS_AT_MOST = 10_000
+_THREADS = 4
+
+Buffer = bytes | bytearray | memoryview
+
+
+class PartsUpload:
+    """An upload in parts by boto3. It holds one part more than its threads send.
+
+    Args:
+        client: boto3's S3 client.
+        bucket: The bucket's name.
+        key: The object's whole key.
+    """
+
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self._client = client
+        self._place = {"Bucket": bucket, "Key": key}
+        self._doing = f"writing s3://{bucket}/{key}"
+        self._part = bytearray()
+        self._upload = ""
+        self._total_bytes = 0
+        self._sent: list[Future[str]] = []
+        self._slots = threading.Semaphore(_THREADS)
+        self._threads = ThreadPoolExecutor(_THREADS, "upload")
+
+    def write(self, buffer: Buffer) -> None:
+        """Append bytes.
+
+        Raises:
+            ObjectsError: this part or an earlier one cannot be uploaded.
+        """
+        rest = memoryview(buffer).cast("B")
+        self._total_bytes += len(rest)
+        while len(rest):
+            room = part_bytes(len(self._sent)) - len(self._part)
+            self._part += rest[:room]
+            rest = rest[room:]
+            if len(self._part) == part_bytes(len(self._sent)):
+                self._send()
+
+    def complete(self) -> None:
+        """Make the object visible.
+
+        Raises:
+            ObjectsError: it cannot be; there is no such object.
+        """
+        if not self._upload:
+            with explained(self._doing):
+                self._client.put_object(**self._place, Body=self._part)
+            return
+        if self._part:
+            self._send()
+        parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
+        self._threads.shutdown(cancel_futures=True)
+        with explained(self._doing):
+            self._finish(parts)
+
+    def abort(self) -> None:
+        """Give the upload up; the parts are deleted where S3 can be reached."""
+        self._threads.shutdown(cancel_futures=True)
+        if not self._upload:
+            return
+        try:
+            with explained(self._doing):
+                self._client.abort_multipart_upload(**self._place, UploadId=self._upload)
+        except ObjectsError:
+            return  # what made us give up counts, and nothing is visible
+
+    def _send(self) -> None:
+        if not self._upload:
+            with explained(self._doing):
+                self._upload = self._client.create_multipart_upload(**self._place)["UploadId"]
+        self._slots.acquire()
+        for sent in self._sent[-_THREADS - 1 :]:
+            if sent.done():
+                sent.result()
+        self._sent.append(self._threads.submit(self._send_part, len(self._sent) + 1, self._part))
+        self._part = bytearray()
+
+    def _send_part(self, number: int, part: bytearray) -> str:
+        try:
+            with explained(self._doing):
+                answer = self._client.upload_part(**self._place, UploadId=self._upload, PartNumber=number, Body=part)
+            return str(answer["ETag"])
+        finally:
+            self._slots.release()
+
+    def _finish(self, parts: list[dict[str, Any]]) -> None:
+        from botocore.exceptions import ClientError
+
+        try:
+            self._client.complete_multipart_upload(
+                **self._place, UploadId=self._upload, MultipartUpload={"Parts": parts}
+            )
+        except ClientError as error:
+            # The first answer was lost, and the second says that the upload has ended: the object tells.
+            if code_of(error) != "NoSuchUpload" or not retries_of(error):
+                raise
+            if self._client.head_object(**self._place)["ContentLength"] != self._total_bytes:
+                raise
+
+
+def part_bytes(number: int) -> int:
+    """Return the size of a part, counted from 0."""
+    return _PART_BYTES * (1 + number // _PARTS_OF_ONE_SIZE)
+
+
+class ConnectorUpload:
+    """An upload by s3torchconnector.
+
+    Args:
+        writer: What `S3Checkpoint.writer` returns.
+        uri: Of the object.
+        part_bytes: The connector's size of a part.
+    """
+
+    def __init__(self, writer: Any, uri: str, part_bytes: int) -> None:
+        self._writer = writer
+        self._doing = f"writing {uri}"
+        self._left_bytes = part_bytes * _PARTS_AT_MOST
+
+    def write(self, buffer: Buffer) -> None:
+        """Append bytes.
+
+        Raises:
+            ObjectsError: these bytes or earlier ones cannot be uploaded.
+        """
+        data = buffer if isinstance(buffer, bytes) else bytes(buffer)
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise ObjectsError(f"{self._doing}: it has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3")
+        with explained(self._doing):
+            self._writer.write(data)
+
+    def complete(self) -> None:
+        """Make the object visible.
+
+        Raises:
+            ObjectsError: it cannot be; there is no such object.
+        """
+        try:
+            with explained(self._doing):
+                self._writer.close()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Give the upload up, unless it is complete."""
+        # Closing the writer would publish what was written so far, and its finalizer closes it. Without its stream it
+        # cannot, and the connector aborts an upload whose stream is dropped.
+        self._writer.stream = _Nothing()
+
+
+class _Nothing:
+    def close(self) -> None:
+        """Close nothing."""

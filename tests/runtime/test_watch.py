@@ -1,0 +1,450 @@
+"""A hang ends the host with evidence, and nothing else does: real launchers, torchrun and ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import until
+
+from cloudtrain.bundle.contents import WORKER
+from cloudtrain.container.machine import free_port, host_addresses
+from cloudtrain_runtime import stacks, watch
+from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig, parse_event
+from cloudtrain_runtime.hang import Stillness, words
+from cloudtrain_runtime.stacks import Frame, Stand
+
+CONFIG = RunConfig(
+    run="demo-261121-101500-1a2b3c",
+    task=None,
+    script="train.py",
+    args=[],
+    requirements=None,
+    processes_per_instance=2,
+    distribution="torch_distributed",
+    max_restarts=2,
+    train=None,
+    checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
+    hang_seconds=2.0,
+)
+SCRIPT = """
+import ctypes, os, re, signal, sys, time
+import torch, torch.distributed as dist
+from cloudtrain_runtime import watch
+
+def forward(step):
+    if step == 5 and rank == world - 1:
+        KIND()
+
+def sleep():
+    while True:
+        time.sleep(60)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        time.sleep(1)
+
+def hold_the_lock():
+    ctypes.PyDLL(None).sleep(3600)
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+print("pids", os.getpid(), flush=True)
+for step in range(1, 9):
+    forward(step)
+    dist.all_reduce(torch.ones(1))
+    watch.tick(step)
+"""
+
+
+@dataclass
+class Host:
+    """A host's folder and its launcher."""
+
+    tree: MlTree
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        path = self.tree.root / "log"
+        return path.read_text() if path.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        found = (parse_event(line) for line in self.log.splitlines())
+        return [event for event in found if event and event["event"] == name]
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout=120)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes of this host."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                is_its = process.environ().get("CLOUDTRAIN_ML_ROOT") == str(self.tree.root)
+                if is_its and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
+    """Start the launchers of a script's hosts."""
+    hosts: list[Host] = []
+
+    def start(
+        script: str, config: RunConfig = CONFIG, *, count: int = 1, config_is_pipe: bool = False, **environ: str
+    ) -> list[Host]:
+        names = [f"algo-{index + 1}" for index in range(count)]
+        for name in names:
+            hosts.append(Host(MlTree(tmp_path / name)))
+            _prepare(hosts[-1].tree, script, config, name, names)
+            if config_is_pipe:
+                hosts[-1].tree.run_config.unlink()
+                os.mkfifo(hosts[-1].tree.run_config)
+        shared = _environment(names)
+        for host in hosts:
+            with (host.tree.root / "log").open("wb") as log:
+                host.process = subprocess.Popen(
+                    [sys.executable, "-m", "cloudtrain_runtime.launch"],
+                    cwd=host.tree.code,
+                    env={**os.environ, **shared, "CLOUDTRAIN_ML_ROOT": str(host.tree.root), **environ},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        return hosts
+
+    yield start
+    for host in hosts:
+        for process in host.processes():
+            process.kill()
+        if host.process is not None:
+            host.process.kill()
+            host.process.wait()
+
+
+def _prepare(tree: MlTree, script: str, config: RunConfig, name: str, names: list[str]) -> None:
+    for folder in (tree.config, tree.run_config.parent, tree.code):
+        folder.mkdir(parents=True)
+    (tree.code / WORKER_SCRIPT).write_text(WORKER)
+    (tree.code / "train.py").write_text(script)
+    (tree.config / "resourceconfig.json").write_text(json.dumps({"current_host": name, "hosts": names}))
+    tree.run_config.write_text(config.to_json())
+
+
+def _environment(names: list[str]) -> dict[str, str]:
+    return {
+        "CLOUDTRAIN_HOST_ADDRESSES": json.dumps(host_addresses(tuple(names))),
+        "CLOUDTRAIN_RENDEZVOUS_PORT": str(free_port()),
+        "CLOUDTRAIN_GPUS": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+# ---------------------------------------------------------------- hangs
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("sleep", "rank 1 on algo-1 stands in train.py:12 in sleep"),
+        ("hold_the_lock", "rank 1 on algo-1 stands in train.py:20 in hold_the_lock"),
+        ("stop", "rank 1 on algo-1 is stopped by a signal (SIGSTOP), and stands in train.py:15 in stop"),
+    ],
+)
+def test_a_hang_ends_the_host_and_names_the_rank(
+    kind: str, told: str, start: Callable[..., list[Host]], tmp_path: Path
+) -> None:
+    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri=(tmp_path / "saved place").as_uri()))
+    (host,) = start(SCRIPT.replace("KIND", kind), config)
+    assert host.wait() == 1, host.log
+    failure = host.tree.failure.read_text()
+    assert failure.startswith("hang: no step for ")
+    assert failure.endswith(f" after step 4; {told}"), failure
+    assert "rank 0 stands in train.py:27 in <module> (waits in torch/distributed/" in host.log
+    (event,) = host.events("hang")
+    assert (event["host"], event["step"], event["ranks"]) == ("algo-1", 4, [1])
+    assert event["seconds"] > 2.0
+    assert "in all_reduce" in (host.tree.hang / "rank-0.txt").read_text()
+    assert f"in {kind}" in (host.tree.hang / "rank-1.txt").read_text()
+    assert event["stacks"].endswith("/saved%20place/hang/algo-1")
+    kept = tmp_path / "saved place" / "hang" / "algo-1"
+    assert {path.name for path in kept.iterdir()} == {"rank-0.txt", "rank-1.txt", "summary.txt"}
+    (failed,) = host.events("failed")
+    assert (failed["rank"], failed["message"], failed["secondary"]) == (1, failure, False)
+    assert host.processes() == []
+    assert host.log.count("pids") == 2, "no restart after a hang"
+
+
+@pytest.mark.processes
+def test_each_host_tells_its_part_and_the_cause_comes_first(start: Callable[..., list[Host]]) -> None:
+    first, second = start(SCRIPT.replace("KIND", "sleep"), count=2)
+    assert (first.wait(), second.wait()) == (1, 1), first.log + second.log
+    assert "rank 3 on algo-2 stands in train.py:12 in sleep" in second.tree.failure.read_text()
+    assert "ranks 0, 1 on algo-1: rank 0 stands in train.py:27 in <module> (waits in" in first.tree.failure.read_text()
+    failures = [host.events("failed")[0] for host in (first, second)]
+    assert [failure["secondary"] for failure in failures] == [True, False]
+    # Each has written its own before the other one's end could disturb it.
+    assert [sorted(path.name for path in host.tree.hang.iterdir()) for host in (first, second)] == [
+        ["rank-0.txt", "rank-1.txt", "summary.txt"],
+        ["rank-2.txt", "rank-3.txt", "summary.txt"],
+    ]
+    assert first.processes() == second.processes() == []
+
+
+@pytest.mark.aws
+@pytest.mark.processes
+def test_the_evidence_is_uploaded_beside_the_checkpoints(start: Callable[..., list[Host]], aws: dict[str, str]) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri="s3://cloudtrain-test/run/checkpoints"))
+    (host,) = start(SCRIPT.replace("KIND", "sleep"), config)
+    assert host.wait() == 1
+    assert host.events("hang")[0]["stacks"] == "s3://cloudtrain-test/run/checkpoints/hang/algo-1", host.log
+    stored = client.get_object(Bucket="cloudtrain-test", Key="run/checkpoints/hang/algo-1/rank-1.txt")
+    assert "line 12 in sleep" in stored["Body"].read().decode()
+
+
+@pytest.mark.processes
+def test_nccls_flight_recorder_is_asked_for_its_traces(start: Callable[..., list[Host]]) -> None:
+    """A thread stands in for torch's monitor: it makes the pipe, and writes its trace when somebody writes to it."""
+    script = """
+import os, threading, time
+from cloudtrain_runtime import watch
+
+def monitor():
+    rank = os.environ["RANK"]
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+    with open(pipe, "rb") as asked:
+        asked.read(1)
+    open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank, "wb").write(b"trace")
+
+threading.Thread(target=monitor, daemon=True).start()
+watch.tick(1)
+while True:
+    time.sleep(60)
+"""
+    (host,) = start(script, CLOUDTRAIN_GPUS="2")
+    assert host.wait() == 1
+    traces = {path.name: path.read_bytes() for path in host.tree.hang.glob("nccl-trace-*")}
+    assert traces == {"nccl-trace-0": b"trace", "nccl-trace-1": b"trace"}, host.log
+
+
+@pytest.mark.processes
+def test_a_place_that_takes_nothing_ends_the_host_all_the_same(start: Callable[..., list[Host]]) -> None:
+    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri="/proc/no-place"))
+    (host,) = start(SCRIPT.replace("KIND", "sleep"), config)
+    assert host.wait() == 1
+    assert "it cannot be copied to /proc/no-place/hang/algo-1" in host.log
+    assert "rank 1 on algo-1" in host.tree.failure.read_text()
+
+
+# ---------------------------------------------------------------- what is no hang
+
+SLOW = """
+import os, time
+from cloudtrain_runtime import watch
+
+rank = int(os.environ["RANK"])
+time.sleep(2.0)            # the watch begins with the first tick
+watch.tick(1)
+if rank == 0:
+    os._exit(0)            # a rank that has ended is not missed
+time.sleep(0.9)
+watch.tick(2)
+time.sleep(1.5)            # beyond the limit, not beyond the slowest step and the limit
+watch.tick(3)
+with watch.exempt():
+    time.sleep(3.5)
+watch.tick(4)
+watch.pause()
+if os.fork() == 0:
+    watch.tick(99)         # another process's tick is none of this rank
+    os._exit(0)
+time.sleep(3.5)
+watch.tick(5)
+print("came to the end", flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_slow_rank_and_one_that_has_ended_are_no_hang(start: Callable[..., list[Host]]) -> None:
+    (host,) = start(SLOW, replace(CONFIG, hang_seconds=1.0))
+    assert host.wait() == 0, host.log
+    assert "came to the end" in host.log
+    assert not host.tree.failure.exists()
+
+
+@pytest.mark.processes
+def test_without_a_limit_nothing_is_watched(start: Callable[..., list[Host]]) -> None:
+    script = "import time; from cloudtrain_runtime import watch; watch.tick(1); time.sleep(1); watch.tick(2)"
+    (host,) = start(script, replace(CONFIG, hang_seconds=None))
+    assert host.wait() == 0, host.log
+    assert not host.tree.watch.exists()
+
+
+@pytest.mark.processes
+def test_ranks_that_are_started_again_are_watched_anew(start: Callable[..., list[Host]]) -> None:
+    script = """
+import os, time
+from cloudtrain_runtime import watch
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+time.sleep(4.0 if again else 0.0)  # longer than the limit: the pulse of the one before is not taken for its own
+for step in range(1, 6):
+    watch.tick(step)
+    if step == 3 and not again:
+        os.kill(os.getpid(), 9)
+while again:
+    time.sleep(60)
+"""
+    (host,) = start(script, replace(CONFIG, processes_per_instance=1, max_restarts=1))
+    assert host.wait() == 1, host.log
+    assert "after step 5; rank 0 on algo-1 stands in train.py:11 in <module>" in host.tree.failure.read_text()
+
+
+def test_ticks_are_for_runs_only() -> None:
+    watch.tick(1)
+    watch.pause()
+    watch.leave()
+    with watch.exempt():
+        watch.tick(2)
+
+
+# ---------------------------------------------------------------- the notice to stop
+
+NOTICED = """
+import os, signal, sys, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, lambda *_: (print("got SIGTERM", flush=True), sys.exit(3)))
+output = Path(os.environ["CLOUDTRAIN_ML_ROOT"], "output")
+if ACTS:
+    (output / "in-training-loop").touch()
+print("ready", flush=True)
+while not (ACTS and (output / "stop-notice").exists()):
+    time.sleep(0.05)
+time.sleep(2.0)
+print("saved and left", flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_that_acts_on_the_notice_gets_the_whole_grace(start: Callable[..., list[Host]]) -> None:
+    (host,) = start(NOTICED.replace("ACTS", "True"))
+    until(lambda: host.log.count("ready") == 2)
+    assert host.process is not None
+    host.process.send_signal(signal.SIGTERM)
+    until(host.tree.stop_notice.exists)
+    host.process.send_signal(signal.SIGTERM)
+    assert host.wait() == 0, host.log
+    assert host.log.count("saved and left") == 2
+    assert "got SIGTERM" not in host.log
+
+
+@pytest.mark.processes
+def test_a_script_that_ignores_the_notice_is_ended_when_the_grace_is_over(start: Callable[..., list[Host]]) -> None:
+    script = NOTICED.replace("not (ACTS and", "not (False and").replace("ACTS", "True")
+    (host,) = start(script, CLOUDTRAIN_STOP_GRACE_SECONDS="21")
+    until(lambda: host.log.count("ready") == 2)
+    assert host.process is not None
+    host.process.send_signal(signal.SIGTERM)
+    assert host.wait() != 0
+    assert "got SIGTERM" in host.log
+
+
+@pytest.mark.processes
+def test_another_script_gets_sigterm_at_once(start: Callable[..., list[Host]]) -> None:
+    (host,) = start(NOTICED.replace("ACTS", "False"))
+    until(lambda: host.log.count("ready") == 2)
+    assert host.process is not None
+    host.process.send_signal(signal.SIGTERM)
+    assert host.wait() != 0
+    assert "got SIGTERM" in host.log
+
+
+@pytest.mark.processes
+def test_a_stop_before_the_ranks_are_started_starts_none(start: Callable[..., list[Host]], tmp_path: Path) -> None:
+    config = tmp_path / "algo-1" / "input" / "data" / "cloudtrain" / "run.json"
+    (host,) = start("print('trained')", config_is_pipe=True)
+    assert host.process is not None
+    with config.open("w") as pipe:  # when it is open, the launcher reads
+        host.process.send_signal(signal.SIGTERM)
+        until(host.tree.stop_notice.exists)
+        pipe.write(CONFIG.to_json())
+    assert host.wait() == 128 + signal.SIGTERM, host.log
+    assert "trained" not in host.log
+    assert not host.tree.failure.exists()
+
+
+# ---------------------------------------------------------------- words
+
+
+DUMP = """\
+Thread 0x00007f0000000002 [pin] (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007f0000000003 (most recent call first):
+  File "/opt/ml/code/other.py", line 1 in take
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/opt/conda/lib/python3.11/site-packages/torch/autograd/graph.py", line 829 in _engine_run_backward
+  File "/opt/ml/code/nets/gpt.py", line 42 in step
+"""
+CODE = Path("/opt/ml/code")
+
+
+def test_the_main_threads_stack_is_read() -> None:
+    frames = stacks.main_stack(DUMP, 0x7F0000000001)
+    assert [frame.function for frame in frames] == ["_engine_run_backward", "step"]
+    assert stacks.main_stack(DUMP, 0x99)[0].function == "take", "the one that took the signal, where it is missing"
+    assert stacks.main_stack("", 1) == ()
+    told = Stand(0, 7, True, frames).show(CODE)
+    assert told == "stands in nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "odd"),
+    [
+        ({}, []),
+        ({2: {"trouble": "is stopped"}}, [2]),
+        ({1: {"step": 6}}, [1]),
+        ({3: {"frames": (Frame("/opt/ml/code/train.py", 17, "forward"),)}}, [3]),
+        ({0: {"frames": ()}}, [0]),
+        ({0: {"is_silent": False}}, [1, 2, 3]),
+        ({1: {"frames": (Frame("/x/site-packages/torch/distributed/other.py", 5, "barrier"),)}}, [1]),
+    ],
+)
+def test_the_rank_unlike_the_others_is_found(changes: dict[int, dict[str, Any]], odd: list[int]) -> None:
+    waiting = (Frame("/x/site-packages/torch/distributed/c10d.py", 10, "all_reduce"),)
+    ranks = [replace(Stand(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)]
+    assert [stand.rank for stand in stacks.odd_ones(ranks)] == odd
+
+
+def test_a_frozen_host_is_no_hang() -> None:
+    clock = Stillness(longest_seconds=0.01)
+    pulse = watch.Pulse(0, 1, 0, 0, 0, watch.Phase.RUNNING, 5, 1000, 0)
+    clock.look([pulse])
+    time.sleep(0.3)
+    ((_, still),) = clock.look([pulse])
+    assert still <= 0.01, "the launcher did not look for 0.3 s: it was frozen itself"
+    ((_, still),) = clock.look([replace(pulse, last_nanoseconds=2000)])
+    assert still == 0.0
+
+
+def test_durations_are_told_in_words() -> None:
+    assert [words(seconds) for seconds in (2.4, 119.0, 720.0)] == ["2 s", "119 s", "12 min"]
