@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cloudtrain.api import (
         check,
+        checkpoint_folder,
         explain,
         files,
         find_settings,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         BundleError,
         CloudError,
         CloudtrainError,
+        DamagedCheckpointError,
         DriftError,
         MissingExtraError,
         NoCapacityError,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from cloudtrain.plan import Plan
     from cloudtrain.preflight import Check
     from cloudtrain.run import LogFilter, LogLine, Progress, Run, RunFilter, State, Status, WarmPool
+    from cloudtrain.saved import CheckpointFolder, SavedCheckpoint
     from cloudtrain.settings import Settings
     from cloudtrain.spec import JobSpec
 
@@ -56,8 +59,10 @@ __version__ = "0.1.0"
 __all__ = [
     "BundleError",
     "Check",
+    "CheckpointFolder",
     "CloudError",
     "CloudtrainError",
+    "DamagedCheckpointError",
     "DriftError",
     "Explanation",
     "FailureClass",
@@ -72,6 +77,7 @@ __all__ = [
     "Run",
     "RunFilter",
     "RunNotFoundError",
+    "SavedCheckpoint",
     "Settings",
     "SettingsError",
     "SpecError",
@@ -80,6 +86,7 @@ __all__ = [
     "UserError",
     "WarmPool",
     "check",
+    "checkpoint_folder",
     "explain",
     "files",
     "find_settings",
@@ -97,6 +104,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "check",
+        "checkpoint_folder",
         "explain",
         "files",
         "find_settings",
@@ -111,13 +119,14 @@ _HOMES = {
         "validate",
     ),
     "errors": (
-        *("BundleError", "CloudError", "CloudtrainError", "DriftError", "MissingExtraError"),
+        *("BundleError", "CloudError", "CloudtrainError", "DamagedCheckpointError", "DriftError", "MissingExtraError"),
         *("NoCapacityError", "Problem", "RunNotFoundError", "SettingsError", "SpecError", "UserError"),
     ),
     "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
     "preflight": ("Check",),
     "run": ("LogFilter", "LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
+    "saved": ("CheckpointFolder", "SavedCheckpoint"),
     "settings": ("Settings",),
     "spec": ("JobSpec",),
 }

@@ -17,7 +17,7 @@ from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
 from cloudtrain.capacity import FIRST_PAUSE_SECONDS
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
-from cloudtrain.earlier import EarlierRun
+from cloudtrain.earlier import EarlierRun, saved_by
 from cloudtrain.entry import find_module
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
@@ -27,6 +27,7 @@ from cloudtrain.errors import (
     SpecError,
     UserError,
 )
+from cloudtrain.locations import Resumed, steps_beside
 from cloudtrain.placement import Machine
 from cloudtrain.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
 from cloudtrain.problems import Finding
@@ -43,11 +44,13 @@ from cloudtrain.run import (
     parse_reference,
     when_submitted,
 )
+from cloudtrain.saved import CheckpointFolder
 from cloudtrain.sending import Sending, refuse_failed
 from cloudtrain.settings import Settings, load_settings, prices_file
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
 from cloudtrain_runtime.contract import BUNDLE_FILE
+from cloudtrain_runtime.contract.manifest import step_of
 
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
@@ -142,6 +145,7 @@ def _plan(
     now: datetime | None = None,
     suffix: str | None = None,
     progress: Progress | None = None,
+    cloud: SageMakerBackend | None = None,
 ) -> tuple[Plan, Contents]:
     missing = [spec.problem_of(finding) for finding in spec.references.check()]
     if missing:  # a job that was built in Python has not been asked yet
@@ -155,7 +159,11 @@ def _plan(
         raise SpecError(left_behind)
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory))
     stamp = "" if local else _stamp_data(spec)
-    decided = _decide(spec, code, local=local, settings=settings, now=now, suffix=suffix, data_stamp=stamp)
+    settings = settings or find_settings(spec)
+    resumed = _find_resumed(spec, settings, local=local, cloud=cloud)
+    decided = _decide(
+        spec, code, local=local, settings=settings, now=now, suffix=suffix, data_stamp=stamp, resumed=resumed
+    )
     return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
 
 
@@ -210,6 +218,7 @@ def _decide(
     now: datetime | None = None,
     suffix: str | None = None,
     data_stamp: str = "",
+    resumed: Resumed | None = None,
 ) -> Plan:
     settings = settings or find_settings(spec)
     moment = now or datetime.now(UTC)
@@ -224,7 +233,7 @@ def _decide(
         prices=prices(),
         home=find_home(),
         machine=_this_machine() if local else None,
-        resume_uri=_resume_uri(spec, settings, local=local),
+        resumed=resumed or _find_resumed(spec, settings, local=local),
         data_stamp=data_stamp,
     )
     # Runs of this machine may begin in the same second; the account's are named after what they are.
@@ -252,7 +261,7 @@ def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tu
     settings = settings or find_settings(spec)
     backend = _sagemaker(settings)
     backend.check_ready()
-    decided, _ = _plan(spec, local=False, settings=settings)
+    decided, _ = _plan(spec, local=False, settings=settings, cloud=backend)
     return backend.start_checks(decided).wait()
 
 
@@ -320,7 +329,9 @@ def submit(
     cloud = None if local else _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
     if cloud is not None:
         cloud.check_ready()
-    decided, contents = _plan(spec, local=local, settings=settings, progress=progress)
+    decided, contents = _plan(spec, local=local, settings=settings, progress=progress, cloud=cloud)
+    if local:
+        _refuse_nothing_here(decided)
     from cloudtrain.bundle.archive import write_bundle
 
     def pack() -> Bundle:
@@ -342,12 +353,13 @@ def resume(
     overrides: Iterable[str] = (),
     *,
     instances: int | None = None,
+    from_step: int | None = None,
     settings: Settings | None = None,
     skip_check: bool = False,
     new: bool = False,
     on_checks: Callable[[tuple[Check, ...]], None] | None = None,
 ) -> Run:
-    """Start a new run that goes on from the last complete checkpoint of one that has ended.
+    """Start a new run that goes on from a complete checkpoint of one that has ended, by default the last.
 
     It has the same job, code, data and account, wherever it was submitted from; neither job file nor code is needed.
 
@@ -355,6 +367,7 @@ def resume(
         reference: The run that has ended.
         overrides: What changes, `path=value` as the `--set` option takes them, such as `cluster.spot=true`.
         instances: Replaces `cluster.instances`.
+        from_step: Step of the checkpoint to go on from.
         settings: Region and transport; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run. The checkpoint is looked for in any case.
         new: Start another run beside one of the same request.
@@ -372,33 +385,93 @@ def resume(
         raise UserError(f"{run} is {state}: it goes on by itself", f"to end it: cloudtrain stop {run}")
     earlier = EarlierRun(backend.plan_of(run))
     spec = earlier.job(overrides, instances=instances)
+    resumed = earlier.saved if spec.checkpoint.resume == run else None
+    if from_step is not None:
+        if resumed is None:
+            raise UserError("--from and checkpoint.resume name two places", "give one of them")
+        saved = CheckpointFolder(resumed.steps, run, _environ(backend.name, settings))
+        resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
     if backend.name == LOCAL:
-        return _resume_here(earlier, spec)
+        return _resume_here(earlier, spec, resumed)
     today = settings or find_settings()
     if backend.name == SANDBOX and (found := find_sandbox()) is not None:
         today = found.settings(today)
     account = earlier.settings(today)
     cloud = cast("SageMakerBackend", backend).under(account)
     cloud.check_ready()
-    decided = _decide(spec, earlier.code, local=False, settings=account, data_stamp=_stamp_data(spec))
-    refuse_failed(cloud.check_resume(decided), f"see what {run} has left: cloudtrain status {backend.name}:{run}")
+    stamp = _stamp_data(spec)
+    resumed = resumed or _find_resumed(spec, account, local=False, cloud=cloud)
+    decided = _decide(spec, earlier.code, local=False, settings=account, data_stamp=stamp, resumed=resumed)
+    left = f"see what {run} has left: cloudtrain checkpoints {backend.name}:{run}"
+    try:
+        refuse_failed(cloud.check_resume(decided), left)
+    except CloudError as error:
+        raise UserError(error.message, error.hint) from None  # nothing to go on from, whoever has noticed
     sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
     return sending.send(decided)
 
 
-def _resume_here(earlier: EarlierRun, spec: JobSpec) -> Run:
+def _resume_here(earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None) -> Run:
     """Start a local run from the checkpoints and the packed code of another one."""
     from cloudtrain.bundle.archive import Bundle
 
     local = _local()
     again = f"cloudtrain submit --local JOB --set checkpoint.resume={earlier.run}"
-    if not local.can_resume(earlier.run):
-        raise UserError(f"{earlier.run} has left no complete checkpoint", "start anew: cloudtrain submit --local JOB")
-    decided = _decide(spec, earlier.code, local=True, settings=Settings())
+    decided = _decide(spec, earlier.code, local=True, settings=Settings(), resumed=resumed)
+    _refuse_nothing_here(decided)
     archive = find_home() / BUNDLES_FOLDER / earlier.code.digest / BUNDLE_FILE
     if not archive.is_file():
         raise UserError(f"the code of {earlier.run} is gone: {archive}", f"with the code as it is now: {again}")
     return local.submit(decided, Bundle(archive, earlier.code))
+
+
+def _refuse_nothing_here(decided: Plan) -> None:
+    """Refuse a local run that is to go on from something, when there is nothing.
+
+    Raises:
+        UserError: the place that it names holds no complete checkpoint.
+        CloudError: it lies in S3, which refused or cannot be reached.
+    """
+    from cloudtrain.container.tree import path_of
+
+    config = decided.config
+    if "://" not in decided.resume:
+        return
+    own_files = decided.locations.checkpoints  # of a script, which may save as it likes
+    is_folder = config.script is not None and step_of(decided.resume.rpartition("/")[2]) is None
+    if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
+        return
+    try:
+        CheckpointFolder(decided.resume, config.checkpoint.resume_run).find()
+    except UserError as error:
+        raise UserError(error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB") from None
+
+
+def checkpoint_folder(reference: str, *, settings: Settings | None = None) -> CheckpointFolder:
+    """Return where checkpoints lie: those of a run on whatever backend, or those at a uri or in a folder.
+
+    Args:
+        reference: A run, `s3://bucket/prefix`, `file:///...` or a path that holds a slash.
+        settings: The account; by default from environment and files.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        CloudError: AWS refused or cannot be reached.
+    """
+    if "/" in reference or (not is_run_id(reference) and Path(reference).is_dir()):
+        return CheckpointFolder(reference, environ=_environ(SAGEMAKER, settings))
+    backend, run = _find(reference, settings)
+    return CheckpointFolder(saved_by(backend.plan_of(run), run).steps, run, _environ(backend.name, settings))
+
+
+def _environ(backend: str, settings: Settings | None) -> dict[str, str]:
+    """Return the environment of a process that reads what a backend's runs have saved."""
+    if backend == SANDBOX and (found := find_sandbox()) is not None:
+        # Nothing of the real account: a profile or an endpoint would lead there.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        return {**own, **found.environment}
+    region = (settings or find_settings()).region if backend == SAGEMAKER else None
+    return {**os.environ, **({"AWS_DEFAULT_REGION": region} if region else {})}
 
 
 def get_run(reference: str, *, settings: Settings | None = None) -> Run:
@@ -668,17 +741,27 @@ def _left_out(contents: Contents) -> list[str]:
     return [f"left behind: {', '.join(names[:3])}{more} (results and data; see: cloudtrain files)"]
 
 
-def _resume_uri(spec: JobSpec, settings: Settings, *, local: bool) -> str | None:
-    """Return where the checkpoints of the run lie that `checkpoint.resume` names, or None when it names none."""
+def _find_resumed(
+    spec: JobSpec, settings: Settings, *, local: bool, cloud: SageMakerBackend | None = None
+) -> Resumed | None:
+    """Return what the run has saved that `checkpoint.resume` names, or None when it names no run.
+
+    Without `cloud` nothing is asked: a run of the account is taken to have saved where runs do by default.
+    """
     run = spec.checkpoint.resume.rpartition(":")[2]
     if not is_run_id(run):
         return None
     here = _local()
     if here.has(run):
-        return here.checkpoints_of(run)
+        return saved_by(here.plan_of(run), run)
     if local or settings.bucket is None:
         return None
-    return f"s3://{settings.bucket}/{settings.prefix}/{run}/checkpoints"
+    if cloud is not None:
+        # Its plan may be gone and its checkpoints may not; the checks tell of what is not there.
+        with contextlib.suppress(UserError):
+            return saved_by(cloud.plan_of(run), run)
+    folder = f"s3://{settings.bucket}/{settings.prefix}/{run}/checkpoints"
+    return Resumed(folder, steps_beside(folder) if spec.code.script is not None else folder, run)
 
 
 def _local() -> LocalBackend:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from cloudtrain.errors import SpecError, UserError
+from cloudtrain.errors import RunNotFoundError, SpecError, UserError
+from cloudtrain.locations import Resumed, steps_beside
 from cloudtrain.plan import CodeInfo
 from cloudtrain.request import split_uri
 from cloudtrain.settings import Settings
@@ -17,6 +18,30 @@ from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
 _PARTS = ("job", "request", "bundle", "checkpoint")
 _CODE = ("directory", "task", "script", "requirements")
+
+
+def saved_by(content: Mapping[str, Any], run: str) -> Resumed:
+    """Return where a run has saved its checkpoints.
+
+    Args:
+        content: Its plan.json.
+        run: Its id.
+
+    Raises:
+        RunNotFoundError: its plan does not tell.
+    """
+    try:
+        folder = str(content["checkpoint"]["uri"])
+        config, request = content["config"], content["request"]
+        steps = str(config["checkpoint"]["uri"])
+        # A script of an older cloudtrain has none there; what cannot reach S3 saves to the folder that is synced.
+        has_two = config["script"] is not None and folder.startswith("s3://")
+        if not steps and has_two and not request.get("EnableNetworkIsolation"):
+            steps = steps_beside(folder)
+    except (KeyError, TypeError, AttributeError):
+        hint = "give the folder of its checkpoints instead"
+        raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
+    return Resumed(folder, steps or folder, run)
 
 
 class EarlierRun:
@@ -32,7 +57,7 @@ class EarlierRun:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self.run = str(content.get("run", ""))
-        if not all(isinstance(content.get(part), Mapping) for part in _PARTS):
+        if not self.run or not all(isinstance(content.get(part), Mapping) for part in _PARTS):
             raise UserError(
                 f"the plan.json of {self.run or 'this run'} does not hold the job: an older cloudtrain, or something "
                 "else, has written it",
@@ -46,9 +71,9 @@ class EarlierRun:
         return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"])
 
     @property
-    def checkpoints(self) -> str:
-        """Uri of the folder of its checkpoints."""
-        return str(self._content["checkpoint"]["uri"])
+    def saved(self) -> Resumed:
+        """Where its checkpoints lie."""
+        return saved_by(self._content, self.run)
 
     def job(self, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
         """Return its job with the data where the run has it, and its checkpoints to go on from.
@@ -71,8 +96,8 @@ class EarlierRun:
         }
         saved = dict(document.get("checkpoint", {}))
         if "uri" in saved and "://" not in str(saved["uri"]):
-            saved["uri"] = _place(self.checkpoints)  # relative to a job file that need not be here
-        document["checkpoint"] = {**saved, "resume": _place(self.checkpoints)}
+            saved["uri"] = _place(self.saved.folder)  # relative to a job file that need not be here
+        document["checkpoint"] = {**saved, "resume": self.run}
         spec = read_document_again(document, f"the job of {self.run}", overrides, instances=instances)
         self._refuse_other_code(spec, code)
         return spec

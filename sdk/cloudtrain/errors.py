@@ -11,6 +11,7 @@ CloudtrainError               exit code 1: our bug unless a subclass says otherw
 │   ├── UnreachableError      3: nobody answers, AWS is broken or busy: the same call may work later
 │   ├── DriftError            3: the estimator was about to send something else than the plan
 │   └── NoCapacityError       3: there is no room for the job now: the one refusal that waiting can mend
+├── DamagedCheckpointError    4: a checkpoint has not the bytes that were written
 └── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
 """
 
@@ -125,6 +126,12 @@ class DriftError(CloudError):
 
 class NoCapacityError(CloudError):
     """There is no room for the job now: a quota is used up, or AWS has no instances. Nothing was started."""
+
+
+class DamagedCheckpointError(CloudtrainError):
+    """A checkpoint has not the bytes that were written."""
+
+    exit_code = EXIT_RUN_FAILED
 
 
 def nearest(name: str, legal: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain.notes import Notes
@@ -10,8 +11,67 @@ from cloudtrain.run import is_run_id
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 from cloudtrain_runtime.contract import BUNDLE_FILE
+from cloudtrain_runtime.contract.manifest import step_of
 
 PLACEHOLDER_BUCKET = "cloudtrain-bucket"
+_STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What `checkpoint.resume` has been found to mean.
+
+    Attributes:
+        folder: Folder of checkpoints that is meant: where the service syncs it, the folder that it brings back.
+        steps: What the runtime reads: a folder of checkpoints, or one of them.
+        run: Whose checkpoints are meant where several runs share the folder; an empty string for any.
+    """
+
+    folder: str
+    steps: str
+    run: str = ""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one checkpoint is named, not the newest of a folder."""
+        return split_checkpoint(self.steps)[1] != ""
+
+
+def steps_beside(synced: str) -> str:
+    """Return where a script saves to S3 itself: `s3://bucket/run/steps/checkpoints` for `s3://bucket/run/checkpoints`.
+
+    Beside the folder that the service syncs, never below it: the service would bring all of it to every host.
+    """
+    parent, _, last = synced.rstrip("/").rpartition("/")
+    return f"{synced.rstrip('/')}/{_STEPS}" if parent == "s3:/" else f"{parent}/{_STEPS}/{last}"
+
+
+def synced_beside(steps: str) -> str | None:
+    """Return the folder whose `steps_beside` this is, or None when it is no such folder's."""
+    parent, _, last = steps.rstrip("/").rpartition("/")
+    above, _, name = parent.rpartition("/")
+    return f"{above}/{last}" if name == _STEPS and above != "s3:/" else None
+
+
+def split_checkpoint(uri: str) -> tuple[str, str]:
+    """Return the folder of checkpoints and the name of the one that a uri names, or an empty string for none."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    return (folder, name) if step_of(name) is not None else (uri.rstrip("/"), "")
+
+
+def resumed_at(uri: str, *, is_synced: bool) -> Resumed:
+    """Return what a uri in `checkpoint.resume` means.
+
+    Args:
+        uri: Of a folder of checkpoints, or of one of them.
+        is_synced: Whether the job is a script on SageMaker, which has two folders: the uri may name either.
+    """
+    folder, name = split_checkpoint(uri)
+    if not is_synced:
+        return Resumed(folder, uri.rstrip("/"))
+    synced = synced_beside(folder)
+    steps = steps_beside(folder) if synced is None else folder
+    return Resumed(synced or folder, f"{steps}/{name}" if name else steps)
 
 
 def resume_from(spec: JobSpec, notes: Notes) -> str:
@@ -86,6 +146,23 @@ def _local_checkpoints(spec: JobSpec, default: str, notes: Notes) -> str:
         message = "a script's checkpoints stay on this machine in a local run"
         notes.refuse(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
     return uri if "://" in uri else (spec.base / uri).resolve().as_uri()
+
+
+def script_saves_to(
+    spec: JobSpec, locations: Locations, run: str, go_on_in: str | None, notes: Notes, *, is_local: bool
+) -> str:
+    """Return where a script saves through `cloudtrain_runtime.checkpoint`.
+
+    A run that goes on in another's folder reads the checkpoints there and saves to its own: the other may still go on.
+    """
+    default = f"{locations.output}/{run}/checkpoints"
+    own = _local_checkpoints(spec, default, notes) if is_local else spec.checkpoint.uri or default
+    if go_on_in is not None and own.rstrip("/") == go_on_in.rstrip("/"):
+        own = default
+    if is_local:
+        return own
+    shares = own != default and spec.checkpoint.resume == "never"
+    return f"{steps_beside(own)}/{run}" if shares else steps_beside(own)
 
 
 def _local_uri(spec: JobSpec, uri: str) -> str:

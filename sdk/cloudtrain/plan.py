@@ -19,10 +19,26 @@ from cloudtrain import catalog
 from cloudtrain.catalog import Prices, bundled_prices
 from cloudtrain.cost import CostPlan, Time, bound_time, cost_of, price_cluster
 from cloudtrain.errors import SpecError
-from cloudtrain.locations import locations_here, locations_in_s3, resume_from
+from cloudtrain.locations import (
+    Resumed,
+    locations_here,
+    locations_in_s3,
+    resume_from,
+    resumed_at,
+    script_saves_to,
+)
 from cloudtrain.notes import Notes
 from cloudtrain.placement import Machine, Placement, place
-from cloudtrain.refusals import check_abilities, check_limits, check_queue, check_settings, warn_of_code, warn_of_price
+from cloudtrain.refusals import (
+    check_abilities,
+    check_limits,
+    check_queue,
+    check_resume,
+    check_settings,
+    warn_of_code,
+    warn_of_last_save,
+    warn_of_price,
+)
 from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Settings
@@ -235,7 +251,7 @@ def make_plan(
     prices: Prices | None = None,
     home: Path | None = None,
     machine: Machine | None = None,
-    resume_uri: str | None = None,
+    resumed: Resumed | None = None,
     data_stamp: str = "",
 ) -> Plan:
     """Decide everything.
@@ -250,7 +266,7 @@ def make_plan(
         prices: What instances cost; by default what comes with cloudtrain.
         home: Folder of local runs (`.cloudtrain`); needed for local plans.
         machine: This machine; needed for local plans.
-        resume_uri: Where the checkpoints of the run lie that `checkpoint.resume` names.
+        resumed: What the run is found to have saved that `checkpoint.resume` names.
         data_stamp: Tells one state of this machine's data, which would be uploaded, from another.
 
     Raises:
@@ -261,9 +277,12 @@ def make_plan(
     region = settings.region or catalog.priced_regions()[0]
     placement = place(spec, region=region, machine=machine if is_local else None, today=now.date(), notes=notes)
     # A script finds its checkpoints in /opt/ml/checkpoints; an isolated container cannot reach S3 by itself.
-    sync = spec.code.script is not None or spec.cluster.network.isolation
-    resume = resume_uri or resume_from(spec, notes)
-    go_on_in = resume if sync and "://" in resume else None
+    isolated = spec.cluster.network.isolation
+    sync = spec.code.script is not None or isolated
+    resume = resumed.steps if resumed is not None else resume_from(spec, notes)
+    if resumed is None and "://" in resume:
+        resumed = resumed_at(resume, is_synced=spec.code.script is not None and not is_local and not isolated)
+    go_on_in = resumed.folder if sync and resumed is not None else None
     if is_local:
         locations = locations_here(spec, code.digest, run, home, go_on_in, notes)
         time, cost = Time(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
@@ -288,11 +307,16 @@ def make_plan(
         max_wait_seconds=time.wait if not is_local else _local_wait(spec),
     )
     request = render_request(spec, settings, choices)
-    checkpoints = "" if sync else locations.checkpoints
-    config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume)
+    checkpoints = locations.checkpoints
+    if sync:
+        checkpoints = "" if isolated else script_saves_to(spec, locations, run, go_on_in, notes, is_local=is_local)
+    config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)
+    check_resume(spec, resumed, notes)
+    if not is_local:
+        warn_of_last_save(spec, notes)
     check_queue(spec, settings, is_local=is_local, notes=notes)
     check_limits(spec, request, is_local=is_local, notes=notes)
     warn_of_code(spec, code.bytes, notes)
@@ -319,7 +343,7 @@ def make_plan(
         uploads=() if is_local else _uploads(spec, locations),
         warnings=tuple(notes.warnings),
         decisions=tuple(notes.decisions),
-        resume=resume,
+        resume=resumed.steps if resumed is not None else resume,
         identity=identity,
         job_document=spec.to_document(),
         queue=None if is_local else render_service_job(spec, request),
@@ -378,7 +402,14 @@ def _length(spec: JobSpec, batch: BatchPlan | None, runtime: int) -> LengthPlan:
 
 
 def _run_config(
-    spec: JobSpec, run: str, placement: Placement, code: str, *, checkpoints: str, resume: str
+    spec: JobSpec,
+    run: str,
+    placement: Placement,
+    code: str,
+    *,
+    checkpoints: str,
+    resume: str,
+    resumed: Resumed | None,
 ) -> RunConfig:
     """Return what the container reads. Without `checkpoints` it saves in /opt/ml/checkpoints, which SageMaker syncs."""
     checkpoint = spec.checkpoint
@@ -414,7 +445,8 @@ def _run_config(
             every_seconds=checkpoint.every.seconds,
             every_steps=checkpoint.every.steps,
             keep=checkpoint.keep,
-            resume="auto" if not checkpoints else resume,
+            resume="auto" if not checkpoints else resume if resumed is None else resumed.steps,
+            resume_run=resumed.run if checkpoints and resumed is not None else "",
         ),
         code=code,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from datetime import date
 from typing import Any
 
-from cloudtrain import limits
+from cloudtrain import catalog, limits
 from cloudtrain.errors import nearest
 from cloudtrain.fields import BUCKET_PATTERN
 from cloudtrain.limits import Violation
+from cloudtrain.locations import Resumed
 from cloudtrain.notes import Notes
 from cloudtrain.request import SETTING, source_of
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration, format_size
+from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
 _LARGE_CODE_BYTES = 100 * 10**6
 _OLD_PRICE_DAYS = 180
+_BESIDE_UPLOAD_SECONDS = 30
+"""Of a notice's time kept for the step that is under way, the copy to the host, the manifest and the end."""
+
 _BUCKET = re.compile(BUCKET_PATTERN)
 _QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
 _SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
@@ -79,6 +85,13 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
             if getattr(spec.tracking, name):
                 message = "this version tracks a Task by event lines only; a script may write what it likes"
                 notes.refuse(("tracking", name), message, "remove it")
+
+
+def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:
+    """Refuse one checkpoint where the newest is all that can be had."""
+    if resumed is not None and resumed.is_one and spec.cluster.network.isolation:
+        message = "an isolated container goes on from the newest checkpoint of a folder, and this names one of them"
+        notes.refuse(("checkpoint", "resume"), message, "name the folder, or set cluster.network.isolation: false")
 
 
 def check_queue(spec: JobSpec, settings: Settings, *, is_local: bool, notes: Notes) -> None:
@@ -154,10 +167,11 @@ def warn_of_code(spec: JobSpec, size: int, notes: Notes) -> None:
         notes.warn(f"the code folder has {format_size(size)}: name data in .cloudtrainignore, and make it a channel")
     every, train = spec.checkpoint.every, spec.train
     if train is None:
-        useless = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
-        if useless:
-            names = " and ".join(f"checkpoint.{name}" for name in useless)
-            notes.warn(f"{names}: a script saves when it does, so this has no effect")
+        given = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
+        if given:
+            names = " and ".join(f"checkpoint.{name}" for name in given)
+            counts = "this counts" if len(given) == 1 else "these count"
+            notes.warn(f"{names}: {counts} where the script saves by cloudtrain_runtime.checkpoint, and nowhere else")
         return
     if train.steps is not None and every.steps is not None and every.steps > train.steps:
         notes.warn(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
@@ -165,6 +179,26 @@ def warn_of_code(spec: JobSpec, size: int, notes: Notes) -> None:
         notes.warn("checkpoint.every is longer than limits.runtime: only the last one would be written")
     if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
         notes.warn(f"the run ends after {train.steps} steps, before the first evaluation")
+
+
+def warn_of_last_save(spec: JobSpec, notes: Notes) -> None:
+    """Note that the last checkpoint will not be in S3 before a notice to stop is over."""
+    size, hosts, every = spec.checkpoint.size, spec.cluster.instances, spec.checkpoint.every
+    if size is None:
+        return
+    rate = min(catalog.s3_upload_bytes_per_second(name) for name in spec.cluster.types)
+    usable = STOP_GRACE_SECONDS - _BESIDE_UPLOAD_SECONDS
+    seconds = size * 10**9 / (hosts * rate)
+    if seconds <= usable:
+        return
+    enough = math.ceil(size * 10**9 / (usable * rate))
+    notes.warn(
+        f"checkpoint.size: {size} GB take about {format_duration(seconds)} to upload from {hosts} "
+        f"instance{'' if hosts == 1 else 's'} at {format_size(rate)}/s each, and a notice to stop leaves {usable} s of "
+        f"its {STOP_GRACE_SECONDS} s for it: the last checkpoint would be lost, and the work since the one before. "
+        f"What helps: {enough} instances, which share the upload; a shorter checkpoint.every, which loses less "
+        f"(now {every}); a smaller checkpoint"
+    )
 
 
 def warn_of_price(settings: Settings, region: str, as_of: str | None, today: date, notes: Notes) -> None:

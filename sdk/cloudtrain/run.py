@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError, UnreachableError
 from cloudtrain.patience import Pace, Patience
-from cloudtrain.units import parse_duration
+from cloudtrain.units import format_duration, parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 RUN_ID_CHARACTERS = 63
@@ -101,11 +101,34 @@ class LastCheckpoint:
 
 
 @dataclass(frozen=True)
+class Missed:
+    """A checkpoint that was due and did not come.
+
+    Attributes:
+        step: Of which step.
+        reason: `late`, `failed` or `stalled`.
+        detail: What went wrong.
+        count: How many in a row.
+        alarm: Whether these are too many.
+    """
+
+    step: int
+    reason: str
+    detail: str
+    count: int
+    alarm: bool
+
+
+@dataclass(frozen=True)
 class Progress:
     """What the event lines of a run say so far.
 
     Attributes:
         first_step: Step that the run started from: 0, or that of the checkpoint it resumed.
+        checkpoint: The newest complete checkpoint that is not known to be damaged.
+        checkpoints_before: The last few before it.
+        missed: The newest of the checkpoints that did not come since then.
+        damaged: What was found damaged since then, one sentence each.
         metrics: Latest value by `split/name`.
         failures: Failure events, one per host that reported one.
         marks: Times (seconds since the epoch) and steps of the last minutes, since the workers started last; the newest
@@ -119,6 +142,9 @@ class Progress:
     world_size: int | None = None
     device: str | None = None
     checkpoint: LastCheckpoint | None = None
+    checkpoints_before: tuple[LastCheckpoint, ...] = ()
+    missed: Missed | None = None
+    damaged: tuple[str, ...] = ()
     resumed_from: str | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
@@ -148,6 +174,9 @@ _MARK_SECONDS = 10.0
 """Least time between two marks, so that a fast run has not many of them."""
 
 _LEAST_MARKS = 5
+_CHECKPOINTS_BEFORE = 4
+"""How many checkpoints may turn out to be damaged, one after the other, and there still is one to tell of."""
+
 _STALLS_AFTER = 3.0
 """A run is behind its rate when the next step takes this many times as long as steps usually do."""
 
@@ -215,8 +244,39 @@ def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
     checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
-    last_step = max(event["step"], progress.last_step or 0)
-    return dataclasses.replace(progress, checkpoint=checkpoint, last_step=last_step)
+    before = (*progress.checkpoints_before, *([progress.checkpoint] if progress.checkpoint else []))
+    return dataclasses.replace(
+        progress,
+        checkpoint=checkpoint,
+        checkpoints_before=before[-_CHECKPOINTS_BEFORE:],
+        missed=None,
+        damaged=(),
+        last_step=max(event["step"], progress.last_step or 0),
+    )
+
+
+def _fold_missed(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    missed = Missed(
+        step=int(event["step"]),
+        reason=str(event.get("reason", "")),
+        detail=str(event.get("detail") or ""),
+        count=int(event.get("missed", 1)),
+        alarm=bool(event.get("alarm")),
+    )
+    return dataclasses.replace(progress, missed=missed)
+
+
+def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    uri = str(event["uri"])
+    told = f"the checkpoint of step {event['step']:,} is damaged and set aside, at {uri}: {event.get('detail') or '?'}"
+    damaged = (*(text for text in progress.damaged if text != told), told)
+    whole = [each for each in (*progress.checkpoints_before, progress.checkpoint) if each and each.uri != uri]
+    return dataclasses.replace(
+        progress,
+        checkpoint=whole[-1] if whole else None,
+        checkpoints_before=tuple(whole[:-1]),
+        damaged=damaged,
+    )
 
 
 def _fold_finished(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -235,6 +295,8 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "step": _fold_step,
     "evaluation": _fold_evaluation,
     "checkpoint": _fold_checkpoint,
+    "checkpoint_missed": _fold_missed,
+    "checkpoint_damaged": _fold_damaged,
     "finished": _fold_finished,
     "stopped": _fold_step,
     "failed": _fold_failed,
@@ -242,6 +304,12 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
 
 
 # ---------------------------------------------------------------- status
+
+_WHY_MISSED = {
+    "late": "the one before is still being written",
+    "failed": "it could not be written",
+    "stalled": "it is written and makes no progress",
+}
 
 
 @dataclass(frozen=True)
@@ -390,6 +458,22 @@ class Status:
         moment = self.ended.timestamp() if self.ended is not None else (time.time() if now is None else now)
         return max(0.0, moment - self.progress.checkpoint.time)
 
+    def alarms(self, now: float | None = None) -> tuple[str, ...]:
+        """Return what is wrong with the run's checkpoints, one sentence each. `now` is in seconds since the epoch."""
+        missed = self.progress.missed
+        late = [] if missed is None or not missed.alarm else [self._describe_missed(missed, now)]
+        return (*late, *self.progress.damaged)
+
+    def _describe_missed(self, missed: Missed, now: float | None) -> str:
+        checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
+        last = "there is none yet"
+        if checkpoint is not None and age is not None:
+            when = "before the end" if self.ended is not None else "ago"
+            last = f"the last: step {checkpoint.step:,}, {format_duration(age)} {when}"
+        why = ": ".join(text for text in (_WHY_MISSED.get(missed.reason, missed.reason), missed.detail) if text)
+        intervals = f"{missed.count} interval{'' if missed.count == 1 else 's'}"
+        return f"no checkpoint for {intervals} ({last}): {why or 'nobody knows why'}"
+
     def usd_at_risk(self, now: float | None = None) -> float | None:
         """Return what would be paid again if the run died now; None when it has ended or the price is unknown.
 
@@ -465,6 +549,7 @@ class Status:
                 "step": checkpoint.step,
                 "age_seconds": round(age, 1),
             },
+            "alarms": list(self.alarms(now)),
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),
         }

@@ -407,6 +407,8 @@ class Checkpoint(Section):
     """A duration such as 10m or a count such as 500 steps."""
     keep: Whole = Field(default=3, ge=1)
     """Complete checkpoints to keep."""
+    size: Annotated[GigaBytes, Field(ge=1)] | None = Field(None, examples=["48GB"])
+    """Expected size of one checkpoint; with it the plan tells when the last one will not fit into a stop notice."""
     resume: str = Field("auto", examples=["auto"])
     """auto (newest under uri), never, a run id, or the uri or absolute path of another run's checkpoints."""
 

@@ -10,6 +10,8 @@ import yaml
 from pydantic import BaseModel
 from support import REPOSITORY, Cli
 
+from cloudtrain.cli import _COMMANDS
+from cloudtrain.cli.checkpoints import checkpoints
 from cloudtrain.sandbox.weather import Weather
 from cloudtrain.spec import JobSpec
 
@@ -54,3 +56,11 @@ def test_every_field_is_shown() -> None:
     }
     for name in fields(JobSpec) - not_there_yet:
         assert re.search(rf"\b{name}:", GUIDE), name
+
+
+def test_every_command_is_named() -> None:
+    documents = GUIDE + (REPOSITORY / "README.md").read_text()
+    for name in _COMMANDS:
+        assert f"cloudtrain {name}" in documents, name
+    for name in checkpoints.commands:
+        assert name == "list" or f"cloudtrain checkpoints {name} " in GUIDE, name

@@ -20,6 +20,7 @@ from support import EXAMPLES, REPOSITORY, Cli
 import cloudtrain
 from cloudtrain.errors import SpecError
 from cloudtrain.preflight import ACTIONS, Check, Result, run_checks
+from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, step_name
 
 pytestmark = pytest.mark.aws
 
@@ -371,10 +372,26 @@ def test_local_data_need_not_be_there_and_counts_for_the_volume(account: Front, 
 # ---------------------------------------------------------------- checkpoints
 
 
-def save(step: int, *, run: str = "other", size: int = 3, place: str = "saved") -> None:
-    put(f"{place}/step-{step:08d}/model.pt", b"123")
-    manifest = {"version": 1, "run": run, "step": step, "files": {"model.pt": size}, "state": {}}
-    put(f"{place}/step-{step:08d}/manifest.json", json.dumps(manifest).encode())
+def save(step: int, *, run: str = "other", size: int = 3, place: str = "saved", attempt: str = "") -> str:
+    """Write a checkpoint of one file; return where its files lie. With another size than 3 it is not whole."""
+    folder = f"{place}/{step_name(step, attempt)}"
+    put(f"{folder}/model.pt", b"123")
+    manifest = Manifest(
+        run=run,
+        attempt=attempt or "0a1b2c3d",
+        step=step,
+        time=float(step),
+        world_size=1,
+        mesh={},
+        rng={},
+        torch="2.13.0",
+        code="",
+        request="",
+        state={},
+        files={"model.pt": StoredFile(size, (0,))},
+    )
+    put(f"{folder}/manifest.json", manifest.to_json().encode())
+    return folder
 
 
 def test_what_is_resumed_is_said(account: Front, checks: Checks) -> None:
@@ -382,7 +399,10 @@ def test_what_is_resumed_is_said(account: Front, checks: Checks) -> None:
     save(20, run="newer")
     save(30, size=4)  # not whole: a file has another size than its manifest says
     put("saved/step-00000040/model.pt", b"123")  # never finished
+    put(f"{save(50)}/damaged.json", b"{}")  # set aside
     assert checks()["checkpoints"].detail == "will resume from step 20 of run newer"
+    save(30, attempt="1a2b3c4d")
+    assert checks()["checkpoints"].detail == "will resume from step 30 of run other"
 
 
 def test_foreign_objects(account: Front, checks: Checks) -> None:
@@ -406,6 +426,38 @@ def test_resume_from_a_place(account: Front, checks: Checks) -> None:
     assert "from step 7 of run other, in s3://cloudtrain-test/elsewhere" in checks(resume)["checkpoints"].detail
     assert checks(f"{resume}/step-00000007")["checkpoints"].result is Result.PASS
     assert checks(f"{resume}/step-00000008")["checkpoints"].result is Result.FAIL
+    save(9, place="elsewhere", attempt="1a2b3c4d")
+    assert "step 9" in checks(f"{resume}/step-00000009-1a2b3c4d")["checkpoints"].detail
+
+
+def test_a_named_place_counts_before_what_lies_where_the_run_will_save(account: Front, checks: Checks) -> None:
+    save(500)
+    save(300)
+    assert "from step 300" in checks("checkpoint.resume=s3://cloudtrain-test/saved/step-00000300")["checkpoints"].detail
+
+
+def test_of_a_folder_that_runs_share_only_the_resumed_runs_count(account: Front, checks: Checks) -> None:
+    other = "demo-261120-101500-1a2b3c"
+    place = f"cloudtrain/{other}/checkpoints"
+    save(7, place=place, run="somebody-else")
+    assert "no complete checkpoint" in only_failure(checks(f"checkpoint.resume={other}"), "checkpoints").detail
+    save(5, place=place, run=other)
+    assert f"from step 5 of run {other}" in checks(f"checkpoint.resume={other}")["checkpoints"].detail
+
+
+def test_a_script_that_saves_by_the_api(account: Front, checks: Checks) -> None:
+    other = "demo-261120-101500-1a2b3c"
+    save(7, place=f"cloudtrain/{other}/steps/checkpoints", run=other)
+    found = checks(f"checkpoint.resume={other}", text=SCRIPT)["checkpoints"]
+    assert (found.result, found.detail) == (
+        Result.PASS,
+        f"cloudtrain_runtime.checkpoint will resume from step 7 of run {other}",
+    )
+    put(f"cloudtrain/{other}/checkpoints/epoch-3.pt", b"1")
+    assert "1 objects below" in checks(f"checkpoint.resume={other}", text=SCRIPT)["checkpoints"].detail
+    one = f"checkpoint.resume=s3://cloudtrain-test/cloudtrain/{other}/steps/checkpoints/step-0000000"
+    assert "from step 7" in checks(f"{one}7", text=SCRIPT)["checkpoints"].detail
+    assert "step-00000008 to resume" in only_failure(checks(f"{one}8", text=SCRIPT), "checkpoints").detail
 
 
 def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks: Checks) -> None:

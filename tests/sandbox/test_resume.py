@@ -92,6 +92,13 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
     bare = {name: value for name, value in environ.items() if not name.startswith("CLOUDTRAIN_")}
     bare |= {"HOME": str(elsewhere), "CLOUDTRAIN_TEST_GUARD": "1", "CLOUDTRAIN_REGION": "us-west-2"}
     bare |= {"CLOUDTRAIN_TRANSPORT": "boto3", "CLOUDTRAIN_HOME": str(elsewhere / "runs")}
+    there = cli("checkpoints", first, "--json", environ=bare, cwd=elsewhere)
+    assert there.code == 0, there.err
+    newest, before = [entry for entry in there.json["checkpoints"] if entry["state"] == "complete"][:2]
+    assert (newest["step"], newest["run"]) == (left["last_step"], first)
+    assert newest["uri"].startswith(f"s3://{sandbox.told['bucket']}/cloudtrain/{first}/checkpoints/step-")
+    assert cli("checkpoints", "verify", first, environ=bare, cwd=elsewhere).code == 0
+    assert cli("checkpoints", newest["uri"].rpartition("/")[0], environ=bare).out.count(" complete ") >= 2
     resume = ("resume", first, "--instances", "1", "--set", "code.args={pause: 0}", "--skip-check", "--json")
     done = cli(*resume, "--follow", environ=bare, cwd=elsewhere)
     assert done.code == 0, done.err
@@ -102,6 +109,12 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
     assert second["world_size"] == 1
     resources = sandbox.describe(second["run"])["ResourceConfig"]
     assert resources["InstanceCount"] == 1
+    third = cli(*resume, "--from", str(before["step"]), "--follow", environ=bare, cwd=elsewhere)
+    assert third.code == 0, third.err
+    assert third.json["first_step"] == before["step"]
+    nowhere = cli(*resume, "--from", str(before["step"] + 1), environ=bare, cwd=elsewhere)
+    assert nowhere.code == 2
+    assert f"the nearest complete: {before['step']} and {newest['step']}" in nowhere.err
 
 
 def test_what_cannot_be_resumed_is_refused(
@@ -113,9 +126,12 @@ def test_what_cannot_be_resumed_is_refused(
     assert cli("stop", run, environ=environ).code == 0
     sandbox.weather()
     done = cli("resume", run, environ=environ)
-    assert done.code == 3
+    assert done.code == 2
     assert "there is no complete checkpoint" in done.err
-    assert f"cloudtrain status sagemaker:{run}" in done.err
+    assert f"cloudtrain checkpoints sagemaker:{run}" in done.err
+    listed = cli("checkpoints", run, environ=environ)
+    assert listed.code == 0
+    assert "no checkpoints at s3://" in listed.out
     assert "--skip-check" not in done.err, "it would be looked for in any case"
     sandbox.create("foreign-261120-101500-1a2b3c", "true")
     sandbox.end_of("foreign-261120-101500-1a2b3c")

@@ -43,6 +43,14 @@ def known_fields(entry: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(entry) if getattr(entry, field.name) is not None}
 
 
+def test_the_upload_rate_has_a_source_and_a_date() -> None:
+    source = catalog.s3_upload_source()
+    assert source.name
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", source.date)
+    assert catalog.s3_upload_bytes_per_second("ml.p4d.24xlarge") == 250e6
+    assert catalog.s3_upload_bytes_per_second("ml.of.tomorrow") == 250e6
+
+
 def test_every_value_of_an_instance_has_a_source_and_a_date() -> None:
     for instance in INSTANCES:
         assert set(instance.sources) == known_fields(instance)

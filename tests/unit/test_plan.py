@@ -9,6 +9,7 @@ import pytest
 
 from cloudtrain import limits
 from cloudtrain.errors import SpecError
+from cloudtrain.locations import Resumed, resumed_at, split_checkpoint, steps_beside, synced_beside
 from cloudtrain.placement import Machine
 from cloudtrain.plan import CodeInfo, Plan, make_plan
 from cloudtrain.settings import Settings
@@ -210,8 +211,12 @@ def test_resume_names(plan_of: PlanOf) -> None:
     assert "expected where to resume from" in refusal(plan_of, "checkpoint.resume=yesterday")
     other = "demo-261119-101500-aaaaaa"
     assert f"there is no run {other}" in refusal(plan_of, f"checkpoint.resume={other}")
-    plan = plan_of(f"checkpoint.resume={other}", resume_uri="s3://bucket/other")
-    assert plan.config.checkpoint.resume == "s3://bucket/other"
+    found = Resumed("s3://bucket/other", "s3://bucket/other", other)
+    saved = plan_of(f"checkpoint.resume={other}", resumed=found).config.checkpoint
+    assert (saved.resume, saved.resume_run) == ("s3://bucket/other", other)
+    assert plan_of("checkpoint.resume=s3://bucket/x").config.checkpoint.resume_run == "", "of whatever run"
+    one = plan_of("checkpoint.resume=s3://bucket/x/step-00000300-0a1b2c3d").config.checkpoint
+    assert one.resume == "s3://bucket/x/step-00000300-0a1b2c3d"
 
 
 def test_a_script_has_argv_and_a_synchronised_checkpoint_folder(plan_of: PlanOf) -> None:
@@ -220,7 +225,7 @@ def test_a_script_has_argv_and_a_synchronised_checkpoint_folder(plan_of: PlanOf)
     plan = plan_of(text=text)
     assert plan.config.args == ["--lr", "0.1", "--amp"]
     assert plan.request["CheckpointConfig"] == {"S3Uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints"}
-    assert plan.config.checkpoint.uri == ""
+    assert plan.config.checkpoint.uri == f"s3://bucket/cloudtrain/{RUN}/steps/checkpoints"
 
 
 def test_isolated_containers_save_through_the_service(plan_of: PlanOf) -> None:
@@ -553,6 +558,100 @@ def test_a_script_does_not_silently_save_elsewhere_than_it_was_told(plan_of: Pla
     assert plan.request["CheckpointConfig"] == {"S3Uri": "s3://bucket/old"}
     assert any("it goes on in s3://bucket/old, not in s3://bucket/new" in warning for warning in plan.warnings)
     assert plan_of(*overrides).config.checkpoint.uri == "s3://bucket/new", "a Task reads there and writes here"
+
+
+@pytest.mark.parametrize(
+    ("synced", "steps"),
+    [
+        ("s3://bucket/cloudtrain/run/checkpoints", "s3://bucket/cloudtrain/run/steps/checkpoints"),
+        ("s3://bucket/saved/", "s3://bucket/steps/saved"),
+        ("s3://bucket", "s3://bucket/steps"),
+    ],
+)
+def test_a_script_saves_beside_what_is_synced(synced: str, steps: str) -> None:
+    assert steps_beside(synced) == steps
+    # A whole bucket must never be taken for what is synced.
+    assert synced_beside(steps) == (None if synced == "s3://bucket" else synced.rstrip("/"))
+    assert synced_beside(synced) is None
+
+
+def test_the_name_of_one_checkpoint_is_split_off() -> None:
+    assert split_checkpoint("s3://b/x/step-00000300-0a1b2c3d/") == ("s3://b/x", "step-00000300-0a1b2c3d")
+    assert split_checkpoint("s3://b/x/step-300") == ("s3://b/x/step-300", "")
+
+
+def test_a_script_names_either_of_its_folders() -> None:
+    synced, steps = "s3://b/run/checkpoints", "s3://b/run/steps/checkpoints"
+    for uri in (synced, steps):
+        assert resumed_at(uri, is_synced=True) == Resumed(synced, steps)
+        assert resumed_at(f"{uri}/step-00000300", is_synced=True) == Resumed(synced, f"{steps}/step-00000300")
+    assert resumed_at(f"{synced}/step-00000300", is_synced=False).steps == f"{synced}/step-00000300"
+
+
+def test_a_scripts_checkpoints_are_its_own(plan_of: PlanOf) -> None:
+    plan = plan_of(text=SCRIPT_JOB)
+    assert plan.request["CheckpointConfig"] == {"S3Uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints"}
+    assert plan.config.checkpoint.uri == f"s3://bucket/cloudtrain/{RUN}/steps/checkpoints"
+    assert plan.config.checkpoint.resume == "auto"
+    assert plan_of("checkpoint.uri=s3://bucket/a/b", text=SCRIPT_JOB).config.checkpoint.uri == "s3://bucket/a/steps/b"
+    never = plan_of("checkpoint.uri=s3://bucket/a/b", "checkpoint.resume=never", text=SCRIPT_JOB)
+    assert never.config.checkpoint.uri == f"s3://bucket/a/steps/b/{RUN}", "not below another run's synced folder"
+    isolated = plan_of("cluster.network.isolation=true", text=SCRIPT_JOB)
+    assert isolated.config.checkpoint.uri == ""
+
+
+def test_a_script_that_resumes_a_run_reads_there_and_saves_here(plan_of: PlanOf) -> None:
+    other = "demo-261119-101500-aaaaaa"
+    base = f"s3://bucket/cloudtrain/{other}"
+    found = Resumed(f"{base}/checkpoints", f"{base}/steps/checkpoints", other)
+    saved = plan_of(f"checkpoint.resume={other}", text=SCRIPT_JOB, resumed=found)
+    assert saved.request["CheckpointConfig"] == {"S3Uri": f"{base}/checkpoints"}
+    assert saved.config.checkpoint.uri == f"s3://bucket/cloudtrain/{RUN}/steps/checkpoints"
+    assert saved.config.checkpoint.resume == f"{base}/steps/checkpoints"
+    assert saved.config.checkpoint.resume_run == other
+    # Also where both had one checkpoint.uri: two runs that resume the same one would share it.
+    shared = Resumed("s3://bucket/a/b", "s3://bucket/a/steps/b", other)
+    again = plan_of("checkpoint.uri=s3://bucket/a/b", f"checkpoint.resume={other}", text=SCRIPT_JOB, resumed=shared)
+    assert again.config.checkpoint.uri == f"s3://bucket/cloudtrain/{RUN}/steps/checkpoints"
+    assert again.config.checkpoint.resume == "s3://bucket/a/steps/b"
+
+
+def test_a_local_script_saves_to_its_folder(plan_of: PlanOf) -> None:
+    plan = plan_of(text=SCRIPT_JOB, **local())
+    assert plan.config.checkpoint.uri == plan.locations.checkpoints
+    other = Resumed("file:///old", "file:///old/step-00000300", "demo-261119-101500-aaaaaa")
+    resumed = plan_of("checkpoint.resume=/old", text=SCRIPT_JOB, resumed=other, **local())
+    assert resumed.locations.checkpoints == "file:///old", "what it finds in /opt/ml/checkpoints"
+    assert resumed.config.checkpoint.uri == plan.config.checkpoint.uri
+    assert resumed.config.checkpoint.resume == "file:///old/step-00000300"
+
+
+def test_an_isolated_container_takes_the_newest(plan_of: PlanOf) -> None:
+    overrides = ("cluster.network.isolation=true", "checkpoint.resume=s3://bucket/x/step-00000300")
+    assert "goes on from the newest checkpoint" in refusal(plan_of, *overrides)
+    plan = plan_of(overrides[0], "checkpoint.resume=s3://bucket/x")
+    assert (plan.config.checkpoint.uri, plan.config.checkpoint.resume) == ("", "auto")
+    assert plan.request["CheckpointConfig"] == {"S3Uri": "s3://bucket/x"}
+
+
+def test_every_and_keep_count_for_scripts_that_use_the_api(plan_of: PlanOf) -> None:
+    (warning,) = [text for text in plan_of("checkpoint.keep=2", text=SCRIPT_JOB).warnings if "checkpoint.keep" in text]
+    assert "this counts where the script saves by cloudtrain_runtime.checkpoint" in warning
+
+
+def test_a_last_save_that_will_not_fit_is_told(plan_of: PlanOf) -> None:
+    def told(*overrides: str, **arguments: Any) -> list[str]:
+        return [text for text in plan_of(*overrides, **arguments).warnings if "checkpoint.size" in text]
+
+    assert told("checkpoint.size=45GB") == [], "2 hosts x 250 MB/s x 90 s"
+    (warning,) = told("checkpoint.size=480GB")
+    assert "480 GB take about 16m to upload from 2 instances at 250.0 MB/s each" in warning
+    assert "leaves 90 s of its 120 s" in warning
+    assert "22 instances" in warning
+    assert told("checkpoint.size=480GB", "cluster.instances=22") == []
+    assert told("checkpoint.size=480GB", **local()) == []
+    slow = told("checkpoint.size=10GB", "cluster.instance_type=ml.m5.xlarge", "cluster.instances=1")
+    assert slow, "half of a slow network"
 
 
 # ---------------------------------------------------------------- tracking

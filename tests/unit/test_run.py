@@ -1,10 +1,14 @@
+import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from cloudtrain.errors import RunNotFoundError
 from cloudtrain.run import (
     RUN_ID_CHARACTERS,
+    LogLine,
     State,
     Status,
     fold_events,
@@ -84,7 +88,11 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["started", "step", "evaluation", "checkpoint", "failed", "stopped", "finished", "new"]
+    "name",
+    [
+        *("started", "step", "evaluation", "checkpoint", "checkpoint_missed", "checkpoint_damaged"),
+        *("failed", "stopped", "finished", "new"),
+    ],
 )
 def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from cloudtrain.console.logs import print_logs
@@ -119,3 +127,75 @@ def test_status_json_has_the_promised_keys() -> None:
     assert set(promised.split()) <= set(content)
     assert content["exit_code"] == 4
     assert content["last_checkpoint"] == {"uri": "file:///c/step-00000010", "step": 10, "age_seconds": 30.0}
+
+
+# ---------------------------------------------------------------- alarms
+
+MISSED = {
+    "event": "checkpoint_missed",
+    "step": 40,
+    "reason": "failed",
+    "detail": "AccessDenied",
+    "missed": 3,
+    "alarm": True,
+}
+DAMAGED = {"event": "checkpoint_damaged", "step": 10, "uri": "file:///c/step-00000010", "detail": "__0_0 has changed"}
+
+
+def running(*events: Mapping[str, Any]) -> Status:
+    progress = fold_events([*EVENTS[:3], *events])
+    return Status("digits-261120-101500-1a2b3c", "local", State.RUNNING, progress=progress)
+
+
+def test_missed_checkpoints_are_an_alarm_from_the_moment_that_says_so() -> None:
+    assert running().alarms(110.0) == ()
+    assert running({**MISSED, "missed": 2, "alarm": False}).alarms(110.0) == ()
+    (alarm,) = running(MISSED).alarms(110.0)
+    assert alarm == "no checkpoint for 3 intervals (the last: step 10, 1m ago): it could not be written: AccessDenied"
+    assert running(MISSED).to_json(110.0)["alarms"] == [alarm]
+    never = Status("x", "local", State.RUNNING, progress=fold_events([MISSED]))
+    assert "(there is none yet)" in never.alarms(110.0)[0]
+
+
+def test_a_checkpoint_ends_the_alarm() -> None:
+    whole = {"event": "checkpoint", "uri": "file:///c/step-00000050", "step": 50, "time": 100.0}
+    assert running(MISSED, DAMAGED, whole).alarms(110.0) == ()
+
+
+def test_a_damaged_checkpoint_is_not_the_last_one() -> None:
+    newer = {"event": "checkpoint", "uri": "file:///c/step-00000020", "step": 20, "time": 60.0}
+    found = {**DAMAGED, "step": 20, "uri": newer["uri"]}
+    status = running(newer, found, found)
+    assert status.progress.checkpoint is not None
+    assert status.progress.checkpoint.step == 10
+    assert status.alarms() == (
+        "the checkpoint of step 20 is damaged and set aside, at file:///c/step-00000020: __0_0 has changed",
+    )
+    assert running(newer, found, DAMAGED).progress.checkpoint is None
+
+
+def test_alarms_are_shown() -> None:
+    from rich.console import Console
+
+    from cloudtrain.console.panel import Panel
+    from cloudtrain.console.runs import status_rows
+
+    status = running(MISSED)
+    assert ("alarm", status.alarms(110.0)[0]) in status_rows(status, 110.0)
+    lines = list(Panel(status, 110.0, clock=lambda: 110.0).lines(120, console=Console(width=120)))
+    (line,) = [line for line in lines if line.plain.startswith("alarm")]
+    assert "no checkpoint for 3 intervals" in line.plain
+    assert "bold red" in {str(span.style) for span in line.spans}
+
+
+def test_checkpoint_events_are_told() -> None:
+    from cloudtrain.console.runs import readable
+
+    def told(event: Mapping[str, Any]) -> str:
+        return readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+
+    saved = {"event": "checkpoint", "step": 10, "bytes": 5e6, "seconds": 2.0}
+    assert told(saved) == "checkpoint of step 10: 5.0 MB in 2.00 s"
+    assert told({**saved, "stall_seconds": 0.0124}).endswith("2.00 s, training waited 0.012 s")
+    assert told(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied"
+    assert "step 10 is damaged and set aside, at file:///c/step-00000010" in told(DAMAGED)

@@ -19,7 +19,6 @@ from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
 from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
-from cloudtrain.container.tree import path_of
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
 from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
@@ -110,13 +109,6 @@ class LocalBackend:
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return what was decided for a run."""
         return _read_plan(self._folder(run))
-
-    def can_resume(self, run: str) -> bool:
-        """Whether a run has saved something to go on from; what lies in S3 is looked at by the runtime."""
-        uri = self.checkpoints_of(run)
-        is_task = _read_plan(self._folder(run)).get("config", {}).get("task") is not None
-        pattern = "step-*/manifest.json" if is_task else "*"
-        return not uri.startswith("file:") or any(path_of(uri).glob(pattern))
 
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""
@@ -264,15 +256,6 @@ class LocalBackend:
         from cloudtrain.container.processes import kill, processes_of_run
 
         kill(processes_of_run(run))
-
-    def checkpoints_of(self, run: str) -> str:
-        """Return the uri of a run's checkpoints."""
-        folder = self._folder(run)
-        uri = _read_plan(folder).get("checkpoint", {}).get("uri")
-        if uri is None:
-            hint = "give the folder of its checkpoints instead"
-            raise RunNotFoundError(f"{folder / PLAN_FILE} is missing or damaged", hint)
-        return str(uri)
 
     def has(self, run: str) -> bool:
         """Whether this machine has a run of this id."""

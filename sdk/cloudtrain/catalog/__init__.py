@@ -16,6 +16,7 @@ from cloudtrain.catalog.prices import (
     usd_per_hour,
 )
 from cloudtrain.catalog.source import Source
+from cloudtrain.catalog.transfers import s3_upload_bytes_per_second, s3_upload_source
 
 __all__ = [
     "Image",
@@ -34,6 +35,8 @@ __all__ = [
     "priced_regions",
     "read_prices",
     "registry_source",
+    "s3_upload_bytes_per_second",
+    "s3_upload_source",
     "suggest",
     "usd_per_hour",
 ]

@@ -25,6 +25,7 @@ _COMMANDS = {
     "status": ("runs", "Tell the truth about a run."),
     "logs": ("runs", "Print a run's log."),
     "follow": ("runs", "Come back to a run and watch it to its end."),
+    "checkpoints": ("checkpoints", "List, verify and export what a run has saved."),
     "explain": ("explain", "Tell why a run has failed, and what to do."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),

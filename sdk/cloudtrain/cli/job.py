@@ -171,6 +171,13 @@ def submit(
     "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; replaces that of the run."
 )
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change one field of the run's job.")
+@click.option(
+    "--from",
+    "from_step",
+    type=click.IntRange(min=0),
+    metavar="STEP",
+    help="Go on from the checkpoint of this step; by default from the newest complete one (see checkpoints).",
+)
 @click.option("--skip-check", is_flag=True, help="Resume without asking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
@@ -180,6 +187,7 @@ def resume(
     run: str,
     instances: int | None,
     overrides: tuple[str, ...],
+    from_step: int | None,
     skip_check: bool,
     new: bool,
     follow: bool,
@@ -194,7 +202,15 @@ def resume(
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
 
-    started = api.resume(run, overrides, instances=instances, skip_check=skip_check, new=new, on_checks=say_checks)
+    started = api.resume(
+        run,
+        overrides,
+        instances=instances,
+        from_step=from_step,
+        skip_check=skip_check,
+        new=new,
+        on_checks=say_checks,
+    )
     runs.print_submitted(started)
     if follow:
         from cloudtrain.console.follow import follow as show

@@ -7,6 +7,7 @@ is what every command needs; what is said of plans, of the account and of runs s
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,6 +108,12 @@ def columns(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def red(text: str) -> str:
+    """Return text as an alarm, in red where standard output is a terminal that shows colours."""
+    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[1;31m{text}\x1b[0m"
 
 
 # ---------------------------------------------------------------- waiting

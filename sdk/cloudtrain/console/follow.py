@@ -270,8 +270,16 @@ def _remembering(status: Status, before: Status | None) -> Status:
     if before is None:
         return status
     progress = before.progress if status.progress.last_step is None else status.progress
-    checkpoint = progress.checkpoint or before.progress.checkpoint
-    return dataclasses.replace(status, progress=dataclasses.replace(progress, checkpoint=checkpoint))
+    if progress.checkpoint is None and not progress.damaged:
+        earlier = before.progress
+        progress = dataclasses.replace(
+            progress,
+            checkpoint=earlier.checkpoint,
+            checkpoints_before=earlier.checkpoints_before,
+            missed=progress.missed or earlier.missed,
+            damaged=earlier.damaged,
+        )
+    return dataclasses.replace(status, progress=progress)
 
 
 class _LineAsker(_Asker):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cloudtrain.console.view import (
     Row,
+    alarm_rows,
     checkpoint_row,
     harmless,
     limit_row,
@@ -46,6 +47,7 @@ _STYLES = {
     "FAILED": "bold red",
     "STOPPED": "bold yellow",
     "cloud": "bold red",
+    "alarm": "bold red",
     "limit": "bold yellow",
 }
 
@@ -91,6 +93,7 @@ class Panel:
         if self.trouble:
             age = format_duration(max(0.0, now - self.told))
             yield "cloud", f"no answer for {age}: {self.trouble}"
+        yield from alarm_rows(status, now)
         rows = (
             progress_row(status, now),
             limit_row(status, now),

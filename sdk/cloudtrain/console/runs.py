@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import program, say, table, table_lines
+from cloudtrain.console import program, red, say, table, table_lines
 from cloudtrain.console.pools import pool_rows
 from cloudtrain.console.view import (
+    alarm_rows,
     checkpoint_row,
     describe_phases,
     limit_row,
@@ -61,6 +62,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
     if len(reason) > 1:
         rows.append(("", f"the traceback is in: {program()} logs {status.reference}"))
+    rows += [(name, red(text)) for name, text in alarm_rows(status, moment)]
     if phases := describe_phases(status, moment):
         rows.append(("phases", phases))
     rows += [row for row in state_rows(status, moment) if row[0] == "for"]
@@ -178,7 +180,14 @@ def _evaluation(event: Mapping[str, Any]) -> str:
 
 
 def _checkpoint(event: Mapping[str, Any]) -> str:
-    return f"checkpoint of step {event['step']}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.2f} s"
+    stall = event.get("stall_seconds")
+    waited = "" if stall is None else f", training waited {stall:.3f} s"
+    return f"checkpoint of step {event['step']}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.2f} s{waited}"
+
+
+def _missed(event: Mapping[str, Any]) -> str:
+    alarm = f"ALARM, {event['missed']} in a row: " if event.get("alarm") else ""
+    return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {event.get('detail') or 'no reason told'}"
 
 
 def _number(value: Any) -> str:
@@ -190,6 +199,10 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "step": _step,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
+    "checkpoint_missed": _missed,
+    "checkpoint_damaged": lambda event: (
+        f"the checkpoint of step {event['step']} is damaged and set aside, at {event['uri']}: {event['detail']}"
+    ),
     "failed": lambda event: f"failed: {event['message']}",
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",

@@ -93,6 +93,11 @@ def checkpoint_row(status: Status, now: float) -> Row | None:
     return "checkpoint", f"step {checkpoint.step:,}, {format_duration(age)} {when}{at_risk}"
 
 
+def alarm_rows(status: Status, now: float) -> list[Row]:
+    """Return what is wrong with the run's checkpoints. `now` is in seconds since the epoch."""
+    return [("alarm", harmless(text)) for text in status.alarms(now)]
+
+
 def spent_row(status: Status, now: float, *, told: float) -> Row | None:
     """Return what the run has cost so far and on what; None where nothing is paid for.
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from cloudtrain.locations import split_checkpoint
 from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.request import split_uri
 from cloudtrain.run import is_run_id
-
-_MANIFEST = "manifest.json"
-_STEP = re.compile(r"step-(\d{8,})")  # the runtime's names of checkpoints
+from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_of
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,9 @@ class _Held:
 
     @property
     def finished(self) -> list[str]:
-        """Names of the checkpoints with a manifest, newest first."""
-        found = [name for name, files in self.folders.items() if _MANIFEST in files]
-        return sorted(found, key=lambda name: int(name.partition("-")[2]), reverse=True)
+        """Names of the checkpoints with a manifest that were not found damaged, newest step first."""
+        found = [name for name, files in self.folders.items() if MANIFEST_FILE in files and DAMAGED_FILE not in files]
+        return sorted(found, key=lambda name: step_of(name) or 0, reverse=True)
 
 
 def check_checkpoints(context: Context) -> Iterator[Check]:
@@ -67,14 +63,14 @@ def _check(context: Context, uri: str) -> Check:
     own = _hold(context, uri)
     if config.task is None:
         return _check_of_script(context, uri, own)
-    newest = _newest(context, uri, own)
-    if newest is None and resume not in ("auto", "never"):
+    if resume not in ("auto", "never"):
         return _check_resume(context, resume)
+    newest = _newest(context, uri, own)
     if newest is None:
         return _check_without(uri, own, context.plan.run)
     if resume == "never":
         return _refuse_mixture(uri, newest, context.plan.run)
-    return passed("checkpoints", f"will resume from step {newest['step']} of run {newest.get('run')}")
+    return passed("checkpoints", f"will resume from step {newest.step} of run {newest.run}")
 
 
 def _hold(context: Context, uri: str) -> _Held:
@@ -84,41 +80,60 @@ def _hold(context: Context, uri: str) -> _Held:
     foreign: list[str] = []
     for key, size in list_objects(context, f"s3://{split_uri(uri).bucket}/{prefix}").sizes.items():
         folder, _, file = key.removeprefix(prefix).partition("/")
-        if file and _STEP.fullmatch(folder):
+        if file and step_of(folder) is not None:
             folders.setdefault(folder, {})[file] = size
         else:
             foreign.append(key)
     return _Held(folders, tuple(foreign))
 
 
-def _newest(context: Context, uri: str, held: _Held) -> Mapping[str, Any] | None:
-    """Return the manifest of the newest whole checkpoint, by the rule of the runtime: every file, of its size."""
+def _newest(context: Context, uri: str, held: _Held, run: str = "") -> Manifest | None:
+    """Return the manifest of the newest whole checkpoint, of one run if it is given: every file, of its size."""
     place = split_uri(uri)
     for name in held.finished:
-        manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{_MANIFEST}")
-        files = manifest.get("files", {})
-        if files and all(held.folders[name].get(file) == size for file, size in files.items()):
+        manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}")
+        if manifest is not None and run in ("", manifest.run) and not manifest.misfits(held.folders[name]):
             return manifest
     return None
 
 
-def _read_manifest(context: Context, bucket: str, key: str) -> Mapping[str, Any]:
+def _read_manifest(context: Context, bucket: str, key: str) -> Manifest | None:
     answer = context.client("s3").get_object(Bucket=bucket, Key=key.lstrip("/"), **context.expected_owner(bucket))
     try:
-        manifest = json.loads(answer["Body"].read())
+        return Manifest.from_json(answer["Body"].read())
     except ValueError:
-        return {}  # no checkpoint for the runtime either
-    return manifest if isinstance(manifest, dict) and "step" in manifest else {}
+        return None  # no checkpoint for the runtime either
 
 
 def _check_of_script(context: Context, uri: str, own: _Held) -> Check:
-    """Judge what SageMaker will copy to a script's /opt/ml/checkpoints; only the script knows what it means."""
-    count = sum(len(files) for files in own.folders.values()) + len(own.foreign)
-    if count:
-        return passed("checkpoints", f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
+    """Judge what SageMaker will copy to a script's /opt/ml/checkpoints, and what it has saved to S3 itself.
+
+    Only the script knows what the first means.
+    """
+    found = []
+    if count := sum(len(files) for files in own.folders.values()) + len(own.foreign):
+        found.append(f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
+    config = context.plan.config.checkpoint
+    place = config.uri if config.resume in ("auto", "never") else config.resume
+    newest = _newest_at(context, place, config.resume_run) if place and config.resume != "never" else None
+    if newest is not None:
+        found.append(f"cloudtrain_runtime.checkpoint will resume from step {newest.step} of run {newest.run}")
+    elif split_checkpoint(place)[1]:
+        return _nothing_to_resume(place)
+    if found:
+        return passed("checkpoints", "; ".join(found))
     if "://" in context.plan.resume:
         return _nothing_to_resume(uri)
     return _check_empty(uri, context.plan.run)
+
+
+def _newest_at(context: Context, uri: str, run: str) -> Manifest | None:
+    """Return the manifest of the newest whole checkpoint of a folder, or of the one that the uri names."""
+    folder, name = split_checkpoint(uri)
+    held = _hold(context, folder)
+    if name:
+        held = _Held({name: held.folders.get(name, {})}, ())
+    return _newest(context, folder, held, run)
 
 
 def _check_empty(uri: str, run: str) -> Check:
@@ -131,15 +146,10 @@ def _check_empty(uri: str, run: str) -> Check:
 
 def _check_resume(context: Context, resume: str) -> Check:
     """Check that the place which `checkpoint.resume` names holds a whole checkpoint, or is one."""
-    parent, _, name = resume.rstrip("/").rpartition("/")
-    place = parent if _STEP.fullmatch(name) else resume
-    held = _hold(context, place)
-    if place == parent:
-        held = _Held({name: held.folders.get(name, {})}, ())
-    newest = _newest(context, place, held)
+    newest = _newest_at(context, resume, context.plan.config.checkpoint.resume_run)
     if newest is None:
         return _nothing_to_resume(resume)
-    return passed("checkpoints", f"will resume from step {newest['step']} of run {newest.get('run')}, in {resume}")
+    return passed("checkpoints", f"will resume from step {newest.step} of run {newest.run}, in {resume}")
 
 
 def _nothing_to_resume(uri: str) -> Check:
@@ -163,11 +173,11 @@ def _check_without(uri: str, own: _Held, run: str) -> Check:
     return _check_empty(uri, run)
 
 
-def _refuse_mixture(uri: str, newest: Mapping[str, Any], run: str) -> Check:
+def _refuse_mixture(uri: str, newest: Manifest, run: str) -> Check:
     # After a restart the runtime goes on from the newest checkpoint of the folder, which would be the other run's.
     return failed(
         "checkpoints",
-        f"checkpoint.resume is never, and {uri} holds step {newest['step']} of run {newest.get('run')}: "
+        f"checkpoint.resume is never, and {uri} holds step {newest.step} of run {newest.run}: "
         "after an interruption this run would go on from that",
         f"give the run a folder of its own: --set checkpoint.uri={uri}/{run}",
     )

@@ -190,6 +190,7 @@ def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
     inputs = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
     inputs += [uri for uri in (plan.config.checkpoint.resume,) if uri.startswith("s3://")]
     outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
+    outputs += [uri for uri in (plan.config.checkpoint.uri,) if uri.startswith("s3://") and uri not in outputs]
     if plan.locations.code not in inputs:
         inputs.append(plan.locations.code)  # AWS's toolkit reads it itself
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})

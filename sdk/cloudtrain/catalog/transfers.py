@@ -1,0 +1,24 @@
+"""How fast an instance brings a checkpoint to S3: an assumption for estimates, on the careful side."""
+
+from __future__ import annotations
+
+from cloudtrain.catalog.instances import find_instance
+from cloudtrain.catalog.source import Source, load, sources
+
+_BYTES_PER_GBIT = 10**9 / 8
+_SHARE_OF_NETWORK = 0.5
+"""Of an instance's baseline bandwidth, because collectives go on beside the upload."""
+
+
+def s3_upload_bytes_per_second(instance_type: str) -> float:
+    """Return the rate that is assumed: what two cores were seen to do, or less where the network is slower."""
+    seen = float(load("transfers")["s3_upload_mb_per_second"]["value"]) * 10**6
+    instance = find_instance(instance_type)
+    if instance is None or instance.network_gbps is None:
+        return seen
+    return min(seen, instance.network_gbps * _BYTES_PER_GBIT * _SHARE_OF_NETWORK)
+
+
+def s3_upload_source() -> Source:
+    """Return where that rate comes from."""
+    return sources("transfers")[load("transfers")["s3_upload_mb_per_second"]["source"]]

@@ -1,0 +1,111 @@
+"""Commands about what runs have saved: checkpoints, and their verification and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import json_option
+from cloudtrain.errors import EXIT_RUN_FAILED
+
+_LIST = "list"
+
+
+class _ListsByDefault(click.Group):
+    """`checkpoints RUN` is short for `checkpoints list RUN`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command first that was meant."""
+        named = next((word for word in args if not word.startswith("-")), None)
+        asks_for_help = bool(args) and args[0] in ctx.help_option_names
+        if named is not None and named in self.commands:
+            args = [named, *(word for word in args if word != named)]
+        elif args and not asks_for_help:
+            args = [_LIST, *args]
+        return super().parse_args(ctx, args)
+
+
+_run_argument = click.argument("run", metavar="RUN")
+
+
+@click.group(cls=_ListsByDefault, name="checkpoints", invoke_without_command=False)
+def checkpoints() -> None:
+    """List the checkpoints of a run, newest first; verify or export them.
+
+    RUN is a run on this machine or on SageMaker, or the folder or s3:// uri of checkpoints.
+
+    \b
+    cloudtrain checkpoints RUN [--json]
+    cloudtrain checkpoints verify RUN [--step N] [--json]
+    cloudtrain checkpoints export RUN --to safetensors|torch [--step N] [-o PATH] [--part model|all] [--json]
+    """  # noqa: D301 (click's mark for lines that stay as they are)
+
+
+@checkpoints.command(name=_LIST)
+@_run_argument
+@json_option
+def list_(run: str, as_json: bool) -> int:
+    """List a run's checkpoints, newest first: complete, unfinished or damaged, and why."""
+    from cloudtrain import api
+    from cloudtrain.console import checkpoints as shown
+
+    with console.waiting("looking for checkpoints"):
+        folder = api.checkpoint_folder(run)
+        found = folder.list()
+    if as_json:
+        console.print_json({"checkpoints": [each.to_json() for each in found]})
+    else:
+        shown.print_checkpoints(found, folder)
+    return 0
+
+
+@checkpoints.command()
+@_run_argument
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this step; by default all.")
+@json_option
+def verify(run: str, step: int | None, as_json: bool) -> int:
+    """Read every block of a run's checkpoints and compare it with what was written. Changes nothing.
+
+    Exit code 4 when one is damaged.
+    """
+    from cloudtrain import api
+    from cloudtrain.console import checkpoints as shown
+
+    with console.progress("reading") as progress:
+        found = api.checkpoint_folder(run).verify(step, progress)
+    if as_json:
+        console.print_json({"checkpoints": [each.to_json() for each in found]})
+    else:
+        shown.print_verified(found)
+    return EXIT_RUN_FAILED if any(each.state == "damaged" for each in found) else 0
+
+
+@checkpoints.command()
+@_run_argument
+@click.option("--to", "form", type=click.Choice(["safetensors", "torch"]), required=True, help="Format of the file.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Of which step; by default the newest complete.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="The file; by default <run>-<step>, here."
+)
+@click.option(
+    "--part",
+    type=click.Choice(["model", "all"]),
+    default="model",
+    show_default=True,
+    help="The weights, or everything: optimizer, schedule, random states.",
+)
+@json_option
+def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> int:
+    """Write the weights of a checkpoint into one file, whatever the number of ranks that have saved it."""
+    from cloudtrain import api
+    from cloudtrain.console import checkpoints as shown
+
+    with console.waiting("exporting"):
+        done = api.checkpoint_folder(run).export(form, step=step, target=output, part=part)
+    if as_json:
+        console.print_json(done.to_json())
+    else:
+        shown.print_exported(done)
+    return 0

@@ -1,0 +1,67 @@
+"""What is said of checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import columns, program, say
+from cloudtrain.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from cloudtrain.saved import CheckpointFolder, Exported, SavedCheckpoint
+
+_HEADER = ("step", "state", "age", "size", "ranks", "torch", "name", "run", "why")
+
+
+def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder) -> None:
+    """Print checkpoints in columns, of which those that hold nothing new are left out."""
+    if not found:
+        print(f"no checkpoints at {folder.uri}")
+        return
+    print(found[0].uri.rpartition("/")[0])
+    now = time.time()
+    rows = [_row(each, now, own=folder.run) for each in found]
+    shown = [index for index in range(len(_HEADER)) if any(row[index] for row in rows)]
+    columns([[row[index] for index in shown] for row in (_HEADER, *rows)])
+
+
+def print_verified(found: Sequence[SavedCheckpoint]) -> None:
+    """Print which checkpoints are what was written, and what is wrong with the others."""
+    for each in found:
+        words = {"complete": f"verified, {format_size(each.bytes)} in {each.files} files"}.get(each.state, each.state)
+        print(f"{each.name}  {words}" + (f": {each.why}" if each.why else ""))
+    damaged = [each for each in found if each.state == "damaged"]
+    if damaged:
+        say(f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before")
+
+
+def print_exported(done: Exported) -> None:
+    """Print what was made, and of what."""
+    print(
+        f"{done.path}: {done.tensors:,} tensors, {done.elements:,} elements, {format_size(done.bytes)}, "
+        f"of {done.checkpoint.uri}"
+    )
+    if done.skipped:
+        say(f"left out, because they are no tensors: {', '.join(done.skipped[:3])}" + _more(done.skipped[3:]))
+        say(f"  all of it: {program()} checkpoints export ... --to torch")
+
+
+def _more(rest: Sequence[str]) -> str:
+    return f" and {len(rest)} more" if rest else ""
+
+
+def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str, ...]:
+    age = each.age_seconds(now)
+    return (
+        f"{each.step:,}",
+        each.state,
+        "" if age is None else format_duration(age),
+        format_size(each.bytes),
+        "" if each.world_size is None else str(each.world_size),
+        each.torch or "",
+        each.name,
+        (each.run or "") if each.run != own else "",
+        each.why,
+    )

@@ -1,0 +1,153 @@
+"""`cloudtrain checkpoints` and `resume --from`, on real runs of this machine and on folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_support import RUN, flip, save_bytes
+from support import Cli
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "saved"
+    for step in (100, 200):
+        save_bytes(root, step)
+    (save_bytes(root, 300) / "manifest.json").unlink()
+    return root
+
+
+def test_a_folder_is_listed(cli: Cli, folder: Path) -> None:
+    entries = cli("checkpoints", folder, "--json").json["checkpoints"]
+    assert [(entry["step"], entry["state"]) for entry in entries] == [
+        (300, "unfinished"),
+        (200, "complete"),
+        (100, "complete"),
+    ]
+    assert set(entries[0]) == {
+        *("step", "name", "uri", "state", "why", "bytes", "files"),
+        *("time", "age_seconds", "world_size", "torch", "run"),
+    }
+    assert entries[1]["age_seconds"] > 0
+    for form in (("checkpoints", folder), ("checkpoints", "list", folder)):
+        out = cli(*form).out
+        assert "200" in out
+        assert "its writing was never finished" in out
+        assert RUN in out
+    assert cli("checkpoints", "--json", folder).json["checkpoints"][1]["step"] == 200
+    assert "no checkpoints at" in cli("checkpoints", folder / "nowhere").out
+
+
+def test_a_verification_ends_with_4_when_something_is_damaged(cli: Cli, folder: Path) -> None:
+    whole = cli("checkpoints", "verify", folder)
+    assert whole.code == 0, whole.err
+    assert "step-00000200  verified" in whole.out
+    flip(folder / "step-00000100" / "__0_0.distcp", 5)
+    done = cli("checkpoints", "verify", folder, "--json")
+    assert done.code == 4
+    states = {entry["step"]: entry for entry in done.json["checkpoints"]}
+    assert states[100]["state"] == "damaged"
+    assert "__0_0.distcp" in states[100]["why"]
+    assert cli("checkpoints", "verify", folder, "--step", "200").code == 0
+    text = cli("checkpoints", "verify", folder)
+    assert "step-00000100  damaged: __0_0.distcp" in text.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["verify", "FOLDER", "--step", "150"], "the nearest complete: 100 and 200"),
+        (["export", "FOLDER", "--to", "torch", "--step", "300"], "step-00000300 is unfinished"),
+        (["export", "FOLDER", "--to", "gguf"], "'gguf' is not one of"),
+        (["export", "FOLDER"], "Missing option '--to'"),
+        (["export", "FOLDER", "--to", "torch", "-o", "FOLDER"], "is there already"),
+        (["verify", "FOLDER/empty"], "there is no complete checkpoint"),
+        (["digits"], "is not a run id"),
+        ([RUN], "there is no local run"),
+        ([], "Usage: cloudtrain checkpoints"),
+    ],
+)
+def test_a_users_mistake(cli: Cli, folder: Path, arguments: list[str], expected: str) -> None:
+    done = cli("checkpoints", *(word.replace("FOLDER", str(folder)) for word in arguments))
+    assert done.code == 2
+    assert expected in done.err + done.out
+    assert "Traceback" not in done.err
+
+
+def test_what_lies_in_the_working_folder_is_not_imported(cli: Cli, folder: Path) -> None:
+    (folder / "json.py").write_text("raise SystemExit('imported')")
+    assert cli("checkpoints", ".", cwd=folder).code == 0
+    assert cli("checkpoints", "./", "--json", cwd=folder).json["checkpoints"][0]["step"] == 300
+
+
+@pytest.fixture
+def ended(cli: Cli, small: Callable[..., Path]) -> Mapping[str, Any]:
+    """A local run that has left several checkpoints."""
+    path = small()
+    settings = ("--set", "checkpoint.keep=20", "--set", "cluster.processes_per_instance=2")
+    done = cli("submit", path, "--local", *settings, "--follow", "--json")
+    assert done.code == 0, done.err
+    return {"run": done.json["run"], "job": path, "last": done.json["last_step"]}
+
+
+def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[str, Any], tmp_path: Path) -> None:
+    run = ended["run"]
+    entries = cli("checkpoints", run, "--json").json["checkpoints"]
+    steps = [entry["step"] for entry in entries if entry["state"] == "complete"]
+    assert steps == sorted(steps, reverse=True)
+    assert len(steps) >= 4
+    assert {entry["run"] for entry in entries} == {run}
+    assert cli("checkpoints", "verify", run).code == 0
+
+    exported = cli("checkpoints", "export", run, "--to", "torch", "--json", cwd=tmp_path)
+    assert exported.code == 0, exported.err
+    assert exported.json["path"] == f"{run}-{entries[0]['name']}.pt"
+    state = torch.load(tmp_path / exported.json["path"], weights_only=True)
+    assert {name: tuple(value.shape) for name, value in state.items()} == {"weight": (1, 3), "bias": (1,)}
+    again = cli("checkpoints", "export", run, "--to", "torch", cwd=tmp_path)
+    assert again.code == 2
+    assert "is there already" in again.err
+    one = str(tmp_path / "one.safetensors")
+    assert cli("checkpoints", "export", f"local:{run}", "--to", "safetensors", "--step", steps[-1], "-o", one).code == 0
+    assert Path(one).stat().st_size > 16
+
+    middle = steps[2]
+    wrong = cli("resume", run, "--from", str(middle + 1))
+    assert wrong.code == 2
+    assert f"the nearest complete: {middle} and {steps[1]}" in wrong.err
+    twice = cli("resume", run, "--from", str(middle), "--set", "checkpoint.resume=never")
+    assert twice.code == 2
+    assert "name two places" in twice.err
+    resumed = cli("resume", run, "--from", str(middle), "--follow", "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["first_step"] == middle
+    assert resumed.json["last_step"] == ended["last"]
+
+
+def test_a_run_is_found_by_its_id_where_it_has_saved(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
+    path = small()
+    own = tmp_path / "own place"
+    done = cli("submit", path, "--local", "--set", f"checkpoint.uri={own}", "--follow", "--json")
+    assert done.code == 0, done.err
+    run = done.json["run"]
+    newest = cli("checkpoints", run, "--json").json["checkpoints"][0]
+    assert newest["uri"].startswith(own.as_uri())
+    resume = ("submit", path, "--local", "--set", "train.epochs=4", "--set", f"checkpoint.resume={run}")
+    rest = cli(*resume, "--follow", "--json")
+    assert rest.code == 0, rest.err
+    assert rest.json["first_step"] == newest["step"]
+    for each in own.iterdir():
+        (each / "manifest.json").unlink()
+    for refused in (cli(*resume), cli("resume", run)):
+        assert refused.code == 2
+        assert f"there is no complete checkpoint of {run}" in refused.err
+        assert "start anew" in refused.err
+    one = cli("submit", path, "--local", "--set", f"checkpoint.resume={own}/step-00000002")
+    assert one.code == 2
+    assert "there is no complete checkpoint of step 2" in one.err
