@@ -1,0 +1,379 @@
+"""What a checkpoint costs: the step that waits for it, and the upload.
+
+    python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
+
+Two ranks with Gloo train a layer of 42 million weights with AdamW (a state of 504 MB), saving it in four ways that take
+turns in the same processes: blocking torch.save by rank 0, DCP's own async_save, async_save with its asynchronous
+stager, and ours. The stall is the time for which the training thread waits: in the call, and before the next step of
+the optimizer. Uploads take turns, too, without training beside: the same 504 MB through a raw s3torchconnector writer,
+boto3's upload_file, and a whole checkpoint of ours (from the call to the commit, in one process). All rows of S3 use
+one small S3 server on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from measure import REPOSITORY, describe_machine
+from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter, async_save
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, SAMPLES = 6480, 128
+"""42 million weights: with AdamW's two moments 504 MB in float32."""
+
+STEPS_BETWEEN = 3
+RANKS = 2
+MAKE_BUCKET = """
+import boto3
+boto3.client("s3").create_bucket(Bucket="speed", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+"""
+
+
+def main() -> int:
+    """Measure in turns, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda: one rank on one GPU, with pinned memory")
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        child(json.loads(arguments.child))
+        return 0
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve() as s3:
+        ranks = 1 if arguments.device == "cuda" else RANKS
+        for place, uri in (("a folder", Path(folder).as_uri()), *([("S3", s3)] if s3 else [])):
+            options = {"uri": uri, "rounds": arguments.rounds, "device": arguments.device, "width": arguments.width}
+            lines += stall_table(run_ranks("stall", options, ranks), place)
+        if s3:
+            options = {"uri": s3, "rounds": arguments.rounds, "device": "cpu", "width": arguments.width}
+            lines += upload_table(run_ranks("upload", options, 1))
+    lines += [f"Medians of {arguments.rounds} turns on {machine(arguments.device)}, torch {torch.__version__}."]
+    print("\n".join(lines))
+    if arguments.write is not None:
+        arguments.write.write_text("\n".join(["# What a checkpoint costs", "", *introduction(), *lines]) + "\n")
+    return 0
+
+
+def introduction() -> list[str]:
+    """Return what is measured, for the file."""
+    return [*(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(), ""]
+
+
+def machine(device: str) -> str:
+    """Return what was measured on."""
+    return f"{torch.cuda.get_device_name(0)}, {describe_machine()}" if device == "cuda" else describe_machine()
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[str]:
+    """Serve S3 on loopback; yield the uri of a bucket, or nothing where there is no boto3."""
+    try:
+        import boto3  # noqa: F401
+    except ImportError:
+        yield ""
+        return
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+    from s3_server import serve_s3
+
+    with serve_s3() as server:
+        os.environ.update(
+            AWS_ENDPOINT_URL=server.endpoint,
+            AWS_ACCESS_KEY_ID="testing",
+            AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106 (of a server on loopback)
+            AWS_DEFAULT_REGION="us-west-2",
+            AWS_EC2_METADATA_DISABLED="true",
+        )
+        subprocess.run([sys.executable, "-c", MAKE_BUCKET], check=True)
+        yield "s3://speed/checkpoints"
+
+
+def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[float]]:
+    """Run the ranks of one measurement; return what rank 0 has measured."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as answer:
+        text = json.dumps({**options, "what": what, "answer": answer.name})
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+            *(__file__, "--child", text),
+        ]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
+        measured = Path(answer.name).read_text()
+    if not measured:
+        sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+    return json.loads(measured)  # type: ignore[no-any-return]
+
+
+def stall_table(measured: dict[str, list[float]], place: str) -> list[str]:
+    """Return the stalls as a Markdown table."""
+    blocking, own = measured["torch.save"], measured["cloudtrain"]
+    rows = [f"| save to {place} | stall, median s | min to max | x torch.save | goal |", "|---|---|---|---|---|"]
+    for name, seconds in measured.items():
+        if name == "step":
+            continue
+        ratio = statistics.median(a / b for a, b in zip(seconds, blocking, strict=True))
+        goal = "at most 0.05" if seconds is own else ""
+        spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
+        rows.append(f"| {name} | {statistics.median(seconds):.3f} | {spread} | {ratio:.3f} | {goal} |")
+    against = statistics.median(a / b for a, b in zip(own, measured["DCP async_save"], strict=True))
+    step = statistics.median(measured["step"])
+    return [*rows, "", f"Ours is {against:.2f} x async_save (goal: at most 1). A step takes {step:.2f} s.", ""]
+
+
+def upload_table(measured: dict[str, list[float]]) -> list[str]:
+    """Return the uploads as a Markdown table."""
+    raw = [name for name in measured if name != "cloudtrain"]
+    fastest = min(raw, key=lambda name: statistics.median(measured[name]))
+    rows = [f"| upload of the same bytes | median s | min to max | speed x {fastest} | goal |", "|---|---|---|---|---|"]
+    for name, seconds in measured.items():
+        ratio = statistics.median(b / a for a, b in zip(seconds, measured[fastest], strict=True))
+        goal = "at least 0.9" if name == "cloudtrain" else ""
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+        rows.append(f"| {name} | {statistics.median(seconds):.2f} | {spread} | {ratio:.2f} | {goal} |")
+    return [*rows, ""]
+
+
+# ---------------------------------------------------------------- in the ranks
+
+
+def child(options: dict[str, Any]) -> None:
+    """Be a rank."""
+    warnings.simplefilter("ignore")
+    device = options["device"]
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    measured = stalls(options) if options["what"] == "stall" else uploads(options)
+    if dist.get_rank() == 0:
+        Path(options["answer"]).write_text(json.dumps(measured))
+    sys.stdout.flush()
+    os._exit(0)  # torch with Gloo may abort in the interpreter's shutdown
+
+
+class Trainer:
+    """A model whose step takes a while."""
+
+    def __init__(self, width: int, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(width, width, bias=False).to(device)
+        self.replica = DistributedDataParallel(self.model) if dist.get_world_size() > 1 else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(SAMPLES, width, device=device)
+        self.is_cuda = device == "cuda"
+
+    def step(self, before_update: Callable[[], None] = lambda: None) -> float:
+        """Take a step; return for how long `before_update` has waited, in seconds."""
+        self.replica(self.batch).square().mean().backward()
+        began = time.perf_counter()
+        before_update()
+        waited = time.perf_counter() - began
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        return waited
+
+    def states(self) -> dict[str, Any]:
+        """Return what is saved."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+
+def stalls(options: dict[str, Any]) -> dict[str, list[float]]:
+    """Save in each way in turns; return for how long training waited, in seconds by way."""
+    trainer = Trainer(options["width"], options["device"])
+    background = dist.new_group(backend="gloo")
+    ways: dict[str, Callable[[Trainer, str, Any], float]] = {
+        "torch.save": by_torch_save,
+        "DCP async_save": by_async_save,
+        "DCP async_save, asynchronous stager": StagedAsyncSave(),
+        "cloudtrain": Ours(options),
+    }
+    measured: dict[str, list[float]] = {name: [] for name in [*ways, "step"]}
+    for turn in range(options["rounds"] + 1):
+        for name, save in ways.items():
+            for _ in range(STEPS_BETWEEN):
+                began = time.perf_counter()
+                trainer.step()
+                measured["step"].append(time.perf_counter() - began)
+            dist.barrier()
+            place = f"{options['uri']}/{name.replace(' ', '-').replace(',', '')}-{turn}"
+            seconds = save(trainer, place, background)
+            if turn > 0:  # the first one warms up
+                measured[name].append(seconds)
+            if place.startswith("file://"):
+                dist.barrier()
+                shutil.rmtree(place.removeprefix("file://"), ignore_errors=True)
+    return measured
+
+
+def by_torch_save(trainer: Trainer, place: str, background: Any) -> float:
+    """Save as most scripts do: rank 0 writes everything, and training waits."""
+    del background
+    began = time.perf_counter()
+    if dist.get_rank() == 0:
+        states = trainer.states()
+        if place.startswith("s3://"):
+            with connector().writer(f"{place}/state.pt") as file:
+                torch.save(states, file)
+        else:
+            folder = Path(place.removeprefix("file://"))
+            folder.mkdir(parents=True)
+            with (folder / "state.pt").open("wb") as file:
+                torch.save(states, file)
+                file.flush()
+                os.fsync(file.fileno())
+    dist.barrier()
+    waited = time.perf_counter() - began
+    trainer.step()
+    return waited
+
+
+def by_async_save(trainer: Trainer, place: str, background: Any) -> float:
+    """Save with DCP's own async_save as it comes: it copies before it returns."""
+    began = time.perf_counter()
+    future: Any = async_save(trainer.states(), storage_writer=dcp_writer(place), process_group=background)
+    waited = time.perf_counter() - began
+    waited += trainer.step()
+    future.result()
+    return waited
+
+
+class StagedAsyncSave:
+    """Save with DCP's async_save and its asynchronous stager (torch 2.9 and newer)."""
+
+    def __init__(self) -> None:
+        self.stager: Any = None
+
+    def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
+        """Save, and wait before the update until the copy is made."""
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        if self.stager is None:
+            pins = trainer.is_cuda
+            self.stager = DefaultStager(
+                StagingOptions(
+                    use_async_staging=True,
+                    use_pinned_memory=pins,
+                    use_shared_memory=False,
+                    use_non_blocking_copy=pins,
+                )
+            )
+        began = time.perf_counter()
+        future: Any = async_save(
+            trainer.states(), storage_writer=dcp_writer(place), process_group=background, async_stager=self.stager
+        )
+        waited = time.perf_counter() - began
+        waited += trainer.step(future.staging_completion.result)
+        future.upload_completion.result()
+        return waited
+
+
+class Ours:
+    """Save as the shared entrypoint does."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from cloudtrain_runtime.checkpoint import Checkpoints
+        from cloudtrain_runtime.context import context
+        from cloudtrain_runtime.contract import CheckpointConfig
+
+        config = CheckpointConfig(f"{options['uri']}/ours", None, None, 1, "never")
+        place = replace(context(), device=torch.device(options["device"]), run="bench")
+        self.checkpoints = Checkpoints(config, place)
+        self.step = 0
+
+    def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
+        """Save, and wait before the update until the copy is made."""
+        del place, background
+        self.step += 1
+        saver = self.checkpoints._saver  # noqa: SLF001 (its own count of what the training thread waited)
+        self.checkpoints.save(self.step, trainer.model, [trainer.optimizer], {}, {})
+        save = saver._save  # noqa: SLF001
+        trainer.step()
+        self.checkpoints.settle()
+        return float(save.stall_seconds)  # type: ignore[union-attr]
+
+
+def dcp_writer(place: str) -> Any:
+    """Return DCP's writer to a place."""
+    if place.startswith("s3://"):
+        from s3torchconnector.dcp import S3StorageWriter
+
+        return S3StorageWriter("us-west-2", place, s3client_config=connector_config())
+    return FileSystemWriter(place.removeprefix("file://"))
+
+
+def connector() -> Any:
+    """Return s3torchconnector's checkpoint interface."""
+    from s3torchconnector import S3Checkpoint
+
+    return S3Checkpoint("us-west-2", s3client_config=connector_config(), endpoint=os.environ["AWS_ENDPOINT_URL"])
+
+
+def connector_config() -> Any:
+    """Return how to reach the server on loopback."""
+    from s3torchconnector import S3ClientConfig
+
+    return S3ClientConfig(force_path_style=True)
+
+
+def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
+    """Upload the same bytes in each way in turns; return seconds by way."""
+    import boto3
+
+    trainer = Trainer(options["width"], "cpu")
+    trainer.step()
+    ours = Ours(options)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state.pt"
+        torch.save(trainer.states(), file)
+        content = file.read_bytes()
+        client = boto3.client("s3")
+
+        def by_connector() -> None:
+            with connector().writer("s3://speed/raw/connector") as writer:
+                writer.write(content)
+
+        def by_boto3() -> None:
+            client.upload_file(str(file), "speed", "raw/boto3")
+
+        def by_us() -> None:
+            ours.step += 1
+            ours.checkpoints.save(ours.step, trainer.model, [trainer.optimizer], {}, {})
+            deadline = time.perf_counter() + 300
+            while ours.checkpoints._saver.last_step != ours.step and time.perf_counter() < deadline:  # noqa: SLF001
+                time.sleep(0.002)
+
+        ways = {"s3torchconnector": by_connector, "boto3": by_boto3, "cloudtrain": by_us}
+        measured: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(options["rounds"] + 1):
+            for name, act in ways.items():
+                began = time.perf_counter()
+                act()
+                if turn > 0:
+                    measured[name].append(time.perf_counter() - began)
+                ours.checkpoints.settle()
+                trainer.step()
+    return measured
+
+
+if __name__ == "__main__":
+    sys.exit(main())
