@@ -1,6 +1,6 @@
 """Measure from SIGKILL of a worker to the next step, and from the command to the first: cloudtrain against torchrun.
 
-    .venv/bin/python benchmarks/recovery.py [--rounds 7] [--write FILE]
+    .venv/bin/python benchmarks/recovery.py [--rounds 7] [--fresh] [--write FILE]
 
 Two ranks on the CPU train a small model with DDP and Gloo; rank 0 writes the time of each step to a file. After some
 steps rank 1 is killed, the group starts again, and ends by itself. The ways take turns. `torchrun`, too, gets
@@ -68,21 +68,16 @@ class Times:
     recovery: float
 
 
-def ways(folder: Path) -> dict[str, list[str]]:
+def ways(folder: Path, *, fresh: bool) -> dict[str, list[str]]:
     """Return the commands that run the script, by name."""
     cloudtrain = [str(BIN / "cloudtrain"), "submit", "job.yaml", "--local", "--follow", "--set"]
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--max-restarts=3", "train.py"]
     steps = f"code.env.STEPS={folder / 'steps'}"
-    return {
-        "`torchrun --max-restarts`": torchrun,
-        "`cloudtrain submit --local`": [*cloudtrain, steps],
-        "the same, `CLOUDTRAIN_WORKER_START=fresh`": [
-            *cloudtrain,
-            steps,
-            "--set",
-            "code.env.CLOUDTRAIN_WORKER_START=fresh",
-        ],
-    }
+    found = {"`torchrun --max-restarts`": torchrun, "`cloudtrain submit --local`": [*cloudtrain, steps]}
+    if fresh:
+        off = "CLOUDTRAIN_WORKER_START=fresh"
+        found[f"the same, `{off}`"] = [*cloudtrain, steps, "--set", f"code.env.{off}"]
+    return found
 
 
 def run_once(argv: list[str], folder: Path, environ: dict[str, str]) -> Times:
@@ -121,6 +116,7 @@ def main() -> None:
     """Measure, print, and with --write put the tables between the marks of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="counted turns of each way")
+    parser.add_argument("--fresh", action="store_true", help="also with a new interpreter for each worker")
     parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
     options = parser.parse_args()
     recovery: dict[str, list[float]] = {}
@@ -136,7 +132,7 @@ def main() -> None:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         for turn in range(options.rounds + 1):
-            for way, argv in ways(folder).items():
+            for way, argv in ways(folder, fresh=options.fresh).items():
                 times = run_once(argv, folder, environ)
                 if turn > 0:
                     recovery.setdefault(way, []).append(times.recovery)
