@@ -45,8 +45,7 @@ def main() -> None:
             "",
             *_steps(chosen.turns),
             "",
-            f"Medians of {chosen.turns} turns on {describe_machine()}, torch {torch.__version__}, one thread. "
-            f"{_BATCH_SIZE} samples per rank and step.",
+            f"Medians of {chosen.turns} turns on {describe_machine()}, torch {torch.__version__}, one thread.",
         ]
     )
     print(text)
