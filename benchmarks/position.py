@@ -46,7 +46,6 @@ def main() -> None:
             *_steps(chosen.turns),
             "",
             f"Medians of {chosen.turns} turns on {describe_machine()}, torch {torch.__version__}, one thread.",
-            f"{_BATCH_SIZE} samples per rank and step.",
         ]
     )
     print(text)

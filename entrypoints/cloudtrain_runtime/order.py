@@ -23,6 +23,9 @@ _ROUNDS = 6
 _TABLE_LENGTH = 1024
 """Up to here the samples are sorted by random keys: a network over so few would leave most permutations out."""
 
+_LONGEST_TABLED_SIDE = 2**16
+"""Up to here, about 4 * 10**9 samples, all numbers of a round are drawn at once: to look one up is faster."""
+
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _HALF_MASK = _HALF - 1
@@ -45,14 +48,20 @@ class Order:
         numbers = random_numbers(seed, epoch)
         self._rounds = [(next(numbers) & _HALF_MASK | 1, next(numbers) & _HALF_MASK) for _ in range(_ROUNDS)]
         self._sides = (_HALF, _HALF)
+        self._moves: list[torch.Tensor] = []
         self._table: torch.Tensor | None = None
         if length <= _TABLE_LENGTH:
             self._table = torch.argsort(self._permute(torch.arange(length)))
-        else:
-            root = math.isqrt(length - 1) + 1
-            # The fewest places outside of the samples, among sides that differ by an eighth at most.
-            side = min(range(root, root + min(64, root // 8)), key=lambda side: -length % side)
-            self._sides = (-(-length // side), side)
+            return
+        root = math.isqrt(length - 1) + 1
+        # The fewest places outside of the samples, among sides that differ by an eighth at most.
+        side = min(range(root, root + min(64, root // 8)), key=lambda side: -length % side)
+        self._sides = (-(-length // side), side)
+        if side <= _LONGEST_TABLED_SIDE:
+            self._moves = [
+                self._drawn(turn, torch.arange(self._sides[1 - turn % 2]), self._sides[turn % 2])
+                for turn in range(_ROUNDS)
+            ]
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the samples at some positions of the order.
@@ -73,15 +82,22 @@ class Order:
         rows, columns = self._sides
         left = torch.div(values, columns, rounding_mode="floor")
         right = torch.sub(values, left, alpha=columns)
-        mixed = torch.empty_like(values)
+        spare = torch.empty_like(values)
         size, other = rows, columns
-        for factor, offset in self._rounds:
-            # Squared and cut from the middle: no sum of the like would mix as well.
-            torch.mul(right, factor, out=mixed).add_(offset).bitwise_and_(_HALF_MASK)
-            mixed.mul_(mixed).bitwise_right_shift_(_MIDDLE).bitwise_or_(-_HALF)
-            # A number from -size to -1, and size again where the sum is below 0: the modulo, without dividing.
-            left.add_(mixed.mul_(size).bitwise_right_shift_(_HALF_BITS))
-            left.add_(torch.bitwise_right_shift(left, 63, out=mixed).bitwise_and_(size))
+        for turn in range(_ROUNDS):
+            tables = self._moves
+            moved = torch.index_select(tables[turn], 0, right, out=spare) if tables else self._drawn(turn, right, size)
+            # From -size to -1, and size again where the sum is below 0: the modulo, without dividing.
+            left.add_(moved)
+            left.add_(torch.bitwise_right_shift(left, 63, out=moved).bitwise_and_(size))
             left, right, size, other = right, left, other, size
         places: torch.Tensor = left.mul_(columns).add_(right)
         return places
+
+    def _drawn(self, turn: int, side: torch.Tensor, size: int) -> torch.Tensor:
+        """Return a random number from -size to -1 for each value of the other side."""
+        factor, offset = self._rounds[turn]
+        mixed = side.mul(factor).add_(offset).bitwise_and_(_HALF_MASK)
+        # Squared and cut from the middle: no sum of the like would mix as well.
+        mixed.mul_(mixed).bitwise_right_shift_(_MIDDLE).bitwise_or_(-_HALF)
+        return mixed.mul_(size).bitwise_right_shift_(_HALF_BITS)
