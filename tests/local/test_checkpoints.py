@@ -151,3 +151,44 @@ def test_a_run_is_found_by_its_id_where_it_has_saved(cli: Cli, small: Callable[.
     one = cli("submit", path, "--local", "--set", f"checkpoint.resume={own}/step-00000002")
     assert one.code == 2
     assert "there is no complete checkpoint of step 2" in one.err
+
+
+SCRIPT_JOB = """\
+name: script
+code: {script: train.py}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 1, processes_per_instance: 1}
+checkpoint: {every: 2 steps, keep: 20}
+"""
+SCRIPT = """
+import torch
+from cloudtrain_runtime import checkpoint
+
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+start = checkpoint.load(model=model, optimizer=optimizer)
+for step in range(start.step + 1, 9):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    checkpoint.save(step, model=model, optimizer=optimizer)
+"""
+
+
+def test_a_script_reads_the_resumed_runs_checkpoints_and_saves_to_its_own(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(SCRIPT_JOB, train_py=SCRIPT)
+    first = cli("submit", path, "--local", "--follow", "--json")
+    assert first.code == 0, first.err
+
+    def listed(run: str) -> dict[int, str]:
+        found = cli("checkpoints", run, "--json").json["checkpoints"]
+        return {entry["step"]: entry["uri"] for entry in found if entry["state"] == "complete"}
+
+    before = listed(first.json["run"])
+    assert {4, 8} <= set(before)
+    second = cli("resume", first.json["run"], "--from", "4", "--follow", "--json")
+    assert second.code == 0, second.err
+    after = listed(second.json["run"])
+    assert set(after) <= {6, 8}
+    assert 8 in after
+    assert not set(after.values()) & set(before.values())
+    assert listed(first.json["run"]) == before
