@@ -290,7 +290,7 @@ def test_listing_and_deleting_survive_passing_weather(sky: S3Server) -> None:
 
 def test_a_truncated_upload_shows_in_the_sizes(sky: S3Server, engine: str) -> None:
     objects = Objects(f"s3://{BUCKET}/p")
-    sky.set_weather(Weather(truncated=1.0, faults=1))
+    sky.set_weather(Weather(truncated=1.0, faults=1, only="PutObject|UploadPart"))
     upload(objects, "shard", bytes(MIB))
     assert objects.sizes() == {"shard": MIB // 2}
 
