@@ -123,19 +123,21 @@ class Manifest:
             name: {"bytes": file.bytes, "crc32": [f"{crc:08x}" for crc in file.crc32]}
             for name, file in sorted(self.files.items())
         }
-        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+        return json.dumps({**content, "crc32": _checksum(content)}, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Read `manifest.json`.
 
         Raises:
-            ValueError: the text is not a manifest of this version.
+            ValueError: the text is not a manifest of this version, or has changed since it was written.
         """
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("version") != MANIFEST_VERSION:
             found = content.get("version") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"{MANIFEST_FILE} has version {found!r}; expected {MANIFEST_VERSION}")
+        if content.pop("crc32", None) != _checksum(content):
+            raise ValueError(f"{MANIFEST_FILE} has changed since it was written")
         try:
             files = {
                 name: StoredFile(int(file["bytes"]), tuple(int(crc, 16) for crc in file["crc32"]))
@@ -156,3 +158,7 @@ class Manifest:
             for name, file in sorted(self.files.items())
             if sizes.get(name) != file.bytes
         ]
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
