@@ -58,7 +58,7 @@ _OF_A_START = re.compile(
 """Variables that torchrun and the agent set for each start. They are read when a process group or a context is made."""
 
 _SETS_VARIABLE = re.compile(
-    r"""(?:environ\[|environ\.(?:setdefault|update)\(|putenv\()[^\n]*?\b((?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH)_\w+)"""
+    r"""(?:environ\[|environ\.(?:setdefault|update)\(|putenv\()[^\n]*?\b((?:(?:OMP|MKL|KMP|GOMP|OPENBLAS)_|(?:PY)?TORCH)\w+)"""
 )
 """A script that sets what torch, or a library that it loads, reads once and for all at import."""
 

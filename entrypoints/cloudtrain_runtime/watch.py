@@ -88,6 +88,12 @@ def tick(step: int) -> None:
         _own.tick(step)
 
 
+def stir() -> None:
+    """Tell that this rank is alive, still at the same step. It does not begin the watch, as `tick` does."""
+    if _own is not None and _own.is_watched:
+        _own.tick(_own.step)
+
+
 def arm(environ: Mapping[str, str]) -> None:
     """Let the launcher watch this process, and have it write its stacks on demand. Without a watching launcher nothing.
 

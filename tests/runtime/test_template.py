@@ -220,6 +220,7 @@ def _living(folder: Path) -> list[psutil.Process]:
         ('os.environ["OMP_NUM_THREADS"] = "4"', "OMP_NUM_THREADS"),
         ("os.environ.setdefault('TORCH_LOGS', '+dynamo')", "TORCH_LOGS"),
         ("os.environ.update(MKL_NUM_THREADS='1')", "MKL_NUM_THREADS"),
+        ('os.environ["TORCHDYNAMO_DISABLE"] = "1"', "TORCHDYNAMO_DISABLE"),
         ("os.putenv('KMP_AFFINITY', 'x')", "KMP_AFFINITY"),
         ('print(os.environ.get("OMP_NUM_THREADS"))', ""),
         ('os.environ["WANDB_MODE"] = "offline"', ""),
