@@ -23,10 +23,13 @@ not exist.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import secrets
+import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,16 +41,29 @@ from cloudtrain_runtime import watch
 from cloudtrain_runtime.context import Context, context
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.events import say
 from cloudtrain_runtime.notice import Notice
 from cloudtrain_runtime.parallel import Agreement, gather
 from cloudtrain_runtime.place import ml_tree, read_run_config
 from cloudtrain_runtime.resuming import resume
 from cloudtrain_runtime.saving import Keeping, Saver
-from cloudtrain_runtime.states import States, put_back, rank_key, states_of
+from cloudtrain_runtime.states import (
+    States,
+    as_they_are,
+    clear_optimizers,
+    copied_names,
+    forget_unsaved,
+    may_change_unseen,
+    parameter_names,
+    put_back,
+    rank_key,
+    refuse_strangers,
+    states_of,
+)
 from cloudtrain_runtime.storage import open_storage
 
 _LEAVE_SECONDS = 100.0
-"""How long a script that has ended waits for a save under way."""
+"""How long a script that has failed, or was told to stop, waits for a save under way. Others wait to its end."""
 
 
 @dataclass(frozen=True)
@@ -126,22 +142,35 @@ class Checkpoints:
             CheckpointError: there is none where one was asked for, or it is another model's.
         """
         optimizers = list(optimizers)
-        found = resume(self._config, self.storage, self._place, lambda: states_of(model, optimizers, {}, self._place))
+        refuse_strangers(model, optimizers)
+
+        names: list[str] = []
+
+        def states() -> States:
+            clear_optimizers(optimizers)
+            values = states_of(model, optimizers, {}, self._place)
+            names[:] = parameter_names(values)
+            return values
+
+        found = resume(self._config, self.storage, self._place, states)
         if found is None:
             return Resumed()
-        checkpoint, states = found
+        checkpoint, loaded, stepped = found
         own = rank_key(self._place.rank)
         has_random = self._place.rank < checkpoint.manifest.world_size
         if not has_random:
-            states["rng"][own] = b""  # the present states, which a rank without saved ones keeps
-        objects = put_back(states, model, optimizers, self._place)
+            loaded["rng"][own] = b""  # the present states, which a rank without saved ones keeps
+        objects = put_back(loaded, model, optimizers, self._place)
+        forget_unsaved(names, stepped, optimizers)
         self._saver.last_began = time.monotonic()
+        is_own = checkpoint.place == self.storage.uri
+        self._saver.last_step = checkpoint.step if is_own else None
         return Resumed(
             checkpoint.step,
             checkpoint.manifest.state,
             checkpoint.uri,
             objects,
-            is_own=checkpoint.place == self.storage.uri,
+            is_own=is_own,
             has_random=has_random,
         )
 
@@ -182,19 +211,28 @@ class Checkpoints:
             wait: Return when it is complete, or has failed.
         """
         optimizers = list(optimizers)
+        if any(id(optimizer) not in self._guarded for optimizer in optimizers):
+            refuse_strangers(model, optimizers)
         for optimizer in optimizers:
             if id(optimizer) not in self._guarded:
                 self._guarded.add(id(optimizer))
                 self._saver.guard(optimizer)
 
-        def states() -> States:
-            return states_of(model, optimizers, objects, self._place)
+        def states() -> tuple[States, frozenset[str]]:
+            with as_they_are(optimizers):
+                values = states_of(model, optimizers, objects, self._place)
+            return values, copied_names(values, model)
 
         is_begun = self._saver.save(step, states, state, wait=wait)
-        if not optimizers:
-            self._saver.before_update()  # nobody will tell when the parameters change
+        if may_change_unseen(model, optimizers):
+            self._saver.before_update()  # nobody will tell when they change
         self._has_asked = False
         return is_begun
+
+    def is_complete(self, step: int) -> bool:
+        """Wait for the save under way; return whether the newest checkpoint is the one of this step."""
+        self.settle()
+        return self._saver.last_step == step
 
     def settle(self, timeout_seconds: float | None = None) -> bool:
         """Wait for the save under way; return whether none is any more."""
@@ -227,11 +265,37 @@ class _Script:
         self.checkpoints.notice.begin()
         self.is_stopping: bool | None = None
         self.saved_step = -1
-        atexit.register(self._leave)
+        _before_threads_end(self._leave)
+        _before_groups_end(self._finish)
 
     def _leave(self) -> None:
         self.checkpoints.notice.end()
-        self.checkpoints.settle(_LEAVE_SECONDS)
+        self._finish()
+
+    def _finish(self) -> None:
+        is_failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
+        # Of a run that has failed, other ranks may be gone, and torchrun waits for this one to start anew.
+        limit = _LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else None
+        if not self.checkpoints.settle(limit) and self.place.is_main:
+            say(f"the checkpoint of step {self.saved_step} is given up: it took longer than {limit:.0f} s")
+
+
+def _before_threads_end(act: Callable[[], Any]) -> None:
+    """Call it when the script has ended. Exit handlers come too late: thread pools, which S3 needs, have ended then."""
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(act)
+
+
+def _before_groups_end(act: Callable[[], Any]) -> None:
+    """Call it before the script destroys its process groups: a save under way needs its own."""
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def settled(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return destroy(*args, **kwargs)
+
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = settled
 
 
 _script: _Script | None = None
@@ -305,10 +369,12 @@ def save(
     watch.tick(step)
     due = script.checkpoints.at_boundary(step)
     script.is_stopping = due.stop
-    if not (due.save or due.stop or force) or step == script.saved_step:
+    wait = due.stop or force
+    if not (due.save or wait):
+        return False
+    if step == script.saved_step and (not wait or script.checkpoints.is_complete(step)):
         return False
     held = {name: thing.state_dict() for name, thing in objects.items() if thing is not None}
-    wait = due.stop or force
     position = sampler.state_dict() if sampler is not None else None
     told = {"script": dict(state or {}), "sampler": position}
     is_begun = script.checkpoints.save(step, model, _several(optimizer), told, held, wait=wait)

@@ -318,7 +318,7 @@ class Trainer:
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
-            watch.tick(self.position.step)
+            watch.stir()
             moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {
@@ -340,9 +340,8 @@ class Trainer:
 
     def _save(self, *, wait: bool = False) -> None:
         """Begin a checkpoint of this step, with `wait` until it is complete."""
-        if self.saved_step == self.position.step:
-            if wait:
-                self.checkpoints.settle()
+        step = self.position.step
+        if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
         parallel.share_buffers(self.model, self.place)
         state = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -17,7 +17,7 @@ from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.parallel import gather
 from cloudtrain_runtime.records import Record, set_aside, survey
 from cloudtrain_runtime.shards import CheckpointReader
-from cloudtrain_runtime.states import States, misfits
+from cloudtrain_runtime.states import States, misfits, other_optimizer, saved_optimizer
 from cloudtrain_runtime.storage import Storage, open_storage
 
 
@@ -39,10 +39,27 @@ class Found:
         return self.uri.rpartition("/")[0]
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What is known of a checkpoint before or after it is loaded.
+
+    Attributes:
+        damage: What is damaged about it.
+        misfit: What of the model or the optimizer does not fit to it.
+        stepped: Parameters for which it has a state of an optimizer.
+    """
+
+    damage: tuple[str, ...] = ()
+    misfit: str | None = None
+    stepped: frozenset[str] = frozenset()
+
+
 def resume(
     config: CheckpointConfig, storage: Storage, place: Context, states: Callable[[], States]
-) -> tuple[Found, States] | None:
+) -> tuple[Found, States, Collection[str]] | None:
     """Load the newest whole checkpoint; return it and what was loaded, or None for a new run.
+
+    The third is the names of the parameters for which it has a state of an optimizer.
 
     One that turns out to be damaged is set aside, and the one before it is taken. Called by all ranks together.
 
@@ -63,12 +80,12 @@ def resume(
         if found is None:
             return None
         target = states()
-        damage = _load(found, target, place)
-        if damage is None:
-            return found, target
+        look = _load(found, target, place)
+        if not look.damage:
+            return found, target, look.stepped
         damaged.append(found.uri)
         if place.is_main:
-            _report_damage(found, damage)
+            _report_damage(found, look.damage)
 
 
 def newest(
@@ -145,19 +162,19 @@ def _may_be_of(record: Record, run: str) -> bool:
     return not run or (record.manifest is not None and record.manifest.run == run)
 
 
-def _load(found: Found, target: States, place: Context) -> list[str] | None:
-    """Load a checkpoint into the states, on all ranks; return None, or what is damaged about it.
+def _load(found: Found, target: States, place: Context) -> _Look:
+    """Load a checkpoint into the states, on all ranks; return what is known of it then.
 
     Raises:
         CheckpointError: it is another model's, or it cannot be read.
     """
     parent, _, folder = found.uri.rpartition("/")
     reader = CheckpointReader(open_storage(parent), folder, found.manifest)
-    damage, misfit = gather(_examine(reader, target) if place.is_main else (None, None), place)[0]
-    if damage is not None:
-        return [damage]
-    if misfit is not None:
-        raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {misfit}")
+    look: _Look = gather(_examine(reader, target) if place.is_main else _Look(), place)[0]
+    if look.damage:
+        return look
+    if look.misfit is not None:
+        raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {look.misfit}")
     try:
         # Partial, because a parameter that never had a gradient has no state in the optimizer, and a rank that did not
         # exist has no random states.
@@ -166,22 +183,24 @@ def _load(found: Found, target: States, place: Context) -> list[str] | None:
         causes = [failure[0] for failure in error.failures.values()]
         damages = sorted({str(cause) for cause in causes if isinstance(cause, DamagedError)})
         if damages:
-            return damages
+            return _Look(damage=tuple(damages))
         raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {causes[0]}") from error
-    return None
+    return look
 
 
-def _examine(reader: CheckpointReader, target: States) -> tuple[str | None, str | None]:
+def _examine(reader: CheckpointReader, target: States) -> _Look:
     """Return what is damaged about the metadata, or what of the model does not fit to it."""
     try:
         metadata = reader.read_metadata()
     except DamagedError as error:
-        return str(error), None
+        return _Look(damage=(str(error),))
+    stepped, kinds = saved_optimizer(metadata)
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-    return None, next(misfits(metadata, target["model"]), None)
+    misfit = next(misfits(metadata, target["model"]), None) or other_optimizer(kinds, target["optimizer"])
+    return _Look(misfit=misfit, stepped=stepped)
 
 
-def _report_damage(found: Found, damage: list[str]) -> None:
+def _report_damage(found: Found, damage: Collection[str]) -> None:
     parent, _, folder = found.uri.rpartition("/")
     detail = "; ".join(damage)
     say(f"{found.uri} is damaged and set aside: {detail}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -118,14 +118,22 @@ class Saver:
 
     # ------------------------------------------------------------ what the loop calls
 
-    def save(self, step: int, states: Callable[[], States], state: Mapping[str, Any], *, wait: bool = False) -> bool:
+    def save(
+        self,
+        step: int,
+        states: Callable[[], tuple[States, frozenset[str]]],
+        state: Mapping[str, Any],
+        *,
+        wait: bool = False,
+    ) -> bool:
         """Begin to write a checkpoint; return whether it was begun (with `wait`: whether it is complete).
 
         While the one before is under way nothing is begun, unless `wait` says to wait for both.
 
         Args:
             step: Optimizer steps done.
-            states: Returns model, optimizer and the rest, as states.states_of does.
+            states: Returns model, optimizer and the rest, as states.states_of does, and the names of what each rank may
+                have its own of: the lowest rank's is saved.
             state: JSON values for the manifest.
             wait: Return when it is complete, or has failed.
         """
@@ -140,10 +148,10 @@ class Saver:
                 return False
         self._join()
         self._save = None
-        values = states()  # may itself take a step with an optimizer that has no state yet, which must not wait
+        values, unshared = states()
         save = _Save(step, dict(state), began, _event_now(self._place))
         self._save = save
-        self._thread = threading.Thread(target=self._run, args=(save, values), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True)
         self._thread.start()
         save.stall_seconds += time.monotonic() - began
         if wait:
@@ -177,7 +185,7 @@ class Saver:
         began = time.monotonic()
         while self.is_busy and (timeout_seconds is None or time.monotonic() - began < timeout_seconds):
             self._join(_TICK_SECONDS)
-            watch.tick(self._place.progress.step)
+            watch.stir()
         return not self.is_busy
 
     def _join(self, timeout_seconds: float | None = None) -> None:
@@ -201,10 +209,10 @@ class Saver:
 
     # ------------------------------------------------------------ the thread
 
-    def _run(self, save: _Save, states: States) -> None:
+    def _run(self, save: _Save, states: States, unshared: frozenset[str]) -> None:
         self._bytes = 0
         try:
-            folder, shards = self._write(save, states)
+            folder, shards = self._write(save, states, unshared)
         except SaveError as error:
             self._miss(save.step, "failed", str(error))
         except Exception as error:  # noqa: BLE001 (a process group that broke; the step's own collectives fail, too)
@@ -216,9 +224,9 @@ class Saver:
         finally:
             save.copied.set()
 
-    def _write(self, save: _Save, states: States) -> tuple[str, CheckpointWriter]:
+    def _write(self, save: _Save, states: States, unshared: frozenset[str]) -> tuple[str, CheckpointWriter]:
         """Plan, copy, write and commit; return the checkpoint's name and its writer."""
-        plan = self._plan_for(states)
+        plan = self._plan_for(states, unshared)
         self._ranks.each(lambda: self._copy(save, plan))
         save.copied.set()
         writer = {"run": self._keeping.run, "attempt": self._attempt, "step": save.step}
@@ -280,13 +288,13 @@ class Saver:
 
     # ------------------------------------------------------------ the plan
 
-    def _plan_for(self, states: States) -> _Plan:
+    def _plan_for(self, states: States, unshared: frozenset[str]) -> _Plan:
         """Return who writes what; that of the last save while the states keep their form."""
         local = self._ranks.each(lambda: self._plan_alone(states))
         known = self._plan
         if known is not None and not any(self._ranks.gather(lambda: local != known.local)):
             return known
-        plans = self._ranks.collect(lambda: local)
+        plans = self._ranks.collect(lambda: (local, unshared))
         own, metadata = self._ranks.deal(lambda: self._plan_together(plans))
         self._plan = _Plan(local, self._planner.finish_plan(own), metadata)
         return self._plan
@@ -295,8 +303,8 @@ class Saver:
         self._planner.set_up_planner(states, None, self._place.is_main)
         return self._planner.create_local_plan()
 
-    def _plan_together(self, plans: list[SavePlan]) -> list[tuple[SavePlan, Metadata | None]]:
-        shared, metadata = self._planner.create_global_plan(plans)
+    def _plan_together(self, plans: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, Metadata | None]]:
+        shared, metadata = self._planner.create_global_plan(list(_from_one(plans)))
         shared = CheckpointWriter(self.storage, "", self._count).prepare_global_plan(shared)
         return [(plan, None if rank else metadata) for rank, plan in enumerate(shared)]
 
@@ -312,6 +320,7 @@ class Saver:
             damage = [fault for faults_ in found for fault in faults_]
             self._ranks.share(lambda: self._finish_retiring(save.step, folder, damage, doomed))
             if damage:
+                self.last_step = None
                 self._miss(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
         except SaveError as error:
             if self._place.is_main:
@@ -346,6 +355,15 @@ class _Plan:
     local: SavePlan
     own: SavePlan
     metadata: Metadata | None
+
+
+def _from_one(plans: list[tuple[SavePlan, frozenset[str]]]) -> Iterator[SavePlan]:
+    """Leave out of each plan what a lower rank has, of what ranks do not share: a set of buffers is one rank's."""
+    seen: set[str] = set()
+    for plan, unshared in plans:
+        names = {item.index.fqn for item in plan.items} & unshared
+        yield replace(plan, items=[item for item in plan.items if item.index.fqn not in names & seen])
+        seen |= names
 
 
 class _Ranks:

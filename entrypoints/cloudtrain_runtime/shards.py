@@ -103,6 +103,7 @@ class _Stream(io.RawIOBase):
     def __init__(self, writer: Writer, note_bytes: Callable[[int], None]) -> None:
         super().__init__()
         self.checksums = Checksums()
+        self.error: Exception | None = None
         self._writer = writer
         self._note_bytes = note_bytes
 
@@ -112,7 +113,11 @@ class _Stream(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
         self.checksums.update(view)
-        self._writer.write(view)
+        try:
+            self._writer.write(view)
+        except Exception as error:
+            self.error = error
+            raise
         self._note_bytes(len(view))
         return len(view)
 
@@ -164,7 +169,13 @@ class _Written(_OneFolder):
         name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
         with self._storage.create(self._folder, name) as writer:
             stream = _Stream(writer, self._note_bytes)
-            yield stream
+            try:
+                yield stream
+            except RuntimeError:
+                # torch.save tells that it could not write, and not why.
+                if stream.error is not None:
+                    raise stream.error from None
+                raise
         self._files[name] = stream.checksums.result()
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.errors import CheckpointError
 
 States = dict[str, Any]
 """As DCP takes it: `model`, `optimizer`, `objects` (bytes) and `rng` (bytes by rank)."""
+
+_STATE = "optimizer.state."
 
 
 def states_of(
@@ -42,7 +47,7 @@ def states_of(
         model_state, optimizer_state = get_state_dict(model, optimizers)
     else:
         model_state, optimizer_state = get_model_state_dict(model), {}
-    parameters = {parameter.data_ptr() for parameter in model.parameters() if not isinstance(parameter, DTensor)}
+    parameters = _places(model)
     return {
         "model": {name: _settled(value, parameters) for name, value in model_state.items()},
         "optimizer": optimizer_state,
@@ -51,18 +56,126 @@ def states_of(
     }
 
 
+@contextlib.contextmanager
+def as_they_are(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Have DCP take optimizers as they are in this block.
+
+    It gives one that has no state a state by a step with zero gradients, unless there are gradients. Training would not
+    go on as it would have without the save: that step counts.
+    """
+    firsts = [next(_parameters(optimizer), None) for optimizer in optimizers if not optimizer.state]
+    bare = [parameter for parameter in firsts if parameter is not None and parameter.grad is None]
+    for parameter in bare:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in bare:
+            parameter.grad = None
+
+
+def clear_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Have DCP make room for the state that is to be loaded: it does so without states and gradients only."""
+    for optimizer in optimizers:
+        optimizer.state.clear()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse what could be saved and not be loaded, before days have gone into it.
+
+    Raises:
+        CheckpointError: an optimizer has parameters that are not the model's, or cannot be put back.
+    """
+    optimizers = list(optimizers)
+    empty = sum(not group["params"] for optimizer in optimizers for group in optimizer.param_groups)
+    if empty > 1 or (empty and len(optimizers) > 1):
+        raise CheckpointError("PyTorch cannot load several optimizers or groups again where one has no parameters")
+    own = set(model.parameters())
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise CheckpointError(f"the state of {name} cannot be loaded again: give its checkpoints no optimizer")
+        strangers = sum(parameter not in own for parameter in _parameters(optimizer))
+        if strangers:
+            raise CheckpointError(
+                f"{strangers} parameters of {name} are not the model's: give a module that holds both as `model`, such "
+                "as nn.ModuleList([model, loss])"
+            )
+
+
+def may_change_unseen(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Tell whether parameters may change elsewhere than in a step of these optimizers: in the next forward pass.
+
+    A target network that follows the trained one is such a parameter, and an embedding with `max_norm`.
+    """
+    stepped = {parameter for optimizer in optimizers for parameter in _parameters(optimizer)}
+    if any(parameter not in stepped or not parameter.requires_grad for parameter in model.parameters()):
+        return True
+    return any(getattr(module, "max_norm", None) is not None for module in model.modules())
+
+
+def copied_names(states: States, model: nn.Module) -> frozenset[str]:
+    """Return what of the model's states is no parameter, such as buffers: each rank may have its own."""
+    parameters = _places(model)
+    return frozenset(
+        f"model.{name}"
+        for name, value in states["model"].items()
+        if not isinstance(value, DTensor) and not (isinstance(value, torch.Tensor) and value.data_ptr() in parameters)
+    )
+
+
 def put_back(states: States, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], place: Context) -> Any:
     """Set the model, the optimizers and this rank's random states to loaded ones; return the objects.
 
     Without states of this rank (it did not exist when the checkpoint was written) the random states stay as they are.
     """
-    set_state_dict(
-        model, list(optimizers), model_state_dict=states["model"], optim_state_dict=states.get("optimizer", {})
-    )
+    model_state = {
+        name: _unpacked(value) if isinstance(value, bytes) else value for name, value in states["model"].items()
+    }
+    set_state_dict(model, list(optimizers), model_state_dict=model_state, optim_state_dict=states.get("optimizer", {}))
     own = states["rng"].get(rank_key(place.rank))
     if own:
         _set_random(_unpacked(own), place)
     return _unpacked(states["objects"]) if states["objects"] else {}
+
+
+def parameter_names(states: States) -> list[str]:
+    """Return the names of the optimizers' parameters in their order."""
+    return [name for group in states["optimizer"].get("param_groups", ()) for name in group["params"]]
+
+
+def forget_unsaved(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Take from optimizers what no checkpoint had: the state that DCP gave a parameter which never had a gradient.
+
+    Args:
+        names: What `parameter_names` told of the states to load into.
+        saved: Parameters whose state was loaded.
+        optimizers: All of them, in the same order.
+    """
+    owners = [(optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)]
+    if len(owners) == len(names):
+        for name, (optimizer, parameter) in zip(names, owners, strict=True):
+            if name not in saved:
+                optimizer.state.pop(parameter, None)
+
+
+def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]:
+    """Return which parameters have a state of an optimizer in a checkpoint, and what such states consist of."""
+    found = [name.removeprefix(_STATE) for name in metadata.state_dict_metadata if name.startswith(_STATE)]
+    parts = [name.split(".") for name in found]
+    # A state may be nested: the name of its parameter is one of these.
+    names = frozenset(".".join(part[:end]) for part in parts for end in range(1, len(part)))
+    return names, frozenset(part[-1] for part in parts)
+
+
+def other_optimizer(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
+    """Return why saved states of these kinds are another optimizer's, or None."""
+    own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {"step"}
+    saved = set(kinds) - {"step"}
+    if not own or not saved or own & saved:
+        return None
+    return f"its optimizer keeps {', '.join(sorted(saved))}, this one {', '.join(sorted(own))}"
 
 
 def misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str]:
@@ -72,7 +185,8 @@ def misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str]
         for name, entry in metadata.state_dict_metadata.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
-    own = {name: list(value.shape) for name, value in model_state.items() if isinstance(value, torch.Tensor)}
+    tensors = (torch.Tensor, ShardedTensor)
+    own = {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
     for name, shape in own.items():
         if name not in saved:
             yield f"it has no {name}"
@@ -93,10 +207,21 @@ def rng_sources(place: Context) -> list[str]:
     return ["torch", "python", *numpy, *cuda]
 
 
+def _places(model: nn.Module) -> set[int]:
+    return {parameter.data_ptr() for parameter in model.parameters() if not isinstance(parameter, DTensor)}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
 def _settled(value: Any, parameters: set[int]) -> Any:
-    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or value.data_ptr() in parameters:
+    if isinstance(value, DTensor | ShardedTensor):
         return value
-    return value.clone()
+    if not isinstance(value, torch.Tensor):
+        # An extra state of a module: whatever it is, it may have another form when it is loaded.
+        return _packed(value)
+    return value if value.data_ptr() in parameters else value.clone()
 
 
 def _packed(value: Any) -> bytes:

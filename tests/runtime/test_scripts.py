@@ -1,0 +1,114 @@
+"""How scripts end while a checkpoint is under way, as real ranks under the runtime's worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.records import survey
+from cloudtrain_runtime.storage import open_storage
+
+ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
+SCRIPT = """
+import os, threading, torch, torch.distributed as dist
+from torch import nn
+from cloudtrain_runtime import checkpoint, storage
+
+if int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(int(os.environ["RANK"]))
+model = nn.Sequential(nn.Linear({width}, {width}), nn.BatchNorm1d({width}), nn.BatchNorm1d({width}))
+wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+checkpoint.load(model=wrapped, optimizer=optimizer)
+wrapped(torch.randn(8, {width})).sum().backward()
+optimizer.step()
+held, create = threading.Event(), storage.FolderStorage.create
+storage.FolderStorage.create = lambda self, *names: held.wait({seconds}) or create(self, *names)
+checkpoint.save(1, model=wrapped, optimizer=optimizer)
+{end}
+"""
+
+
+def start(folder: Path, uri: str, ranks: int, end: str = "", *, width: int = 4, seconds: float = 1.0) -> str:
+    """Run the script to its end; return what it printed."""
+    tree = MlTree(folder)
+    for each in (tree.run_config.parent, tree.code, tree.root / "output"):
+        each.mkdir(parents=True)
+    (tree.code / "train.py").write_text(SCRIPT.format(width=width, end=end, seconds=seconds))
+    checkpoint = CheckpointConfig(uri, None, 1, 3, "auto")
+    config = RunConfig("demo", None, "train.py", [], None, ranks, "", 0, None, checkpoint)
+    tree.run_config.write_text(config.to_json())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ENTRYPOINTS), os.environ["PYTHONPATH"]]),
+        "CLOUDTRAIN_ML_ROOT": str(folder),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-u", "-m", "cloudtrain_runtime.worker"],
+            cwd=tree.code,
+            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, texts
+    return "".join(texts)
+
+
+def saved_steps(uri: str) -> list[int]:
+    return [record.step for record in survey(open_storage(uri)) if record.is_complete]
+
+
+@pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
+def test_a_save_under_way_is_finished_when_the_script_ends(end: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "c")
+    text = start(tmp_path / "ml", uri, 2, end)
+    assert saved_steps(uri) == [1], text
+
+
+def test_a_save_of_many_parts_is_finished_when_the_script_ends(
+    aws: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread pool must not end before it."""
+    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
+    text = start(tmp_path / "ml", "s3://cloudtrain-test/c", 1, width=3000)
+    assert saved_steps("s3://cloudtrain-test/c") == [1], text
+
+
+def test_a_last_save_that_was_begun_already_is_waited_for(tmp_path: Path) -> None:
+    uri = str(tmp_path / "c")
+    end = "checkpoint.save(1, model=wrapped, optimizer=optimizer, force=True); os._exit(0)"
+    text = start(tmp_path / "ml", uri, 1, end)
+    assert saved_steps(uri) == [1], text
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_buffers_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Each rank has statistics of its own after a step; DDP goes on with those of rank 0."""
+    end = "if dist.get_rank() == 0: torch.save(model.state_dict(), 'rank0.pt')"
+    start(tmp_path / "ml", str(tmp_path / "c"), 2, end, seconds=0.0)
+    expected = torch.load(tmp_path / "ml" / "code" / "rank0.pt")
+    loaded = {"model": {name: torch.zeros_like(value) for name, value in expected.items()}}
+    load(loaded, storage_reader=FileSystemReader(tmp_path / "c" / "step-00000001"), no_dist=True)
+    assert all(torch.equal(loaded["model"][name], value) for name, value in expected.items())

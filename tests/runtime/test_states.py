@@ -1,0 +1,261 @@
+"""What is saved is the state at that very step, whatever the model does meanwhile, and it comes back as it was."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime_support import process_group
+from torch import nn
+
+from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+
+Optimizers = list[torch.optim.Optimizer]
+
+
+@pytest.fixture
+def place() -> Iterator[Context]:
+    found = replace(read_context({}), run="demo")
+    with process_group(found):
+        yield found
+
+
+@pytest.fixture
+def checkpoints(place: Context, tmp_path: Path) -> Callable[[], Checkpoints]:
+    return lambda: Checkpoints(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), place)
+
+
+class Odd(nn.Module):
+    """Has every kind of tensor that a module may hold; buffers change in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.tied = nn.Linear(4, 6, bias=False)
+        self.tied.weight = self.turned
+        self.scalar = nn.Parameter(torch.randn(()))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.brain = nn.Parameter(torch.randn(3).bfloat16())
+        self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
+        self.unused = nn.Parameter(torch.randn(2))
+        self.register_buffer("view", self.turned.data[1:3])
+        self.register_buffer("same", self.turned.data)
+        self.register_buffer("small", torch.randn(4).to(torch.float8_e4m3fn))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("count", torch.tensor(5))
+
+    def forward(self) -> torch.Tensor:
+        self.count += 1
+        self.flags.logical_not_()
+        return self.turned.square().sum() + self.scalar + self.complex.abs().sum() + self.brain.float().sum()
+
+
+class Target(nn.Module):
+    """A network that follows the trained one, in the forward pass, as that of MoCo does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.follower = nn.Linear(30, 30), nn.Linear(30, 30).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for own, other in zip(self.follower.parameters(), self.trained.parameters(), strict=True):
+            own.data.mul_(0.9).add_(other, alpha=0.1)
+
+    def forward(self) -> torch.Tensor:
+        self.follow()
+        x = torch.randn(2, 30)
+        return (self.trained(x) - self.follower(x)).square().sum()
+
+
+class Bounded(nn.Module):
+    """An embedding that shortens its vectors when they are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4, max_norm=0.5)
+
+    def forward(self) -> torch.Tensor:
+        return self.table(torch.tensor([0, 2])).square().sum()
+
+
+class Extra(nn.Module):
+    """Has a state that is no tensor and grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.seen: list[torch.Tensor] = []
+        self.total = torch.zeros(2)
+
+    def forward(self) -> torch.Tensor:
+        found: torch.Tensor = self.layer(torch.randn(4, 3)).square().mean(0)
+        self.seen.append(found.detach())
+        self.total += found.detach()
+        return found.sum()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"total": self.total, "seen": dict(enumerate(self.seen))}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.total, self.seen = state["total"], list(state["seen"].values())
+
+
+def adam(model: nn.Module) -> Optimizers:
+    return [torch.optim.Adam([each for each in model.parameters() if each.numel()], lr=0.1, foreach=False)]
+
+
+def adversaries(model: nn.Module) -> Optimizers:
+    first, *others = [each for each in model.parameters() if each.requires_grad and each.numel()]
+    if not others:
+        return [torch.optim.SGD([first], momentum=0.9, lr=0.1)]
+    lr = torch.tensor(0.05)
+    return [
+        torch.optim.SGD([{"params": [first], "momentum": 0.9, "lr": 0.1}]),
+        torch.optim.AdamW([{"params": others, "lr": lr, "amsgrad": True}], foreach=False),
+    ]
+
+
+def step(model: nn.Module, optimizers: Optimizers) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    model().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def values_of(model: nn.Module, optimizers: Optimizers) -> Any:
+    return copy.deepcopy([model.state_dict(), *(optimizer.state_dict() for optimizer in optimizers)])
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        raw = left.dtype == torch.float8_e4m3fn
+        return left.dtype == right.dtype and torch.equal(*((each.float() if raw else each) for each in (left, right)))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def hold_copies(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the copy begin as late as a busy machine might: while the next step runs up to where it must wait."""
+    planner = checkpoints._saver._planner  # noqa: SLF001 (the one place where time can be stopped)
+    stage = planner.stage
+
+    def late(plan: Any) -> None:
+        threading.Event().wait(0.2)
+        stage(plan)
+
+    monkeypatch.setattr(planner, "stage", late)
+
+
+@pytest.mark.parametrize("kind", [Odd, Target, Bounded, Extra])
+@pytest.mark.parametrize("optimize", [adam, adversaries])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_saved_is_the_state_at_that_step_and_the_run_goes_on_from_it_to_the_last_bit(
+    kind: type[nn.Module],
+    optimize: Callable[[nn.Module], Optimizers],
+    seed: int,
+    checkpoints: Callable[[], Checkpoints],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(seed)
+    model = kind()
+    optimizers = optimize(model)
+    saving = checkpoints()
+    hold_copies(saving, monkeypatch)
+    for _ in range(seed):
+        step(model, optimizers)
+    before = values_of(model, optimizers)
+    assert saving.save(seed, model, optimizers, {}, {})
+    for _ in range(3):
+        step(model, optimizers)
+    assert saving.settle()
+
+    torch.manual_seed(seed + 100)
+    other = kind()
+    others = optimize(other)
+    step(other, others)  # has gradients and states of its own, which must not stay
+    assert checkpoints().resume(other, others).step == seed
+    assert same(values_of(other, others), before)
+    for _ in range(3):
+        step(other, others)
+    assert same(values_of(other, others), values_of(model, optimizers))
+
+
+# ---------------------------------------------------------------- optimizers without a state
+
+
+@pytest.mark.parametrize("optimize", [adam, adversaries])
+def test_a_save_before_the_first_step_changes_nothing(
+    optimize: Callable[[nn.Module], Optimizers], checkpoints: Callable[[], Checkpoints]
+) -> None:
+    """As after a scaler has skipped the first steps."""
+    ends = []
+    for saves in (False, True):
+        torch.manual_seed(1)
+        model = Extra()
+        optimizers = optimize(model)
+        if saves:
+            assert checkpoints().save(1, model, optimizers, {}, {}, wait=True)
+        step(model, optimizers)
+        ends.append(values_of(model, optimizers))
+    assert same(*ends)
+
+
+def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], Checkpoints]) -> None:
+    models = [nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}) for _ in range(2)]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    models[0]["a"](torch.ones(1, 2)).sum().backward()
+    optimizers[0].step()
+    assert checkpoints().save(1, models[0], optimizers[:1], {}, {}, wait=True)
+    checkpoints().resume(models[1], optimizers[1:])
+    assert same(*(optimizer.state_dict() for optimizer in optimizers))
+
+
+def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Callable[[], Checkpoints]) -> None:
+    """A script may have tried a backward pass before it loads."""
+    models = [Extra(), Extra()]
+    optimizers = [adam(model) for model in models]
+    step(models[0], optimizers[0])
+    assert checkpoints().save(1, models[0], optimizers[0], {}, {}, wait=True)
+    models[1]().backward()
+    checkpoints().resume(models[1], optimizers[1])
+    assert same(values_of(models[1], optimizers[1]), values_of(models[0], optimizers[0]))
+
+
+# ---------------------------------------------------------------- what cannot be loaded again
+
+
+def test_another_optimizers_state_is_refused(checkpoints: Callable[[], Checkpoints]) -> None:
+    model = nn.Linear(2, 2)
+    momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    momentum.step()
+    assert checkpoints().save(1, model, [momentum], {}, {}, wait=True)
+    with pytest.raises(CheckpointError, match="its optimizer keeps momentum_buffer, this one exp_avg, exp_avg_sq"):
+        checkpoints().resume(model, [torch.optim.AdamW(model.parameters())])
+
+
+def test_what_could_be_saved_and_not_loaded_is_refused_before_the_first_step(
+    checkpoints: Callable[[], Checkpoints],
+) -> None:
+    model, temperature = nn.Linear(2, 2), nn.Parameter(torch.zeros(()))
+    with pytest.raises(CheckpointError, match="LBFGS cannot be loaded again"):
+        checkpoints().resume(model, [torch.optim.LBFGS(model.parameters())])
+    with pytest.raises(CheckpointError, match="1 parameters of SGD are not the model's"):
+        checkpoints().resume(model, [torch.optim.SGD([*model.parameters(), temperature], lr=0.1)])
