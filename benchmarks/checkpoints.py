@@ -120,7 +120,7 @@ def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
         measured = Path(answer.name).read_text()
     if not measured:
-        sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+        sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-8000:]}")
     return json.loads(measured)  # type: ignore[no-any-return]
 
 

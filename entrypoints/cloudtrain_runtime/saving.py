@@ -26,7 +26,6 @@ from cloudtrain_runtime import watch
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.parallel import gather
 from cloudtrain_runtime.records import Record, set_aside, survey, writer_of
 from cloudtrain_runtime.shards import CheckpointWriter, StagingPlanner
 from cloudtrain_runtime.states import States, rng_sources
@@ -93,7 +92,7 @@ class Saver:
         keeping: What is kept.
         place: This rank's place.
         attempt: 8 hex digits that no other start of these ranks has, the same on all of them.
-        front: Group for what the calling threads ask each other, on the CPU; the default one without it.
+        front: Group for what the calling threads ask each other, on the CPU; None for one rank.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Saver:
             self.settle()
         else:
             self._join(_PATIENCE_SECONDS)
-            if gather(self.is_busy, self._place, self._front)[0]:
+            if self._is_main_busy():
                 self._note_late(step)
                 return False
         self._join()
@@ -150,6 +149,14 @@ class Saver:
             self.settle()
             return self.last_step == step
         return True
+
+    def _is_main_busy(self) -> bool:
+        """Ask rank 0: a thread elsewhere may be just about to end, and all ranks must decide alike."""
+        if self._front is None:
+            return self.is_busy
+        busy = torch.tensor([self.is_busy], dtype=torch.uint8)
+        dist.broadcast(busy, src=0, group=self._front)
+        return bool(busy)
 
     @property
     def is_busy(self) -> bool:
