@@ -230,7 +230,7 @@ class Saver:
         save.copied.set()
         writer = {"run": self._keeping.run, "attempt": self._attempt, "step": save.step}
         reserved = self._ranks.share(lambda: self.storage.reserve(save.step, writer))
-        shards = CheckpointWriter(self.storage, reserved, self._count)
+        shards = CheckpointWriter(self.storage, reserved, self._count, self._planner.staged_bytes)
         written = self._ranks.collect(lambda: (self._write_shards(save, shards, plan), shards.files))
         return self._ranks.share(lambda: self._commit(save, reserved, shards, plan, written)), shards
 

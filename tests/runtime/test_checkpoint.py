@@ -159,7 +159,7 @@ class _Held(FolderStorage):
         super().__init__(root)
         self.go = threading.Event()
 
-    def create(self, folder: str, file: str) -> Any:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> Any:
         assert self.go.wait(60)
         return super().create(folder, file)
 
