@@ -106,11 +106,17 @@ def main() -> int:
     strategies = ["ddp", "fsdp"] if arguments.strategy == "both" else [arguments.strategy]
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, servers(stores) as s3_uri:
         number = 0
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         while told.kills < arguments.kills:
             store, strategy = stores[number % len(stores)], strategies[number // len(stores) % len(strategies)]
             root = Path(folder) / f"run-{number}"
             uri = f"{s3_uri}/run-{number}" if store == "s3" else (root / "checkpoints").as_uri()
-            carry_through(Case(f"run {number} ({strategy}, {store})", strategy, root, uri), rng, told, arguments.kills)
+            case = Case(f"run {number} ({strategy}, {store})", strategy, root, uri)
+            try:
+                carry_through(case, rng, told, arguments.kills)
+            except KeyboardInterrupt:
+                break  # what has been seen so far is told
+            print(f"{case.name}: {told.kills} kills so far, {len(told.faults)} faults", file=sys.stderr, flush=True)
             shutil.rmtree(root)
             number += 1
     report(told, time.monotonic() - began, arguments.write)
