@@ -21,18 +21,18 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from loopback import serve_bucket
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -46,11 +46,6 @@ LONGEST_START_SECONDS = 120.0
 TOLERANCE = 1e-4
 WHOLE_HOST, BY_THE_CLOCK = 0.3, 0.5
 """Shares of the kills that hit all ranks, and that come after a time."""
-
-MAKE_BUCKET = """
-import boto3
-boto3.client("s3").create_bucket(Bucket="kills", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ def main() -> int:
     told = Told()
     stores = ["folder", "s3"] if arguments.store == "both" else [arguments.store]
     strategies = ["ddp", "fsdp"] if arguments.strategy == "both" else [arguments.strategy]
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder, servers(stores) as s3_uri:
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, place_of(stores) as s3_uri:
         number = 0
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while told.kills < arguments.kills:
@@ -123,26 +118,9 @@ def main() -> int:
     return 1 if told.faults else 0
 
 
-@contextlib.contextmanager
-def servers(stores: list[str]) -> Iterator[str]:
-    """Serve S3 on loopback if it is needed; yield the uri of a bucket."""
-    if "s3" not in stores:
-        yield ""
-        return
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from s3_server import serve_s3
-
-    with serve_s3() as server:
-        os.environ.update(
-            AWS_ENDPOINT_URL=getattr(server, "endpoint", str(server)),
-            AWS_ACCESS_KEY_ID="testing",
-            AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106 (of a server on loopback)
-            AWS_DEFAULT_REGION="us-west-2",
-            AWS_EC2_METADATA_DISABLED="true",
-        )
-        # In a process of its own: this one forks, and must hold no connection.
-        subprocess.run([sys.executable, "-c", MAKE_BUCKET], check=True)
-        yield "s3://kills/checkpoints"
+def place_of(stores: list[str]) -> contextlib.AbstractContextManager[str]:
+    """Serve S3 on loopback if it is needed; the block gets the uri of a bucket."""
+    return serve_bucket("kills") if "s3" in stores else contextlib.nullcontext("")
 
 
 def carry_through(case: Case, rng: random.Random, told: Told, enough: int) -> None:
