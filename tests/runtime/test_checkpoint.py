@@ -161,7 +161,7 @@ class _Held(FolderStorage):
 
     def create(self, folder: str, file: str, bytes_: int = 0) -> Any:
         assert self.go.wait(60)
-        return super().create(folder, file)
+        return super().create(folder, file, bytes_)
 
 
 def test_one_at_most_is_under_way_and_what_falls_behind_is_told(
