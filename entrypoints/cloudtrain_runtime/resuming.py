@@ -20,7 +20,6 @@ from cloudtrain_runtime.shards import CheckpointReader
 from cloudtrain_runtime.states import States, misfits
 from cloudtrain_runtime.storage import Storage, open_storage
 
-
 _NOTHING_WRONG = (None, None, None)
 
 

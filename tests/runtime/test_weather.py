@@ -5,12 +5,10 @@ The real Saver against a light S3 server that fails as it is told to, a disk tha
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from torch import nn
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
-from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.records import survey
 from cloudtrain_runtime.storage import open_storage
@@ -193,8 +190,7 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize("skip", [0, 2, 4])
-@pytest.mark.parametrize("kind", LASTING)
+@pytest.mark.parametrize(("kind", "skip"), list(zip(LASTING, (0, 2, 4, 3, 0, 2), strict=True)))
 def test_a_save_that_fails_says_why_and_the_next_one_is_complete(
     training: Training, sky: S3Server, engine: str, kind: str, skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,3 +212,211 @@ def test_a_save_that_fails_says_why_and_the_next_one_is_complete(
     assert training.go_on()
     assert training.resumed() == training.step
     training.check()
+
+
+def test_renewed_credentials_are_found(
+    training: Training, sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody signs in again beside a run that goes on."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    keys = Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])
+    keys.write_text(f"[default]\naws_access_key_id=OLD{engine}\naws_secret_access_key=s\n")
+    training.checkpoints = training.again()
+    assert training.go_on()
+    training.told()
+    sky.set_weather(Weather(expired_keys=(f"OLD{engine}",)))
+    assert not training.go_on()
+    assert LASTING["expired"] in training.missed()
+    keys.write_text(f"[default]\naws_access_key_id=NEW{engine}\naws_secret_access_key=s\n")
+    assert training.go_on()
+    assert training.resumed() == training.step
+
+
+def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, sky: S3Server, engine: str) -> None:
+    """Half of an upload is kept and answered with success: of a shard, of what tells whose it is, of the manifest."""
+    assert training.go_on()
+    seen = 0
+    for skip in range(5):
+        training.told()
+        before = sky.counts()["truncated"]
+        sky.set_weather(Weather(truncated=1.0, faults=1, skip=skip, only="PutObject|UploadPart"))
+        is_complete = training.go_on()
+        sky.set_weather(Weather())
+        has_lost = sky.counts()["truncated"] > before
+        seen += has_lost and not is_complete
+        if not is_complete:
+            assert (
+                "does not hold what it has taken" in (detail := training.missed())
+                or "was written and not kept" in detail
+            )
+        assert training.resumed() == (training.step if is_complete else training.step - 1)
+        assert training.go_on()
+        training.check()
+    assert seen >= 3
+
+
+@pytest.mark.parametrize("only", ["ListObjectsV2", "GetObject"])
+@pytest.mark.parametrize("kind", ["throttled", "reset", "torn", "expired"])
+def test_a_run_that_cannot_see_its_checkpoints_does_not_begin_anew(
+    training: Training, sky: S3Server, kind: str, only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    assert training.go_on()
+    for skip in (0, 1, 2):
+        sky.set_weather(Weather(only=only, skip=skip, **{kind: 1.0}))
+        if only == "ListObjectsV2" and skip:
+            break  # it lists once
+        with pytest.raises(CheckpointError, match="cannot be told what checkpoints there are|cannot be read") as caught:
+            training.resumed()
+        assert LASTING.get(kind, LASTING["reset"]) in str(caught.value)
+    sky.set_weather(Weather())
+    assert training.resumed() == 1  # and nothing was taken for damaged
+
+
+def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Any) -> list[str]:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr("cloudtrain_runtime.storage.os.listdir", fail)
+    model, optimizer = model_and_optimizer(1)
+    checkpoints = Checkpoints(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), place)
+    with pytest.raises(CheckpointError, match="nothing is begun.*Input/output error"):
+        checkpoints.resume(model, [optimizer])
+
+
+# ---------------------------------------------------------------- no answer, and no server
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Waits of minutes take tenths of a second."""
+    monkeypatch.setattr("cloudtrain_runtime.saving._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.saving._TICK_SECONDS", 0.1)
+    return monkeypatch
+
+
+def test_a_storage_that_never_answers_is_told_and_holds_nobody(
+    training: Training, sky: S3Server, engine: str, hurried: pytest.MonkeyPatch
+) -> None:
+    assert training.go_on()
+    training.told()
+    sky.set_weather(Weather(silent=1.0, silent_seconds=15.0, skip=1))
+    assert training.go_on(wait=False)
+    for _ in range(3):
+        assert not training.go_on(wait=False)  # steps are taken all the same
+    told = training.told()
+    assert [(event["reason"], event["alarm"]) for event in told] == [
+        ("late", False),
+        ("stalled", False),
+        ("stalled", True),
+    ]
+    assert "does the storage answer?" in told[-1]["detail"]
+    assert "ALARM" in training.text
+    # Told to stop, the run leaves without a checkpoint, in time.
+    hurried.setenv("CLOUDTRAIN_STOP_GRACE_SECONDS", "1")
+    training.checkpoints.notice._was_signalled = True  # noqa: SLF001 (what SIGTERM sets)
+    began = time.monotonic()
+    assert not training.go_on()
+    assert time.monotonic() - began < 10
+    assert "is waited for no longer" in training.missed()
+    # At the end of training there is no such hurry, but an end.
+    training.checkpoints.notice._was_signalled = False  # noqa: SLF001
+    hurried.setattr("cloudtrain_runtime.saving._QUIET_SECONDS", 0.5)
+    assert not training.checkpoints.settle()
+    assert "is waited for no longer" in training.missed()
+    # The weather clears: the client's retries find out by themselves.
+    sky.set_weather(Weather())
+    hurried.setattr("cloudtrain_runtime.saving._QUIET_SECONDS", 60.0)
+    assert training.go_on()
+    assert training.resumed() == training.step
+    training.check()
+
+
+def test_a_server_that_is_killed_in_an_upload_comes_back(
+    place: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_s3(tmp_path / "s3") as server:
+        set_account(server.endpoint, monkeypatch, attempts=2)
+        empty_bucket()
+        training = Training(f"s3://{BUCKET}/run/checkpoints", place, lambda: capfd.readouterr().out)
+        assert training.go_on()
+        training.told()
+        uploads = server.counts()["UploadPart"]
+        server.set_weather(Weather(silent=1.0, only="UploadPart"))
+        assert training.go_on(wait=False)
+        until(lambda: server.counts()["UploadPart"] > uploads)
+        server.kill()
+        training.checkpoints.settle()
+        assert LASTING["reset"] in training.missed()
+        server.start()
+        assert training.resumed() == 1
+        assert training.go_on()
+        assert training.resumed() == 3
+        training.check()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 50 MB."""
+    import subprocess
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=50m", "none", str(disk)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_and_recovers_when_there_is_room(
+    small_disk: Path, place: Context, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(str(small_disk / "c"), place, lambda: capfd.readouterr().out)
+    for _ in range(2):
+        assert training.go_on()
+    training.told()
+    for number in (1, 2, 3):
+        assert not training.go_on()  # 3 x 18 MB: the third is there while the first still is
+        assert "there is no room left: free some, lower checkpoint.keep" in training.missed()
+        assert training.events[-1]["missed"] == number
+    assert sorted(path.name for path in (small_disk / "c").iterdir()) == ["step-00000001", "step-00000002"]
+    assert training.resumed() == 2
+    training.keep = 1
+    (small_disk / "c" / "step-00000001" / "manifest.json").unlink()
+    for path in (small_disk / "c" / "step-00000001").iterdir():
+        path.unlink()
+    assert training.go_on()
+    assert training.resumed() == training.step
+    training.check()
+
+
+def test_a_limit_on_files_is_told(place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training(str(tmp_path / "c"), place, lambda: capfd.readouterr().out)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, before[1]))
+    try:
+        is_complete = training.go_on()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not is_complete
+    assert "files may not be as large" in training.missed()
+    assert training.resumed() == 0
+    assert training.go_on()
+    assert training.resumed() == 2
