@@ -113,7 +113,8 @@ class Checkpoints:
             request=request,
             mesh=mesh or {"data": place.world_size},
         )
-        self._saver = Saver(self.storage, keeping, place, attempt, self._agreement.group)
+        group, notice = self._agreement.group, self.notice
+        self._saver = Saver(self.storage, keeping, place, attempt, group, lambda: notice.is_given)
         self._guarded: set[int] = set()
         self._has_asked = False
 
@@ -197,8 +198,12 @@ class Checkpoints:
         return is_begun
 
     def settle(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the save under way; return whether none is any more."""
-        return self._saver.settle(timeout_seconds)
+        """Wait for the save under way; return whether none is any more.
+
+        Args:
+            timeout_seconds: How long this rank waits for itself. Without it all ranks wait together.
+        """
+        return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
 
     def close(self) -> None:
         """Wait for what is under way."""

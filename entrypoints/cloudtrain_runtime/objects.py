@@ -14,7 +14,14 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cloudtrain_runtime.ranges import Ranges
-from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, is_explained, retries_of
+from cloudtrain_runtime.s3_errors import (
+    ObjectsError,
+    code_of,
+    explained,
+    is_about_credentials,
+    is_explained,
+    retries_of,
+)
 from cloudtrain_runtime.uploads import PARTS_AT_MOST, Buffer, ConnectorUpload, PartsUpload
 
 __all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
@@ -91,7 +98,7 @@ class Objects:
         from botocore.exceptions import ClientError
 
         is_retried = False
-        with explained(f"writing {self.uri}/{key}"):
+        with self._explained(f"writing {self.uri}/{key}"):
             for pause in (*_CONFLICT_PAUSES_SECONDS, None):
                 try:
                     with _only_new():
@@ -109,7 +116,7 @@ class Objects:
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, in place of one that is there."""
-        with explained(f"writing {self.uri}/{key}"):
+        with self._explained(f"writing {self.uri}/{key}"):
             self._client.put_object(**self._place(key), Body=data)
 
     def read(self, key: str) -> bytes | None:
@@ -118,7 +125,7 @@ class Objects:
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Return the sizes in bytes of the objects whose keys begin with `prefix`, by key."""
-        with explained(f"listing {self.uri}/{prefix}"):
+        with self._explained(f"listing {self.uri}/{prefix}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
@@ -132,7 +139,7 @@ class Objects:
         names = [{"Key": self._prefix + key} for key in keys]
         for start in range(0, len(names), _DELETE_BATCH):
             batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
-            with explained(f"deleting below {self.uri}"):
+            with self._explained(f"deleting below {self.uri}"):
                 _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
 
     def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
@@ -163,7 +170,8 @@ class Objects:
             upload.complete()
         except ObjectsError as error:
             upload.abort()
-            raise self._cause(key, error) from error
+            with self._explained(f"writing {self.uri}/{key}"):
+                raise self._cause(key, error) from error
         except BaseException:
             upload.abort()
             raise
@@ -178,7 +186,7 @@ class Objects:
 
     def _upload(self, key: str, bytes_: int) -> PartsUpload | ConnectorUpload:
         part_bytes = connector_part_bytes(bytes_)
-        with explained(f"writing {self.uri}/{key}"):
+        with self._explained(f"writing {self.uri}/{key}"):
             connector = self._connector(part_bytes)
             if connector is None:
                 return PartsUpload(self._client, self._bucket, self._prefix + key)
@@ -207,7 +215,7 @@ class Objects:
         pauses = iter(_READ_PAUSES_SECONDS)
         while (body := self._body(key, options)) is not None:
             try:
-                with explained(f"reading {self.uri}/{key}"), body:
+                with self._explained(f"reading {self.uri}/{key}"), body:
                     return bytes(body.read())
             except ObjectsError:
                 if (pause := next(pauses, None)) is None:
@@ -219,13 +227,28 @@ class Objects:
         """Return the beginning answer's body, or None when there is no such object."""
         from botocore.exceptions import ClientError
 
-        with explained(f"reading {self.uri}/{key}"):
+        with self._explained(f"reading {self.uri}/{key}"):
             try:
                 return self._client.get_object(**self._place(key), **options)["Body"]
             except ClientError as error:
                 if code_of(error) not in ("NoSuchKey", "404"):
                     raise
                 return None
+
+    @contextlib.contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        """Turn clients' errors into an ObjectsError; with new credentials go on with new clients.
+
+        A client has read its keys from a file or the environment once, and would never see that somebody renewed them.
+        """
+        try:
+            with explained(doing):
+                yield
+        except ObjectsError as error:
+            if is_about_credentials(error):
+                self._clients.clear()
+                self._connectors.clear()
+            raise
 
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}

@@ -20,6 +20,8 @@ from cloudtrain_runtime.shards import CheckpointReader
 from cloudtrain_runtime.states import States, misfits
 from cloudtrain_runtime.storage import Storage, open_storage
 
+_NOTHING_WRONG = (None, None, None)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -100,8 +102,10 @@ def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged:
     if place.is_main:
         try:
             chosen = _choose(config, storage, place.run, damaged)
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             problem = str(error)
+        except OSError as error:
+            problem = f"nothing is begun, because it cannot be told what checkpoints there are: {error}"
     chosen, problem = gather((chosen, problem), place)[0]
     if problem is not None:
         raise CheckpointError(problem)
@@ -153,9 +157,11 @@ def _load(found: Found, target: States, place: Context) -> list[str] | None:
     """
     parent, _, folder = found.uri.rpartition("/")
     reader = CheckpointReader(open_storage(parent), folder, found.manifest)
-    damage, misfit = gather(_examine(reader, target) if place.is_main else (None, None), place)[0]
+    damage, trouble, misfit = gather(_examine(reader, target) if place.is_main else _NOTHING_WRONG, place)[0]
     if damage is not None:
         return [damage]
+    if trouble is not None:
+        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {trouble}")
     if misfit is not None:
         raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {misfit}")
     try:
@@ -171,14 +177,16 @@ def _load(found: Found, target: States, place: Context) -> list[str] | None:
     return None
 
 
-def _examine(reader: CheckpointReader, target: States) -> tuple[str | None, str | None]:
-    """Return what is damaged about the metadata, or what of the model does not fit to it."""
+def _examine(reader: CheckpointReader, target: States) -> tuple[str | None, str | None, str | None]:
+    """Return what is damaged about the metadata, why it cannot be read, or what of the model does not fit to it."""
     try:
         metadata = reader.read_metadata()
     except DamagedError as error:
-        return str(error), None
+        return str(error), None, None
+    except OSError as error:
+        return None, str(error), None  # the other ranks must hear of it
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-    return None, next(misfits(metadata, target["model"]), None)
+    return None, None, next(misfits(metadata, target["model"]), None)
 
 
 def _report_damage(found: Found, damage: list[str]) -> None:

@@ -17,11 +17,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemRe
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from cloudtrain_runtime.contract.manifest import Checksums, Manifest, StoredFile
+from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import DamagedError
 from cloudtrain_runtime.objects import Writer
 from cloudtrain_runtime.storage import Storage
 from cloudtrain_runtime.verified import open_verified
+
+_PIECE_BYTES = BLOCK_BYTES
+"""Storage gets its bytes in pieces of this size at most."""
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -104,6 +107,7 @@ class _Stream(io.RawIOBase):
     def __init__(self, writer: Writer, note_bytes: Callable[[int], None]) -> None:
         super().__init__()
         self.checksums = Checksums()
+        self.failure: OSError | None = None
         self._writer = writer
         self._note_bytes = note_bytes
 
@@ -112,10 +116,19 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
-        self.checksums.update(view)
-        self._writer.write(view)
-        self._note_bytes(len(view))
+        # A tensor comes in one piece, of which a client may make a copy, and nobody would see how far it has come.
+        for start in range(0, len(view), _PIECE_BYTES):
+            self._write_piece(view[start : start + _PIECE_BYTES])
         return len(view)
+
+    def _write_piece(self, piece: memoryview) -> None:
+        self.checksums.update(piece)
+        try:
+            self._writer.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._note_bytes(len(piece))
 
     def tell(self) -> int:
         return self.checksums.bytes
@@ -171,7 +184,11 @@ class _Written(_OneFolder):
         name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
         with self._storage.create(self._folder, name, self._bytes) as writer:
             stream = _Stream(writer, self._note_bytes)
-            yield stream
+            try:
+                yield stream
+            except RuntimeError as error:
+                # torch.save tidies up behind a failed write, fails at that, and tells of that alone.
+                raise stream.failure or error from None
         self._files[name] = stream.checksums.result()
 
 
