@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     options = parser.parse_args()
 
-    accelerator = Accelerator()  # joins the ranks, which checkpoint.load needs
+    # Joins the ranks. Without GPUs it has to be told so, or each rank trains alone.
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     torch.manual_seed(0)  # all ranks build the same model
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9))
