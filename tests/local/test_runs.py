@@ -81,7 +81,7 @@ def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> Non
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    run_here = {"digits", "gpt-stdlib", "script-ddp"}
+    run_here = {"digits", "gpt-stdlib", "script-ddp", "script-lightning", "script-accelerate"}  # test_frameworks.py
     assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
 
 
