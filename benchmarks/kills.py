@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -174,7 +175,12 @@ def start(case: Case, number: int, world: int, death: Death | None, told: Told) 
     ):
         time.sleep(0.005)
         if time.monotonic() - began > LONGEST_START_SECONDS:
-            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death})")
+            for rank in ranks:
+                if rank.is_alive() and rank.pid is not None:
+                    os.kill(rank.pid, signal.SIGUSR1)  # where it stands
+            time.sleep(2.0)
+            text = (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-12000:]
+            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death}):\n{text}")
             break
     codes = [rank.exitcode for rank in ranks]
     for rank in ranks:
@@ -236,6 +242,7 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, death: 
     output = os.open(case.root / f"start-{number}-output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     code = 1
     try:
