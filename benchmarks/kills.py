@@ -175,12 +175,8 @@ def start(case: Case, number: int, world: int, death: Death | None, told: Told) 
     ):
         time.sleep(0.005)
         if time.monotonic() - began > LONGEST_START_SECONDS:
-            for rank in ranks:
-                if rank.is_alive() and rank.pid is not None:
-                    os.kill(rank.pid, signal.SIGUSR1)  # where it stands
-            time.sleep(2.0)
-            text = (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-12000:]
-            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death}):\n{text}")
+            stacks = where_they_stand(case, number, ranks)
+            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death}):\n{stacks}")
             break
     codes = [rank.exitcode for rank in ranks]
     for rank in ranks:
@@ -194,6 +190,15 @@ def start(case: Case, number: int, world: int, death: Death | None, told: Told) 
         told.faults.append(f"{case.name}: start {number} with {world} ranks failed ({codes}, {death}):\n{text}")
     told.resumed += resumed_step(case, number) > 0
     return codes == [0] * world
+
+
+def where_they_stand(case: Case, number: int, ranks: list[Any]) -> str:
+    """Return the stacks of ranks that hang."""
+    for rank in ranks:
+        if rank.is_alive():
+            os.kill(rank.pid, signal.SIGUSR1)
+    time.sleep(2.0)
+    return (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-12000:]
 
 
 def resumed_step(case: Case, number: int) -> int:

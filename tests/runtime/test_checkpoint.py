@@ -249,7 +249,7 @@ def test_nothing_is_deleted_for_a_checkpoint_that_cannot_be_read_back(
     pair = model_and_optimizer()
     save(checkpoints, 1, pair)
     checkpoints._saver.storage = _Flipping(tmp_path / "c")  # noqa: SLF001
-    save(checkpoints, 2, pair)
+    assert not checkpoints.save(2, pair[0], [pair[1]], {}, {}, wait=True)
     verdicts = {record.step: record.verdict for record in survey(open_storage(str(tmp_path / "c")))}
     assert verdicts == {1: "complete", 2: "damaged"}
     assert '"event": "checkpoint_damaged"' in capfd.readouterr().out
