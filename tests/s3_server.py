@@ -58,6 +58,8 @@ class Weather:
         slow: The answer's body comes in pieces, `slow_seconds` apart.
         slow_seconds: Between two pieces.
         truncated: Half of an upload is stored, and answered with 200.
+        silent: Nothing is done, and no answer comes for `silent_seconds`; then the connection ends.
+        silent_seconds: Of that silence.
         expired: 403 ExpiredToken.
         denied: 403 AccessDenied.
         expired_keys: Access keys that get 403 ExpiredToken, by dice or not.
@@ -76,12 +78,17 @@ class Weather:
     slow: float = 0.0
     slow_seconds: float = 0.05
     truncated: float = 0.0
+    silent: float = 0.0
+    silent_seconds: float = 60.0
     expired: float = 0.0
     denied: float = 0.0
     expired_keys: tuple[str, ...] = ()
 
 
-_KINDS = ("throttled", "broken", "conflict", "reset", "lost", "torn", "slow", "truncated", "expired", "denied")
+_KINDS = (
+    *("throttled", "broken", "conflict", "reset", "lost", "torn", "slow", "truncated", "silent"),
+    *("expired", "denied"),
+)
 _REFUSALS = {
     "throttled": (503, "SlowDown", "Please reduce your request rate."),
     "broken": (500, "InternalError", "We encountered an internal error. Please try again."),
@@ -125,6 +132,11 @@ class S3Server:
     def set_weather(self, weather: Weather) -> None:
         """Change the weather from the next request on."""
         self._ask("weather", json.dumps(dataclasses.asdict(weather)).encode())
+
+    def reset(self, bucket: str) -> None:
+        """Forget everything, and make one empty bucket. The counts go on."""
+        self._ask(f"reset/{bucket}", b"")
+        self.set_weather(Weather())
 
     def counts(self) -> Counter[str]:
         """Return how often each operation was asked for, and each fault was given."""
@@ -193,6 +205,13 @@ class _Store:
             self.buckets.setdefault(bucket, {})
         if self.folder:
             (self.folder / bucket).mkdir(exist_ok=True)
+
+    def reset(self, bucket: str) -> None:
+        for name, objects in list(self.buckets.items()):
+            for key in list(objects):
+                self.delete(name, key)
+        self.uploads.clear()
+        self.create_bucket(bucket)
 
     def bucket(self, name: str) -> dict[str, _Object]:
         if name not in self.buckets:
@@ -310,7 +329,9 @@ class _Request(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_any  # noqa: N815
 
     def _answer(self, operation: str, bucket: str, key: str, body: bytearray, fault: str) -> None:
-        if fault == "reset":
+        if fault == "silent":
+            time.sleep(self.sky.weather.silent_seconds)
+        if fault in ("reset", "silent"):
             self._reset()
             return
         self.torn, self.slow, self.lost = fault == "torn", fault == "slow", fault == "lost"
@@ -556,6 +577,9 @@ class _Request(BaseHTTPRequestHandler):
         if name == "weather":
             fields = json.loads(body)
             self.sky.set(Weather(**{**fields, "expired_keys": tuple(fields["expired_keys"])}))
+            self._json({})
+        elif name.startswith("reset/"):
+            self.store.reset(name.removeprefix("reset/"))
             self._json({})
         elif name == "counts":
             self._json(dict(self.sky.counts))

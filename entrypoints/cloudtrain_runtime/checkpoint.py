@@ -63,7 +63,10 @@ from cloudtrain_runtime.states import (
 from cloudtrain_runtime.storage import open_storage
 
 _LEAVE_SECONDS = 100.0
-"""How long a script that has failed, or was told to stop, waits for a save under way. Others wait to its end."""
+"""How long a script that has failed, or was told to stop, waits for a save under way."""
+
+_FINISH_SECONDS = 3600.0
+"""How long one does that has come to its end."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ class Checkpoints:
             request=request,
             mesh=mesh or {"data": place.world_size},
         )
-        self._saver = Saver(self.storage, keeping, place, attempt, self._agreement.group)
+        group, notice = self._agreement.group, self.notice
+        self._saver = Saver(self.storage, keeping, place, attempt, group, lambda: notice.is_given)
         self._guarded: set[int] = set()
         self._has_asked = False
 
@@ -235,8 +239,12 @@ class Checkpoints:
         return self._saver.last_step == step
 
     def settle(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the save under way; return whether none is any more."""
-        return self._saver.settle(timeout_seconds)
+        """Wait for the save under way; return whether none is any more.
+
+        Args:
+            timeout_seconds: How long this rank waits for itself. Without it all ranks wait together.
+        """
+        return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
 
     def close(self) -> None:
         """Wait for what is under way."""
@@ -275,7 +283,7 @@ class _Script:
     def _finish(self) -> None:
         is_failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
         # Of a run that has failed, other ranks may be gone, and torchrun waits for this one to start anew.
-        limit = _LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else None
+        limit = _LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else _FINISH_SECONDS
         if not self.checkpoints.settle(limit) and self.place.is_main:
             say(f"the checkpoint of step {self.saved_step} is given up: it took longer than {limit:.0f} s")
 
@@ -319,7 +327,7 @@ def load(
 
     Args:
         model: Plain or wrapped by DistributedDataParallel or fully_shard.
-        optimizer: Its optimizer, or several.
+        optimizer: Its optimizer, or several; plain or in the wrapper of Accelerate or Lightning.
         sampler: Where the run stands in its data: a GlobalOrderSampler, or what else has `state_dict` (JSON values) and
             `load_state_dict`.
         **objects: What else has both: `scheduler=`, `scaler=`, under the names that `save` gets.
@@ -395,4 +403,11 @@ def should_stop() -> bool:
 
 
 def _several(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    return [_unwrapped(each) for each in several]
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that takes the steps: Accelerate's and Lightning's wrappers have no hooks of their own."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

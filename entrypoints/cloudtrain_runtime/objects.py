@@ -14,7 +14,14 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cloudtrain_runtime.ranges import Ranges
-from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, is_explained, retries_of
+from cloudtrain_runtime.s3_errors import (
+    ObjectsError,
+    code_of,
+    explained,
+    is_about_credentials,
+    is_explained,
+    retries_of,
+)
 from cloudtrain_runtime.uploads import PARTS_AT_MOST, Buffer, ConnectorUpload, PartsUpload
 
 __all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
@@ -42,6 +49,7 @@ _SHARED_CREDENTIALS = {
     "iam-role",
 }
 _claim = threading.local()
+_making: dict[int, threading.Lock] = {}  # by process: a lock that was held during a fork is never released in the child
 
 
 class Writer(Protocol):
@@ -90,7 +98,7 @@ class Objects:
         from botocore.exceptions import ClientError
 
         is_retried = False
-        with explained(f"writing {self.uri}/{key}"):
+        with self._explained(f"writing {self.uri}/{key}"):
             for pause in (*_CONFLICT_PAUSES_SECONDS, None):
                 try:
                     with _only_new():
@@ -108,7 +116,7 @@ class Objects:
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, in place of one that is there."""
-        with explained(f"writing {self.uri}/{key}"):
+        with self._explained(f"writing {self.uri}/{key}"):
             self._client.put_object(**self._place(key), Body=data)
 
     def read(self, key: str) -> bytes | None:
@@ -117,7 +125,7 @@ class Objects:
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Return the sizes in bytes of the objects whose keys begin with `prefix`, by key."""
-        with explained(f"listing {self.uri}/{prefix}"):
+        with self._explained(f"listing {self.uri}/{prefix}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
@@ -131,7 +139,7 @@ class Objects:
         names = [{"Key": self._prefix + key} for key in keys]
         for start in range(0, len(names), _DELETE_BATCH):
             batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
-            with explained(f"deleting below {self.uri}"):
+            with self._explained(f"deleting below {self.uri}"):
                 _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
 
     def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
@@ -162,7 +170,8 @@ class Objects:
             upload.complete()
         except ObjectsError as error:
             upload.abort()
-            raise self._cause(error) from error
+            with self._explained(f"writing {self.uri}/{key}"):
+                raise self._cause(key, error) from error
         except BaseException:
             upload.abort()
             raise
@@ -177,19 +186,20 @@ class Objects:
 
     def _upload(self, key: str, bytes_: int) -> PartsUpload | ConnectorUpload:
         part_bytes = connector_part_bytes(bytes_)
-        with explained(f"writing {self.uri}/{key}"):
+        with self._explained(f"writing {self.uri}/{key}"):
             connector = self._connector(part_bytes)
             if connector is None:
                 return PartsUpload(self._client, self._bucket, self._prefix + key)
             uri = f"s3://{self._bucket}/{self._prefix}{key}"
             return ConnectorUpload(connector.writer(uri), uri, part_bytes)
 
-    def _cause(self, error: ObjectsError) -> ObjectsError:
-        """Ask boto3 for the reason where the connector gives none, as without credentials."""
+    def _cause(self, key: str, error: ObjectsError) -> ObjectsError:
+        """Ask boto3 for the reason where the connector gives none, as for a request after the one that was refused."""
         if is_explained(error):
             return error
         try:
-            self.sizes("no-such-key-")
+            with explained(f"writing {self.uri}/{key}"):
+                self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + key, MaxKeys=1)
         except ObjectsError as known:
             return known
         return error
@@ -205,7 +215,7 @@ class Objects:
         pauses = iter(_READ_PAUSES_SECONDS)
         while (body := self._body(key, options)) is not None:
             try:
-                with explained(f"reading {self.uri}/{key}"), body:
+                with self._explained(f"reading {self.uri}/{key}"), body:
                     return bytes(body.read())
             except ObjectsError:
                 if (pause := next(pauses, None)) is None:
@@ -217,7 +227,7 @@ class Objects:
         """Return the beginning answer's body, or None when there is no such object."""
         from botocore.exceptions import ClientError
 
-        with explained(f"reading {self.uri}/{key}"):
+        with self._explained(f"reading {self.uri}/{key}"):
             try:
                 return self._client.get_object(**self._place(key), **options)["Body"]
             except ClientError as error:
@@ -225,16 +235,32 @@ class Objects:
                     raise
                 return None
 
+    @contextlib.contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        """Turn clients' errors into an ObjectsError; with new credentials go on with new clients.
+
+        A client has read its keys from a file or the environment once, and would never see that somebody renewed them.
+        """
+        try:
+            with explained(doing):
+                yield
+        except ObjectsError as error:
+            if is_about_credentials(error):
+                self._clients.clear()
+                self._connectors.clear()
+            raise
+
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     @property
     def _client(self) -> Any:
         process = os.getpid()
-        if process not in self._clients:
-            client = s3_client()
-            client.meta.events.register("before-call.s3.PutObject", _add_condition)
-            self._clients.setdefault(process, client)
+        with _making.setdefault(process, threading.Lock()):
+            if process not in self._clients:
+                client = s3_client()
+                client.meta.events.register("before-call.s3.PutObject", _add_condition)
+                self._clients[process] = client
         return self._clients[process]
 
     def _connector(self, part_bytes: int) -> Any:
@@ -283,7 +309,7 @@ def s3_client() -> Any:
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "standard", "max_attempts": _attempts()},
+        retries={"mode": "standard", "total_max_attempts": _attempts()},
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=_CONNECTIONS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+
+from cloudtrain_runtime.threads import Threads
 
 _THREADS = 4
 
@@ -21,7 +23,7 @@ class Ranges:
         self._bytes = bytes_
         self._next_offset = 0
         self._ahead: dict[tuple[int, int], Future[bytes]] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, "download")
+        self._threads = Threads(_THREADS, "download")
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes from `offset` on: `length` of them, fewer only at the object's end.
@@ -43,7 +45,7 @@ class Ranges:
 
     def close(self) -> None:
         """Stop reading ahead."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
 
     def _look_ahead(self, offset: int, length: int) -> None:
         wanted = [

@@ -45,11 +45,13 @@ class _Look:
 
     Attributes:
         damage: What is damaged about it.
+        trouble: Why it cannot be read.
         misfit: What of the model or the optimizer does not fit to it.
         stepped: Parameters for which it has a state of an optimizer.
     """
 
     damage: tuple[str, ...] = ()
+    trouble: str | None = None
     misfit: str | None = None
     stepped: frozenset[str] = frozenset()
 
@@ -117,8 +119,10 @@ def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged:
     if place.is_main:
         try:
             chosen = _choose(config, storage, place.run, damaged)
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             problem = str(error)
+        except OSError as error:
+            problem = f"nothing is begun, because it cannot be told what checkpoints there are: {error}"
     chosen, problem = gather((chosen, problem), place)[0]
     if problem is not None:
         raise CheckpointError(problem)
@@ -173,6 +177,8 @@ def _load(found: Found, target: States, place: Context) -> _Look:
     look: _Look = gather(_examine(reader, target) if place.is_main else _Look(), place)[0]
     if look.damage:
         return look
+    if look.trouble is not None:
+        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {look.trouble}")
     if look.misfit is not None:
         raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {look.misfit}")
     try:
@@ -189,11 +195,13 @@ def _load(found: Found, target: States, place: Context) -> _Look:
 
 
 def _examine(reader: CheckpointReader, target: States) -> _Look:
-    """Return what is damaged about the metadata, or what of the model does not fit to it."""
+    """Return what is damaged about the metadata, why it cannot be read, or what of the model does not fit to it."""
     try:
         metadata = reader.read_metadata()
     except DamagedError as error:
         return _Look(damage=(str(error),))
+    except OSError as error:
+        return _Look(trouble=str(error))  # the other ranks must hear of it
     stepped, kinds = saved_optimizer(metadata)
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
     misfit = next(misfits(metadata, target["model"]), None) or other_optimizer(kinds, target["optimizer"])

@@ -78,6 +78,11 @@ def explained(doing: str) -> Iterator[None]:
         raise ObjectsError(f"{doing}: {_sentence(error)}") from error
 
 
+def is_about_credentials(error: ObjectsError) -> bool:
+    """Tell whether other credentials could help."""
+    return any(sentence in str(error) for _, sentence in _SENTENCES[:3])
+
+
 def is_explained(error: ObjectsError) -> bool:
     """Tell whether the cause was recognized."""
     return any(sentence in str(error) for _, sentence in _SENTENCES)

@@ -10,6 +10,7 @@ the next save, and the blocks that the storage has under way (objects.py).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from cloudtrain_runtime import watch
 from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.parallel import gather
@@ -36,13 +38,22 @@ from cloudtrain_runtime.verified import faults
 ALARM_AFTER = 3
 """Saves in a row that did not become checkpoints, until it is an alarm."""
 
-_AGREE_SECONDS = 3600
-"""How long ranks wait for the slowest one's upload."""
+_AGREE_SECONDS = 24 * 3600
+"""How long ranks wait for the slowest one's upload. One that has gone is noticed at once; after this time no save of
+the process would work any more."""
 
 _TICK_SECONDS = 5.0
 
+_QUIET_SECONDS = 900.0
+"""How long a rank that has nothing else to do waits while no rank gets on: longer than a client's retries."""
+
+_LEAVE_MARGIN_SECONDS = 10.0
+"""Kept of the grace time, to leave before SIGKILL."""
+
 _PATIENCE_SECONDS = 2.0
 """How long a save waits for the one before: short runs with short intervals get each checkpoint that they ask for."""
+
+_ASK_STORAGE = "does the storage answer? Check the network and the endpoint, or the disk"
 
 T = TypeVar("T")
 
@@ -93,13 +104,21 @@ class Saver:
         keeping: What is kept.
         place: This rank's place.
         attempt: 8 hex digits that no other start of these ranks has, the same on all of them.
-        front: Group for what the calling threads ask each other, on the CPU; the default one without it.
+        front: Group for what the calling threads ask each other, on the CPU; None for one rank.
+        is_stopping: Whether this rank was told to stop: then there is only so much time to wait.
     """
 
     def __init__(
-        self, storage: Storage, keeping: Keeping, place: Context, attempt: str, front: dist.ProcessGroup | None = None
+        self,
+        storage: Storage,
+        keeping: Keeping,
+        place: Context,
+        attempt: str,
+        front: dist.ProcessGroup | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.storage = storage
+        self._is_stopping = is_stopping
         self.last_began = time.monotonic()
         self.last_step: int | None = None
         self.missed = 0
@@ -115,6 +134,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._bytes = 0
         self._bytes_seen = -1
+        self._step_under_way = -1
+        self._moved = time.monotonic()
 
     # ------------------------------------------------------------ what the loop calls
 
@@ -140,10 +161,11 @@ class Saver:
         began = time.monotonic()
         self.last_began = began
         if wait:
-            self.settle()
+            if not self.settle(step=step):
+                return False
         else:
             self._join(_PATIENCE_SECONDS)
-            if gather(self.is_busy, self._place, self._front)[0]:
+            if self._is_main_busy():
                 self._note_late(step)
                 return False
         self._join()
@@ -151,6 +173,9 @@ class Saver:
         values, unshared = states()
         save = _Save(step, dict(state), began, _event_now(self._place))
         self._save = save
+        self._step_under_way = step
+        self._bytes, self._bytes_seen = 0, -1
+        self._note_progress()
         self._thread = threading.Thread(target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True)
         self._thread.start()
         save.stall_seconds += time.monotonic() - began
@@ -158,6 +183,14 @@ class Saver:
             self.settle()
             return self.last_step == step
         return True
+
+    def _is_main_busy(self) -> bool:
+        """Ask rank 0: a thread elsewhere may be just about to end, and all ranks must decide alike."""
+        if self._front is None:
+            return self.is_busy
+        busy = torch.tensor([self.is_busy], dtype=torch.uint8)
+        dist.broadcast(busy, src=0, group=self._front)
+        return bool(busy)
 
     @property
     def is_busy(self) -> bool:
@@ -180,13 +213,47 @@ class Saver:
         save.stall_seconds += time.monotonic() - began
         self._save = None
 
-    def settle(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the save under way; return whether none is any more."""
+    def settle(self, *, step: int | None = None) -> bool:
+        """Wait for the save under way, all ranks together; return whether none is any more.
+
+        A storage that never answers is given up: when no rank gets anything done for long, or, for a run that was told
+        to stop, in time to leave before it is ended.
+
+        Args:
+            step: Of the save that is missed then; that of the save under way without it.
+        """
         began = time.monotonic()
-        while self.is_busy and (timeout_seconds is None or time.monotonic() - began < timeout_seconds):
+        while True:
             self._join(_TICK_SECONDS)
             watch.stir()
+            views = gather(self._view(began), self._place, self._front)
+            if not any(view.is_busy for view in views):
+                return True
+            if _is_hopeless(views):
+                self._give_up(self._step_under_way if step is None else step)
+                return False
+
+    def settle_alone(self, timeout_seconds: float) -> bool:
+        """Wait for the save under way, at most so long, whatever other ranks do; return whether none is any more."""
+        began = time.monotonic()
+        while self.is_busy and (left := timeout_seconds - (time.monotonic() - began)) > 0:
+            self._join(min(_TICK_SECONDS, left))
+            watch.stir()
         return not self.is_busy
+
+    def _give_up(self, step: int) -> None:
+        if step != self.last_step:
+            detail = f"{self._under_way()}, and it is waited for no longer: {_ASK_STORAGE}"
+            self._miss(step, "stalled", detail, "the run goes on without it")
+        elif self._place.is_main:
+            say(f"older checkpoints stay for now: {_ASK_STORAGE}")
+
+    def _view(self, began: float) -> _View:
+        now = time.monotonic()
+        return _View(self.is_busy, now - self._moved, now - began, self._is_stopping())
+
+    def _note_progress(self) -> None:
+        self._moved = time.monotonic()
 
     def _join(self, timeout_seconds: float | None = None) -> None:
         if self._thread is not None:
@@ -197,20 +264,27 @@ class Saver:
     def _note_late(self, step: int) -> None:
         stands_still = self._bytes == self._bytes_seen
         self._bytes_seen = self._bytes
-        detail = f"the save before is still under way: {self._bytes / 1e6:,.0f} MB written by rank 0"
-        self._miss(step, "stalled" if stands_still else "late", detail)
+        if stands_still:
+            self._miss(step, "stalled", f"{self._under_way()}: {_ASK_STORAGE}")
+        else:
+            self._miss(step, "late", f"{self._under_way()}: save less often, or to a faster place")
 
-    def _miss(self, step: int, reason: str, detail: str) -> None:
+    def _under_way(self) -> str:
+        return (
+            f"the save of step {self._step_under_way} is still under way: {self._bytes / 1e6:,.0f} MB written by rank 0"
+            f", the last {time.monotonic() - self._moved:,.0f} s ago"
+        )
+
+    def _miss(self, step: int, reason: str, detail: str, consequence: str = "training goes on") -> None:
         self.missed += 1
         if self._place.is_main:
             alarm = self.missed >= ALARM_AFTER
             emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self.missed, alarm=alarm)
-            say(f"{'ALARM: ' if alarm else ''}no checkpoint at step {step} ({reason}): {detail}; training goes on")
+            say(f"{'ALARM: ' if alarm else ''}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
 
     # ------------------------------------------------------------ the thread
 
     def _run(self, save: _Save, states: States, unshared: frozenset[str]) -> None:
-        self._bytes = 0
         try:
             folder, shards = self._write(save, states, unshared)
         except SaveError as error:
@@ -219,8 +293,12 @@ class Saver:
             self._miss(save.step, "failed", f"{type(error).__name__}: {error}")
         else:
             self.last_step = save.step
-            self.missed = 0
-            self._retire(save, folder, shards)
+            damage = self._retire(save, folder, shards)
+            if damage:
+                self.last_step = None
+                self._miss(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
+            else:
+                self.missed = 0
         finally:
             save.copied.set()
 
@@ -231,9 +309,14 @@ class Saver:
         save.copied.set()
         writer = {"run": self._keeping.run, "attempt": self._attempt, "step": save.step}
         reserved = self._ranks.share(lambda: self.storage.reserve(save.step, writer))
-        shards = CheckpointWriter(self.storage, reserved, self._count)
-        written = self._ranks.collect(lambda: (self._write_shards(save, shards, plan), shards.files))
-        return self._ranks.share(lambda: self._commit(save, reserved, shards, plan, written)), shards
+        shards = CheckpointWriter(self.storage, reserved, self._count, self._planner.staged_bytes)
+        try:
+            written = self._ranks.collect(lambda: (self._write_shards(save, shards, plan), shards.files))
+            return self._ranks.share(lambda: self._commit(save, reserved, shards, plan, written)), shards
+        except SaveError:
+            if self._place.is_main:
+                self.storage.abandon(reserved)
+            raise
 
     def _copy(self, save: _Save, plan: _Plan) -> None:
         if save.ready is None:
@@ -272,6 +355,9 @@ class Saver:
             state=save.state,
             files=files,
         )
+        lost = manifest.misfits(self.storage.sizes(reserved))
+        if lost:
+            raise OSError(f"{self.storage.uri} does not hold what it has taken, check it: {'; '.join(lost)}")
         name = self.storage.commit(reserved, manifest.to_json())
         emit(
             "checkpoint",
@@ -285,6 +371,7 @@ class Saver:
 
     def _count(self, bytes_: int) -> None:
         self._bytes += bytes_
+        self._note_progress()
 
     # ------------------------------------------------------------ the plan
 
@@ -310,21 +397,25 @@ class Saver:
 
     # ------------------------------------------------------------ what goes
 
-    def _retire(self, save: _Save, folder: str, shards: CheckpointWriter) -> None:
-        """Delete what is no longer needed, after each rank has read back what it has written."""
+    def _retire(self, save: _Save, folder: str, shards: CheckpointWriter) -> list[str]:
+        """Delete what is no longer needed, after each rank has read back what it has written; return what is damaged.
+
+        The checkpoint is complete: what goes wrong here, a broken process group as well, leaves it so.
+        """
+        damage: list[str] = []
         try:
             doomed = self._ranks.share(lambda: self._doomed(save.step))
-            if not doomed:
-                return
-            found = self._ranks.gather(lambda: list(faults(self.storage, folder, shards.files)))
-            damage = [fault for faults_ in found for fault in faults_]
-            self._ranks.share(lambda: self._finish_retiring(save.step, folder, damage, doomed))
-            if damage:
-                self.last_step = None
-                self._miss(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
-        except SaveError as error:
+            if doomed:
+                found = self._ranks.gather(lambda: list(self._faults(folder, shards)))
+                damage = [fault for faults_ in found for fault in faults_]
+                self._ranks.share(lambda: self._finish_retiring(save.step, folder, damage, doomed))
+        except (SaveError, RuntimeError) as error:
             if self._place.is_main:
                 say(f"older checkpoints stay for now: {error}")
+        return damage
+
+    def _faults(self, folder: str, shards: CheckpointWriter) -> Iterator[str]:
+        return faults(self.storage, folder, shards.files, note=self._note_progress)
 
     def _doomed(self, step: int) -> list[str]:
         """Return the folders to delete: complete ones beyond those to keep, and what was never finished before them.
@@ -341,11 +432,37 @@ class Saver:
 
     def _finish_retiring(self, step: int, folder: str, damage: list[str], doomed: list[str]) -> None:
         if damage:
-            set_aside(self.storage, folder, damage)
             emit("checkpoint_damaged", step=step, uri=f"{self.storage.uri}/{folder}", detail="; ".join(damage))
+            set_aside(self.storage, folder, damage)
             return
         for name in doomed:
             self.storage.delete(name)
+
+
+@dataclass(frozen=True)
+class _View:
+    """What one rank sees of a save that is waited for.
+
+    Attributes:
+        is_busy: Whether it is under way.
+        quiet_seconds: Since this rank got anything done.
+        waited_seconds: Since it began to wait.
+        is_stopping: Whether it was told to stop.
+    """
+
+    is_busy: bool
+    quiet_seconds: float
+    waited_seconds: float
+    is_stopping: bool
+
+
+def _is_hopeless(views: list[_View]) -> bool:
+    """Whether to wait no longer: the same on all ranks, which see the same views."""
+    grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
+    must_leave = views[0].waited_seconds > max(1.0, grace - _LEAVE_MARGIN_SECONDS)
+    if must_leave and any(view.is_stopping for view in views):
+        return True
+    return min(view.quiet_seconds for view in views) > _QUIET_SECONDS
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemRe
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from cloudtrain_runtime.contract.manifest import Checksums, Manifest, StoredFile
+from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import DamagedError
 from cloudtrain_runtime.objects import Writer
 from cloudtrain_runtime.storage import Storage
 from cloudtrain_runtime.verified import open_verified
+
+_PIECE_BYTES = BLOCK_BYTES
+"""Storage gets its bytes in pieces of this size at most."""
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -31,16 +34,17 @@ class CheckpointWriter(FileSystemWriter):
         storage: Where checkpoints lie.
         folder: The reserved folder there.
         note_bytes: Called with the number of bytes written, as they are.
+        bytes_: About what this rank will write in all.
 
     Attributes:
         files: What this rank has written, by file name.
     """
 
-    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None]) -> None:
+    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0) -> None:
         # The tensors are on the host already: nothing has to be copied ahead. Files are durable when they close.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self.files: dict[str, StoredFile] = {}
-        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes)  # type: ignore[assignment]
+        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes, bytes_)  # type: ignore[assignment]
 
 
 class CheckpointReader(FileSystemReader):
@@ -103,7 +107,7 @@ class _Stream(io.RawIOBase):
     def __init__(self, writer: Writer, note_bytes: Callable[[int], None]) -> None:
         super().__init__()
         self.checksums = Checksums()
-        self.error: Exception | None = None
+        self.failure: OSError | None = None
         self._writer = writer
         self._note_bytes = note_bytes
 
@@ -112,14 +116,19 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
-        self.checksums.update(view)
-        try:
-            self._writer.write(view)
-        except Exception as error:
-            self.error = error
-            raise
-        self._note_bytes(len(view))
+        # A tensor comes in one piece, of which a client may make a copy, and nobody would see how far it has come.
+        for start in range(0, len(view), _PIECE_BYTES):
+            self._write_piece(view[start : start + _PIECE_BYTES])
         return len(view)
+
+    def _write_piece(self, piece: memoryview) -> None:
+        self.checksums.update(piece)
+        try:
+            self._writer.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._note_bytes(len(piece))
 
     def tell(self) -> int:
         return self.checksums.bytes
@@ -156,26 +165,30 @@ class _OneFolder(FileSystemBase):
 
 class _Written(_OneFolder):
     def __init__(
-        self, storage: Storage, folder: str, files: dict[str, StoredFile], note_bytes: Callable[[int], None]
+        self,
+        storage: Storage,
+        folder: str,
+        files: dict[str, StoredFile],
+        note_bytes: Callable[[int], None],
+        bytes_: int,
     ) -> None:
         self._storage = storage
         self._folder = folder
         self._files = files
         self._note_bytes = note_bytes
+        self._bytes = bytes_
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         del mode
         name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
-        with self._storage.create(self._folder, name) as writer:
+        with self._storage.create(self._folder, name, self._bytes) as writer:
             stream = _Stream(writer, self._note_bytes)
             try:
                 yield stream
-            except RuntimeError:
-                # torch.save tells that it could not write, and not why.
-                if stream.error is not None:
-                    raise stream.error from None
-                raise
+            except RuntimeError as error:
+                # torch.save tidies up behind a failed write, fails at that, and tells of that alone.
+                raise stream.failure or error from None
         self._files[name] = stream.checksums.result()
 
 

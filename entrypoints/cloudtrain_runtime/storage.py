@@ -23,6 +23,15 @@ from cloudtrain_runtime.objects import Objects, Source, Writer, s3_client
 WRITER_FILE = "writer.json"
 """First file of a checkpoint: which run and attempt writes it. It holds the folder's name for that attempt in S3."""
 
+_FULL = "there is no room left: free some, lower checkpoint.keep (one more is there while it is written), or take more"
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "files may not be as large as a checkpoint's: raise the limit (ulimit -f)",
+    errno.EROFS: "the disk may only be read: choose another checkpoint.uri",
+    errno.EACCES: "this user may not write there: choose another checkpoint.uri, or change its owner",
+}
+
 _WRITING = ".writing-"
 _DELETING = ".deleting-"
 
@@ -65,12 +74,26 @@ class Storage(Protocol):
         """
         ...
 
-    def create(self, folder: str, file: str) -> AbstractContextManager[Writer]:
-        """Write a file of a reserved folder; it is durable when the block has ended."""
+    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+        """Write a file of a reserved folder; it is durable when the block has ended.
+
+        Args:
+            folder: What `reserve` has returned.
+            file: Its name.
+            bytes_: About how large it will be, where that is known; what is held back in memory depends on it.
+        """
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes in bytes of what lies in a folder."""
         ...
 
     def commit(self, folder: str, manifest: str) -> str:
         """Write the manifest; return the name under which the checkpoint exists from now on."""
+        ...
+
+    def abandon(self, folder: str) -> None:
+        """Give up a reserved folder whose save has failed, so that it does not take the room of the next one."""
         ...
 
     def delete(self, folder: str) -> None:
@@ -106,9 +129,11 @@ class FolderStorage:
         self.uri = self.root.as_uri()
 
     def folders(self) -> dict[str, dict[str, int]]:
-        if not self.root.is_dir():
+        try:
+            found = [path.name for path in self.root.iterdir()]
+        except FileNotFoundError:  # nothing else means that there are none: a disk that fails may hold the run
             return {}
-        names = sorted(path.name for path in self.root.iterdir() if step_of_folder(path.name) is not None)
+        names = sorted(name for name in found if step_of_folder(name) is not None)
         return {name: _sizes(self.root / name) for name in names}
 
     def read(self, folder: str, file: str) -> bytes | None:
@@ -130,15 +155,32 @@ class FolderStorage:
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
         folder = f"{_WRITING}{step_name(step, writer['attempt'])}"
         shutil.rmtree(self.root / folder, ignore_errors=True)  # this attempt's own, of a save that failed
-        (self.root / folder).mkdir(parents=True)
+        with self._explained():
+            (self.root / folder).mkdir(parents=True)
         self.write(folder, WRITER_FILE, json.dumps(dict(writer)).encode())
         return folder
 
     @contextlib.contextmanager
-    def create(self, folder: str, file: str) -> Iterator[Writer]:
-        with (self.root / folder / file).open("wb", buffering=0) as opened:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[Writer]:
+        del bytes_
+        with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
             yield _WholeWrites(opened.fileno())
             os.fsync(opened.fileno())
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _ADVICE:
+                raise
+            raise OSError(error.errno, f"{_ADVICE[error.errno]} ({error.strerror})", str(self.root)) from error
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return _sizes(self.root / folder)
+
+    def abandon(self, folder: str) -> None:
+        shutil.rmtree(self.root / folder, ignore_errors=True)
 
     def commit(self, folder: str, manifest: str) -> str:
         self.write(folder, MANIFEST_FILE, manifest.encode())
@@ -240,16 +282,25 @@ class S3Storage:
         if self._objects.put_new(f"{name}/{WRITER_FILE}", json.dumps(dict(writer)).encode()):
             # Of a retired checkpoint, or one that something else has written, the first file may be gone.
             return self._objects.read(f"{name}/{MANIFEST_FILE}") is None
-        holder = json.loads(self._objects.read(f"{name}/{WRITER_FILE}") or b"{}")
-        is_own = holder.get("attempt") == writer["attempt"]
+        is_own = self._objects.read(f"{name}/{WRITER_FILE}") == json.dumps(dict(writer)).encode()
         return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None
 
-    def create(self, folder: str, file: str) -> AbstractContextManager[Writer]:
-        return self._objects.create(f"{folder}/{file}")
+    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+        return self._objects.create(f"{folder}/{file}", bytes_)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {key.removeprefix(f"{folder}/"): size for key, size in self._objects.sizes(f"{folder}/").items()}
+
+    def abandon(self, folder: str) -> None:
+        """Do nothing: there is room, and what does not answer now would only keep the next save waiting."""
 
     def commit(self, folder: str, manifest: str) -> str:
-        if not self._objects.put_new(f"{folder}/{MANIFEST_FILE}", manifest.encode()):
+        key = f"{folder}/{MANIFEST_FILE}"
+        if not self._objects.put_new(key, manifest.encode()):
             raise FileExistsError(f"{self.uri}/{folder} has a manifest already")
+        if self._objects.read(key) != manifest.encode():
+            self._objects.delete([key])
+            raise OSError(f"{self.uri}/{key} was written and not kept as it was: the storage loses bytes")
         return folder
 
     def delete(self, folder: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, retries_of
+from cloudtrain_runtime.threads import Threads
 
 _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
@@ -36,7 +37,7 @@ class PartsUpload:
         self._total_bytes = 0
         self._sent: list[Future[str]] = []
         self._slots = threading.Semaphore(_THREADS)
-        self._threads = ThreadPoolExecutor(_THREADS, "upload")
+        self._threads = Threads(_THREADS, "upload")
 
     def write(self, buffer: Buffer) -> None:
         """Append bytes.
@@ -66,13 +67,13 @@ class PartsUpload:
         if self._part:
             self._send()
         parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
         with explained(self._doing):
             self._finish(parts)
 
     def abort(self) -> None:
         """Give the upload up; the parts are deleted where S3 can be reached."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
         if not self._upload:
             return
         try:

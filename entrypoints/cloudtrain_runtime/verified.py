@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,7 +105,11 @@ def open_verified(
 
 
 def faults(
-    storage: Storage, folder: str, files: Mapping[str, StoredFile], block_bytes: int = BLOCK_BYTES
+    storage: Storage,
+    folder: str,
+    files: Mapping[str, StoredFile],
+    block_bytes: int = BLOCK_BYTES,
+    note: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
     """Read files of a checkpoint whole and yield what is wrong with them, one sentence per damaged file.
 
@@ -114,12 +118,13 @@ def faults(
         folder: Its name there.
         files: What its manifest says of the files to read.
         block_bytes: Size of the manifest's blocks.
+        note: Called after each block.
     """
     buffer = memoryview(bytearray(block_bytes))
     for name, stored in sorted(files.items()):
         try:
             with open_verified(storage, folder, name, stored, block_bytes) as file:
                 while file.readinto(buffer):
-                    pass
+                    note()
         except DamagedError as error:
             yield str(error)

@@ -1,0 +1,424 @@
+"""Saves and resumes in bad weather: a complete checkpoint or an event that says why not, and training goes on.
+
+The real Saver against a light S3 server that fails as it is told to, a disk that is full, and ranks with real Gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime_support import process_group
+from s3_server import S3Server, Weather, serve_s3
+from torch import nn
+
+from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.contract import CheckpointConfig, parse_event
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.records import survey
+from cloudtrain_runtime.storage import open_storage
+from cloudtrain_runtime.verified import faults
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+
+BUCKET = "cloudtrain-test"
+WIDTH = 1500
+"""The state has 18 MB: shards in several parts."""
+
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with serve_s3() as running:
+        yield running
+
+
+@pytest.fixture(params=["boto3", "s3torchconnector"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = str(request.param)
+    if name != "boto3":
+        pytest.importorskip(name)
+    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", name)
+    return name
+
+
+@pytest.fixture
+def sky(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server under a clear sky, with an empty bucket that clients find."""
+    set_account(server.endpoint, monkeypatch)
+    monkeypatch.setattr("cloudtrain_runtime.objects._READ_PAUSES_SECONDS", (0.05, 0.1))
+    server.set_weather(Weather())
+    empty_bucket()
+    return server
+
+
+def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch, attempts: int = 4) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))  # with 10, what never succeeds takes a minute to say so
+
+
+def empty_bucket() -> None:
+    import boto3
+
+    client = boto3.session.Session().client("s3")
+    client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    found = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    for each in found:
+        client.delete_object(Bucket=BUCKET, Key=each["Key"])
+
+
+@pytest.fixture
+def place() -> Iterator[Context]:
+    found = replace(read_context({}), run="demo")
+    with process_group(found):
+        yield found
+
+
+@dataclass
+class Training:
+    """A small training that saves, and remembers what its weights were at each step."""
+
+    uri: str
+    place: Context
+    read: Callable[[], str]
+    keep: int = 2
+    events: Events = field(default_factory=list)
+    weights: dict[int, torch.Tensor] = field(default_factory=dict)
+    text: str = ""
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.model, self.optimizer = model_and_optimizer(1)
+        self.checkpoints = self.again()
+
+    def again(self) -> Checkpoints:
+        """Return the checkpoints as another start of the run sees them."""
+        return Checkpoints(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.place)
+
+    def go_on(self, *, wait: bool = True) -> bool:
+        """Take a step and save."""
+        self.optimizer.zero_grad()
+        self.model(torch.randn(2, WIDTH)).sum().backward()
+        self.optimizer.step()
+        self.step += 1
+        self.weights[self.step] = self.model.weight.detach().clone()
+        return self.checkpoints.save(self.step, self.model, [self.optimizer], {"step": self.step}, {}, wait=wait)
+
+    def told(self) -> Events:
+        """Return the events since this was asked for the last time."""
+        text = self.read()
+        self.text += text
+        found = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
+        self.events += found
+        return found
+
+    def missed(self) -> str:
+        """Return the reason and the detail of the one event that was told: a save that was missed."""
+        (event,) = [event for event in self.told() if event["event"] != "checkpoint_damaged"]
+        assert event["event"] == "checkpoint_missed", event
+        return f"{event['reason']}: {event['detail']}"
+
+    def resumed(self) -> int:
+        """Go on in another start; return the step, whose weights are there bit by bit."""
+        model, optimizer = model_and_optimizer(2)
+        step = self.again().resume(model, [optimizer]).step
+        assert step == 0 or torch.equal(model.weight, self.weights[step])
+        return step
+
+    def check(self) -> None:
+        """Whatever was called a checkpoint is one, and what was not is none."""
+        self.told()
+        storage = open_storage(self.uri)
+        whole = {record.step: record for record in survey(storage) if record.is_complete}
+        for record in whole.values():
+            assert record.manifest is not None
+            assert list(faults(storage, record.folder, record.manifest.files)) == []
+        named = {event["step"] for event in self.events if event["event"] == "checkpoint"}
+        assert set(sorted(named)[-self.keep :]) <= set(whole)
+
+
+def model_and_optimizer(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    model(torch.randn(2, WIDTH)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture
+def training(sky: S3Server, place: Context, capfd: pytest.CaptureFixture[str]) -> Training:
+    return Training(f"s3://{BUCKET}/run/checkpoints", place, lambda: capfd.readouterr().out)
+
+
+# ---------------------------------------------------------------- weather that passes
+
+
+@pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow", "conflict"])
+def test_a_save_gets_through_passing_weather(training: Training, sky: S3Server, engine: str, kind: str) -> None:
+    assert training.go_on()
+    sky.set_weather(Weather(faults=3, **{kind: 0.5}))
+    for _ in range(2):
+        assert training.go_on()  # the second one reads back what it has written, and retires the first
+    assert [event["event"] for event in training.told()] == 3 * ["checkpoint"]
+    sky.set_weather(Weather(faults=3, **{kind: 0.5}))
+    assert training.resumed() == 3
+    training.check()
+
+
+# ---------------------------------------------------------------- weather that stays
+
+LASTING = {
+    "throttled": "S3 asked to slow down until the last attempt: save less often",
+    "broken": "S3 failed until the last attempt: try again later",
+    "reset": "the connection was lost or could not be made: check the network and the endpoint",
+    "lost": "the connection was lost or could not be made: check the network and the endpoint",
+    "expired": "the credentials have expired and could not be renewed: sign in again, or use a role",
+    "denied": "access is denied: the role needs",
+}
+
+
+@pytest.mark.parametrize(("kind", "skip"), list(zip(LASTING, (0, 2, 4, 3, 0, 2), strict=True)))
+def test_a_save_that_fails_says_why_and_the_next_one_is_complete(
+    training: Training, sky: S3Server, engine: str, kind: str, skip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    training.checkpoints = training.again()
+    assert training.go_on()
+    training.told()
+    sky.set_weather(Weather(skip=skip, **{kind: 1.0}))
+    for number in (1, 2, 3):
+        is_complete = training.go_on()
+        if skip and is_complete:
+            break
+        assert not is_complete
+        assert LASTING[kind] in training.missed()
+        assert (training.events[-1]["missed"], training.events[-1]["alarm"]) == (number, number == 3)
+        if skip:
+            break
+    sky.set_weather(Weather())
+    assert training.go_on()
+    assert training.resumed() == training.step
+    training.check()
+
+
+def test_renewed_credentials_are_found(
+    training: Training, sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody signs in again beside a run that goes on."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    keys = Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])
+    keys.write_text(f"[default]\naws_access_key_id=OLD{engine}\naws_secret_access_key=s\n")
+    training.checkpoints = training.again()
+    assert training.go_on()
+    training.told()
+    sky.set_weather(Weather(expired_keys=(f"OLD{engine}",)))
+    assert not training.go_on()
+    assert LASTING["expired"] in training.missed()
+    keys.write_text(f"[default]\naws_access_key_id=NEW{engine}\naws_secret_access_key=s\n")
+    assert training.go_on()
+    assert training.resumed() == training.step
+
+
+def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, sky: S3Server, engine: str) -> None:
+    """Half of an upload is kept and answered with success: of a shard, of what tells whose it is, of the manifest."""
+    assert training.go_on()
+    seen = 0
+    for skip in range(5):
+        training.told()
+        before = sky.counts()["truncated"]
+        sky.set_weather(Weather(truncated=1.0, faults=1, skip=skip, only="PutObject|UploadPart"))
+        is_complete = training.go_on()
+        sky.set_weather(Weather())
+        has_lost = sky.counts()["truncated"] > before
+        seen += has_lost and not is_complete
+        if not is_complete:
+            assert (
+                "does not hold what it has taken" in (detail := training.missed())
+                or "was written and not kept" in detail
+            )
+        assert training.resumed() == (training.step if is_complete else training.step - 1)
+        assert training.go_on()
+        training.check()
+    assert seen >= 3
+
+
+@pytest.mark.parametrize("only", ["ListObjectsV2", "GetObject"])
+@pytest.mark.parametrize("kind", ["throttled", "reset", "torn", "expired"])
+def test_a_run_that_cannot_see_its_checkpoints_does_not_begin_anew(
+    training: Training, sky: S3Server, kind: str, only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    assert training.go_on()
+    for skip in (0, 1, 2):
+        sky.set_weather(Weather(only=only, skip=skip, **{kind: 1.0}))
+        if only == "ListObjectsV2" and skip:
+            break  # it lists once
+        with pytest.raises(
+            CheckpointError, match=r"cannot be told what checkpoints there are|cannot be read"
+        ) as caught:
+            training.resumed()
+        assert LASTING.get(kind, LASTING["reset"]) in str(caught.value)
+    sky.set_weather(Weather())
+    assert training.resumed() == 1  # and nothing was taken for damaged
+
+
+def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Any) -> list[str]:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr("cloudtrain_runtime.storage.os.listdir", fail)
+    model, optimizer = model_and_optimizer(1)
+    checkpoints = Checkpoints(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), place)
+    with pytest.raises(CheckpointError, match=r"nothing is begun.*Input/output error"):
+        checkpoints.resume(model, [optimizer])
+
+
+# ---------------------------------------------------------------- no answer, and no server
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Waits of minutes take tenths of a second."""
+    monkeypatch.setattr("cloudtrain_runtime.saving._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.saving._TICK_SECONDS", 0.1)
+    return monkeypatch
+
+
+def test_a_storage_that_never_answers_is_told_and_holds_nobody(
+    training: Training, sky: S3Server, engine: str, hurried: pytest.MonkeyPatch
+) -> None:
+    assert training.go_on()
+    training.told()
+    sky.set_weather(Weather(silent=1.0, silent_seconds=15.0, skip=1))
+    assert training.go_on(wait=False)
+    for _ in range(3):
+        assert not training.go_on(wait=False)  # steps are taken all the same
+    told = training.told()
+    assert [(event["reason"], event["alarm"]) for event in told] == [
+        ("late", False),
+        ("stalled", False),
+        ("stalled", True),
+    ]
+    assert "does the storage answer?" in told[-1]["detail"]
+    assert "ALARM" in training.text
+    # Told to stop, the run leaves without a checkpoint, in time.
+    hurried.setenv("CLOUDTRAIN_STOP_GRACE_SECONDS", "1")
+    training.checkpoints.notice._was_signalled = True  # noqa: SLF001 (what SIGTERM sets)
+    began = time.monotonic()
+    assert not training.go_on()
+    assert time.monotonic() - began < 10
+    assert "is waited for no longer" in training.missed()
+    # At the end of training there is no such hurry, but an end.
+    training.checkpoints.notice._was_signalled = False  # noqa: SLF001
+    hurried.setattr("cloudtrain_runtime.saving._QUIET_SECONDS", 0.5)
+    assert not training.checkpoints.settle()
+    assert "is waited for no longer" in training.missed()
+    # The weather clears: the client's retries find out by themselves.
+    sky.set_weather(Weather())
+    hurried.setattr("cloudtrain_runtime.saving._QUIET_SECONDS", 60.0)
+    assert training.go_on()
+    assert training.resumed() == training.step
+    training.check()
+
+
+def test_a_server_that_is_killed_in_an_upload_comes_back(
+    place: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_s3(tmp_path / "s3") as server:
+        set_account(server.endpoint, monkeypatch, attempts=2)
+        empty_bucket()
+        training = Training(f"s3://{BUCKET}/run/checkpoints", place, lambda: capfd.readouterr().out)
+        assert training.go_on()
+        training.told()
+        uploads = server.counts()["UploadPart"]
+        server.set_weather(Weather(silent=1.0, only="UploadPart"))
+        assert training.go_on(wait=False)
+        until(lambda: server.counts()["UploadPart"] > uploads)
+        server.kill()
+        training.checkpoints.settle()
+        assert LASTING["reset"] in training.missed()
+        server.start()
+        assert training.resumed() == 1
+        assert training.go_on()
+        assert training.resumed() == 3
+        training.check()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 50 MB."""
+    import subprocess
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=50m", "none", str(disk)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_and_recovers_when_there_is_room(
+    small_disk: Path, place: Context, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(str(small_disk / "c"), place, lambda: capfd.readouterr().out)
+    for _ in range(2):
+        assert training.go_on()
+    training.told()
+    for number in (1, 2, 3):
+        assert not training.go_on()  # 3 x 18 MB: the third is there while the first still is
+        assert "there is no room left: free some, lower checkpoint.keep" in training.missed()
+        assert training.events[-1]["missed"] == number
+    assert sorted(path.name for path in (small_disk / "c").iterdir()) == ["step-00000001", "step-00000002"]
+    assert training.resumed() == 2
+    training.keep = 1
+    (small_disk / "c" / "step-00000001" / "manifest.json").unlink()
+    for path in (small_disk / "c" / "step-00000001").iterdir():
+        path.unlink()
+    assert training.go_on()
+    assert training.resumed() == training.step
+    training.check()
+
+
+def test_a_limit_on_files_is_told(place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training(str(tmp_path / "c"), place, lambda: capfd.readouterr().out)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, before[1]))
+    try:
+        is_complete = training.go_on()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not is_complete
+    assert "files may not be as large" in training.missed()
+    assert training.resumed() == 0
+    assert training.go_on()
+    assert training.resumed() == 2
