@@ -124,7 +124,7 @@ class FolderStorage:
 
     def folders(self) -> dict[str, dict[str, int]]:
         try:
-            found = os.listdir(self.root)
+            found = [path.name for path in self.root.iterdir()]
         except FileNotFoundError:  # nothing else means that there are none: a disk that fails may hold the run
             return {}
         names = sorted(name for name in found if step_of_folder(name) is not None)
