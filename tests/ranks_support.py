@@ -53,6 +53,8 @@ class Trial:
         noisy: Train with dropout and batch norm, whose states differ between ranks.
         killed_at: The last rank is killed in the forward pass after so many steps of the run.
         ends_at: The run ends, with a checkpoint, after so many steps.
+        uri: Where it saves; in its folder without one.
+        environ: What else the ranks find in their environment.
     """
 
     ranks: int
@@ -61,6 +63,8 @@ class Trial:
     killed_at: int | None = None
     ends_at: int | None = None
     train: TrainConfig = TRAIN
+    uri: str = ""
+    environ: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         CLOUDTRAIN_ML_ROOT=str(trial.folder / "ml"),
+        **dict(trial.environ),
     )
     for stream in (1, 2):
         os.dup2(os.open(trial.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
@@ -204,7 +209,11 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
 
     train = trial.train if trial.ends_at is None else replace(trial.train, epochs=None, steps=trial.ends_at)
     settings = CheckpointConfig(
-        uri=(trial.folder / "checkpoints").as_uri(), every_seconds=None, every_steps=1, keep=2, resume="auto"
+        uri=trial.uri or (trial.folder / "checkpoints").as_uri(),
+        every_seconds=None,
+        every_steps=1,
+        keep=2,
+        resume="auto",
     )
     parallel.join_ranks(place)
     trainers.append(Exact(Fit(), train, settings, place))

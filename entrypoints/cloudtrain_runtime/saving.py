@@ -39,13 +39,13 @@ ALARM_AFTER = 3
 """Saves in a row that did not become checkpoints, until it is an alarm."""
 
 _AGREE_SECONDS = 24 * 3600
-"""How long ranks wait for the slowest one's upload. One that has gone is noticed at once; after this time no save of
+"""How long ranks wait for the slowest one's upload. One that has gone is noticed at once. After this time no save of
 the process would work any more."""
 
 _TICK_SECONDS = 5.0
 
 _QUIET_SECONDS = 900.0
-"""How long a rank that has nothing else to do waits while no rank gets on: longer than a client's retries."""
+"""How long a rank with nothing else to do waits while no rank gets anything done: longer than a client's retries."""
 
 _LEAVE_MARGIN_SECONDS = 10.0
 """Kept of the grace time, to leave before SIGKILL."""
@@ -234,7 +234,7 @@ class Saver:
                 return False
 
     def settle_alone(self, timeout_seconds: float) -> bool:
-        """Wait for the save under way, at most so long, whatever other ranks do; return whether none is any more."""
+        """Wait at most so long for the save under way, whatever other ranks do; return whether none is any more."""
         began = time.monotonic()
         while self.is_busy and (left := timeout_seconds - (time.monotonic() - began)) > 0:
             self._join(min(_TICK_SECONDS, left))
