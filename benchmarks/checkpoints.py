@@ -13,7 +13,6 @@ one small S3 server on loopback.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -23,14 +22,15 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import REPOSITORY, describe_machine
+from loopback import serve_bucket
+from measure import describe_machine
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter, async_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -41,10 +41,6 @@ WIDTH, SAMPLES = 6480, 128
 
 STEPS_BETWEEN = 3
 RANKS = 2
-MAKE_BUCKET = """
-import boto3
-boto3.client("s3").create_bucket(Bucket="speed", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-"""
 
 
 def main() -> int:
@@ -60,14 +56,13 @@ def main() -> int:
         child(json.loads(arguments.child))
         return 0
     lines: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve() as s3:
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve_bucket("speed") as s3:
         ranks = 1 if arguments.device == "cuda" else RANKS
-        for place, uri in (("a folder", Path(folder).as_uri()), *([("S3", s3)] if s3 else [])):
+        for place, uri in (("a folder", Path(folder).as_uri()), ("S3", s3)):
             options = {"uri": uri, "rounds": arguments.rounds, "device": arguments.device, "width": arguments.width}
             lines += stall_table(run_ranks("stall", options, ranks), place)
-        if s3:
-            options = {"uri": s3, "rounds": arguments.rounds, "device": "cpu", "width": arguments.width}
-            lines += upload_table(run_ranks("upload", options, 1))
+        options = {"uri": s3, "rounds": arguments.rounds, "device": "cpu", "width": arguments.width}
+        lines += upload_table(run_ranks("upload", options, 1))
     lines += [f"Medians of {arguments.rounds} turns on {machine(arguments.device)}, torch {torch.__version__}."]
     print("\n".join(lines))
     if arguments.write is not None:
@@ -85,29 +80,6 @@ def machine(device: str) -> str:
     return f"{torch.cuda.get_device_name(0)}, {describe_machine()}" if device == "cuda" else describe_machine()
 
 
-@contextlib.contextmanager
-def serve() -> Iterator[str]:
-    """Serve S3 on loopback; yield the uri of a bucket, or nothing where there is no boto3."""
-    try:
-        import boto3  # noqa: F401
-    except ImportError:
-        yield ""
-        return
-    sys.path.insert(0, str(REPOSITORY / "tests"))
-    from s3_server import serve_s3
-
-    with serve_s3() as server:
-        os.environ.update(
-            AWS_ENDPOINT_URL=server.endpoint,
-            AWS_ACCESS_KEY_ID="testing",
-            AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106 (of a server on loopback)
-            AWS_DEFAULT_REGION="us-west-2",
-            AWS_EC2_METADATA_DISABLED="true",
-        )
-        subprocess.run([sys.executable, "-c", MAKE_BUCKET], check=True)
-        yield "s3://speed/checkpoints"
-
-
 def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[float]]:
     """Run the ranks of one measurement; return what rank 0 has measured."""
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
@@ -120,7 +92,7 @@ def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
         measured = Path(answer.name).read_text()
     if not measured:
-        sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+        sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-8000:]}")
     return json.loads(measured)  # type: ignore[no-any-return]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -21,18 +22,18 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from loopback import serve_bucket
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -46,11 +47,6 @@ LONGEST_START_SECONDS = 120.0
 TOLERANCE = 1e-4
 WHOLE_HOST, BY_THE_CLOCK = 0.3, 0.5
 """Shares of the kills that hit all ranks, and that come after a time."""
-
-MAKE_BUCKET = """
-import boto3
-boto3.client("s3").create_bucket(Bucket="kills", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-"""
 
 
 @dataclass(frozen=True)
@@ -104,39 +100,28 @@ def main() -> int:
     told = Told()
     stores = ["folder", "s3"] if arguments.store == "both" else [arguments.store]
     strategies = ["ddp", "fsdp"] if arguments.strategy == "both" else [arguments.strategy]
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder, servers(stores) as s3_uri:
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, place_of(stores) as s3_uri:
         number = 0
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         while told.kills < arguments.kills:
             store, strategy = stores[number % len(stores)], strategies[number // len(stores) % len(strategies)]
             root = Path(folder) / f"run-{number}"
             uri = f"{s3_uri}/run-{number}" if store == "s3" else (root / "checkpoints").as_uri()
-            carry_through(Case(f"run {number} ({strategy}, {store})", strategy, root, uri), rng, told, arguments.kills)
+            case = Case(f"run {number} ({strategy}, {store})", strategy, root, uri)
+            try:
+                carry_through(case, rng, told, arguments.kills)
+            except KeyboardInterrupt:
+                break  # what has been seen so far is told
+            print(f"{case.name}: {told.kills} kills so far, {len(told.faults)} faults", file=sys.stderr, flush=True)
             shutil.rmtree(root)
             number += 1
     report(told, time.monotonic() - began, arguments.write)
     return 1 if told.faults else 0
 
 
-@contextlib.contextmanager
-def servers(stores: list[str]) -> Iterator[str]:
-    """Serve S3 on loopback if it is needed; yield the uri of a bucket."""
-    if "s3" not in stores:
-        yield ""
-        return
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from s3_server import serve_s3
-
-    with serve_s3() as server:
-        os.environ.update(
-            AWS_ENDPOINT_URL=getattr(server, "endpoint", str(server)),
-            AWS_ACCESS_KEY_ID="testing",
-            AWS_SECRET_ACCESS_KEY="testing",  # noqa: S106 (of a server on loopback)
-            AWS_DEFAULT_REGION="us-west-2",
-            AWS_EC2_METADATA_DISABLED="true",
-        )
-        # In a process of its own: this one forks, and must hold no connection.
-        subprocess.run([sys.executable, "-c", MAKE_BUCKET], check=True)
-        yield "s3://kills/checkpoints"
+def place_of(stores: list[str]) -> contextlib.AbstractContextManager[str]:
+    """Serve S3 on loopback if it is needed; the block gets the uri of a bucket."""
+    return serve_bucket("kills") if "s3" in stores else contextlib.nullcontext("")
 
 
 def carry_through(case: Case, rng: random.Random, told: Told, enough: int) -> None:
@@ -190,7 +175,8 @@ def start(case: Case, number: int, world: int, death: Death | None, told: Told) 
     ):
         time.sleep(0.005)
         if time.monotonic() - began > LONGEST_START_SECONDS:
-            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death})")
+            stacks = where_they_stand(case, number, ranks)
+            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death}):\n{stacks}")
             break
     codes = [rank.exitcode for rank in ranks]
     for rank in ranks:
@@ -204,6 +190,15 @@ def start(case: Case, number: int, world: int, death: Death | None, told: Told) 
         told.faults.append(f"{case.name}: start {number} with {world} ranks failed ({codes}, {death}):\n{text}")
     told.resumed += resumed_step(case, number) > 0
     return codes == [0] * world
+
+
+def where_they_stand(case: Case, number: int, ranks: list[Any]) -> str:
+    """Return the stacks of ranks that hang."""
+    for rank in ranks:
+        if rank.is_alive():
+            os.kill(rank.pid, signal.SIGUSR1)
+    time.sleep(2.0)
+    return (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-12000:]
 
 
 def resumed_step(case: Case, number: int) -> int:
@@ -252,6 +247,7 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, death: 
     output = os.open(case.root / f"start-{number}-output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     code = 1
     try:

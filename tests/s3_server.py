@@ -133,6 +133,11 @@ class S3Server:
         """Change the weather from the next request on."""
         self._ask("weather", json.dumps(dataclasses.asdict(weather)).encode())
 
+    def reset(self, bucket: str) -> None:
+        """Forget everything, and make one empty bucket. The counts go on."""
+        self._ask(f"reset/{bucket}", b"")
+        self.set_weather(Weather())
+
     def counts(self) -> Counter[str]:
         """Return how often each operation was asked for, and each fault was given."""
         return Counter(self._ask("counts"))
@@ -200,6 +205,13 @@ class _Store:
             self.buckets.setdefault(bucket, {})
         if self.folder:
             (self.folder / bucket).mkdir(exist_ok=True)
+
+    def reset(self, bucket: str) -> None:
+        for name, objects in list(self.buckets.items()):
+            for key in list(objects):
+                self.delete(name, key)
+        self.uploads.clear()
+        self.create_bucket(bucket)
 
     def bucket(self, name: str) -> dict[str, _Object]:
         if name not in self.buckets:
@@ -565,6 +577,9 @@ class _Request(BaseHTTPRequestHandler):
         if name == "weather":
             fields = json.loads(body)
             self.sky.set(Weather(**{**fields, "expired_keys": tuple(fields["expired_keys"])}))
+            self._json({})
+        elif name.startswith("reset/"):
+            self.store.reset(name.removeprefix("reset/"))
             self._json({})
         elif name == "counts":
             self._json(dict(self.sky.counts))

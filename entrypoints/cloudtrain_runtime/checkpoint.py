@@ -260,7 +260,7 @@ def load(
 
     Args:
         model: Plain or wrapped by DistributedDataParallel or fully_shard.
-        optimizer: Its optimizer, or several.
+        optimizer: Its optimizer, or several; plain or in the wrapper of Accelerate or Lightning.
         sampler: Where the run stands in its data: a GlobalOrderSampler, or what else has `state_dict` (JSON values) and
             `load_state_dict`.
         **objects: What else has both: `scheduler=`, `scaler=`, under the names that `save` gets.
@@ -334,4 +334,11 @@ def should_stop() -> bool:
 
 
 def _several(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    return [_unwrapped(each) for each in several]
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that takes the steps: Accelerate's and Lightning's wrappers have no hooks of their own."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

@@ -148,7 +148,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
     dropped, and an epoch may start in its middle. In a script:
 
         sampler = GlobalOrderSampler(len(dataset), batch_size=32)
-        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4, persistent_workers=True)
+        # Without a generator of its own a loader draws from the global random state whenever it is started.
+        own = torch.Generator()
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4, persistent_workers=True, generator=own)
         checkpoint.load(model=model, optimizer=optimizer, sampler=sampler)
         while sampler.epoch < 3:
             batches = iter(loader)

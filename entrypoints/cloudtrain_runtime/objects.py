@@ -49,6 +49,7 @@ _SHARED_CREDENTIALS = {
     "iam-role",
 }
 _claim = threading.local()
+_making: dict[int, threading.Lock] = {}  # by process: a lock that was held during a fork is never released in the child
 
 
 class Writer(Protocol):
@@ -170,7 +171,7 @@ class Objects:
         except ObjectsError as error:
             upload.abort()
             with self._explained(f"writing {self.uri}/{key}"):
-                raise self._cause(error) from error
+                raise self._cause(key, error) from error
         except BaseException:
             upload.abort()
             raise
@@ -192,12 +193,13 @@ class Objects:
             uri = f"s3://{self._bucket}/{self._prefix}{key}"
             return ConnectorUpload(connector.writer(uri), uri, part_bytes)
 
-    def _cause(self, error: ObjectsError) -> ObjectsError:
-        """Ask boto3 for the reason where the connector gives none, as without credentials."""
+    def _cause(self, key: str, error: ObjectsError) -> ObjectsError:
+        """Ask boto3 for the reason where the connector gives none, as for a request after the one that was refused."""
         if is_explained(error):
             return error
         try:
-            self.sizes("no-such-key-")
+            with explained(f"writing {self.uri}/{key}"):
+                self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + key, MaxKeys=1)
         except ObjectsError as known:
             return known
         return error
@@ -254,10 +256,11 @@ class Objects:
     @property
     def _client(self) -> Any:
         process = os.getpid()
-        if process not in self._clients:
-            client = s3_client()
-            client.meta.events.register("before-call.s3.PutObject", _add_condition)
-            self._clients.setdefault(process, client)
+        with _making.setdefault(process, threading.Lock()):
+            if process not in self._clients:
+                client = s3_client()
+                client.meta.events.register("before-call.s3.PutObject", _add_condition)
+                self._clients[process] = client
         return self._clients[process]
 
     def _connector(self, part_bytes: int) -> Any:
@@ -306,7 +309,7 @@ def s3_client() -> Any:
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "standard", "max_attempts": _attempts()},
+        retries={"mode": "standard", "total_max_attempts": _attempts()},
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=_CONNECTIONS,

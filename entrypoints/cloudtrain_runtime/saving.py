@@ -39,13 +39,13 @@ ALARM_AFTER = 3
 """Saves in a row that did not become checkpoints, until it is an alarm."""
 
 _AGREE_SECONDS = 24 * 3600
-"""How long ranks wait for the slowest one's upload. One that has gone is noticed at once. After this time no save of
+"""How long ranks wait for the slowest one's upload. One that has gone is noticed at once; after this time no save of
 the process would work any more."""
 
 _TICK_SECONDS = 5.0
 
 _QUIET_SECONDS = 900.0
-"""How long a rank with nothing else to do waits while no rank gets anything done: longer than a client's retries."""
+"""How long a rank that has nothing else to do waits while no rank gets on: longer than a client's retries."""
 
 _LEAVE_MARGIN_SECONDS = 10.0
 """Kept of the grace time, to leave before SIGKILL."""
@@ -104,7 +104,7 @@ class Saver:
         keeping: What is kept.
         place: This rank's place.
         attempt: 8 hex digits that no other start of these ranks has, the same on all of them.
-        front: Group for what the calling threads ask each other, on the CPU; the default one without it.
+        front: Group for what the calling threads ask each other, on the CPU; None for one rank.
         is_stopping: Whether this rank was told to stop: then there is only so much time to wait.
     """
 
@@ -157,7 +157,7 @@ class Saver:
                 return False
         else:
             self._join(_PATIENCE_SECONDS)
-            if gather(self.is_busy, self._place, self._front)[0]:
+            if self._is_main_busy():
                 self._note_late(step)
                 return False
         self._join()
@@ -175,6 +175,14 @@ class Saver:
             self.settle()
             return self.last_step == step
         return True
+
+    def _is_main_busy(self) -> bool:
+        """Ask rank 0: a thread elsewhere may be just about to end, and all ranks must decide alike."""
+        if self._front is None:
+            return self.is_busy
+        busy = torch.tensor([self.is_busy], dtype=torch.uint8)
+        dist.broadcast(busy, src=0, group=self._front)
+        return bool(busy)
 
     @property
     def is_busy(self) -> bool:
@@ -218,7 +226,7 @@ class Saver:
                 return False
 
     def settle_alone(self, timeout_seconds: float) -> bool:
-        """Wait at most so long for the save under way, whatever other ranks do; return whether none is any more."""
+        """Wait for the save under way, at most so long, whatever other ranks do; return whether none is any more."""
         began = time.monotonic()
         while self.is_busy and (left := timeout_seconds - (time.monotonic() - began)) > 0:
             self._join(min(_TICK_SECONDS, left))
@@ -293,7 +301,7 @@ class Saver:
         save.copied.set()
         writer = {"run": self._keeping.run, "attempt": self._attempt, "step": save.step}
         reserved = self._ranks.share(lambda: self.storage.reserve(save.step, writer))
-        shards = CheckpointWriter(self.storage, reserved, self._count)
+        shards = CheckpointWriter(self.storage, reserved, self._count, self._planner.staged_bytes)
         try:
             written = self._ranks.collect(lambda: (self._write_shards(save, shards, plan), shards.files))
             return self._ranks.share(lambda: self._commit(save, reserved, shards, plan, written)), shards

@@ -34,16 +34,17 @@ class CheckpointWriter(FileSystemWriter):
         storage: Where checkpoints lie.
         folder: The reserved folder there.
         note_bytes: Called with the number of bytes written, as they are.
+        bytes_: About what this rank will write in all.
 
     Attributes:
         files: What this rank has written, by file name.
     """
 
-    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None]) -> None:
+    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0) -> None:
         # The tensors are on the host already: nothing has to be copied ahead. Files are durable when they close.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self.files: dict[str, StoredFile] = {}
-        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes)  # type: ignore[assignment]
+        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes, bytes_)  # type: ignore[assignment]
 
 
 class CheckpointReader(FileSystemReader):
@@ -164,18 +165,24 @@ class _OneFolder(FileSystemBase):
 
 class _Written(_OneFolder):
     def __init__(
-        self, storage: Storage, folder: str, files: dict[str, StoredFile], note_bytes: Callable[[int], None]
+        self,
+        storage: Storage,
+        folder: str,
+        files: dict[str, StoredFile],
+        note_bytes: Callable[[int], None],
+        bytes_: int,
     ) -> None:
         self._storage = storage
         self._folder = folder
         self._files = files
         self._note_bytes = note_bytes
+        self._bytes = bytes_
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         del mode
         name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
-        with self._storage.create(self._folder, name) as writer:
+        with self._storage.create(self._folder, name, self._bytes) as writer:
             stream = _Stream(writer, self._note_bytes)
             try:
                 yield stream

@@ -74,8 +74,14 @@ class Storage(Protocol):
         """
         ...
 
-    def create(self, folder: str, file: str) -> AbstractContextManager[Writer]:
-        """Write a file of a reserved folder; it is durable when the block has ended."""
+    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+        """Write a file of a reserved folder; it is durable when the block has ended.
+
+        Args:
+            folder: What `reserve` has returned.
+            file: Its name.
+            bytes_: About how large it will be, where that is known; what is held back in memory depends on it.
+        """
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -155,7 +161,8 @@ class FolderStorage:
         return folder
 
     @contextlib.contextmanager
-    def create(self, folder: str, file: str) -> Iterator[Writer]:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[Writer]:
+        del bytes_
         with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
             yield _WholeWrites(opened.fileno())
             os.fsync(opened.fileno())
@@ -278,8 +285,8 @@ class S3Storage:
         is_own = self._objects.read(f"{name}/{WRITER_FILE}") == json.dumps(dict(writer)).encode()
         return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None
 
-    def create(self, folder: str, file: str) -> AbstractContextManager[Writer]:
-        return self._objects.create(f"{folder}/{file}")
+    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+        return self._objects.create(f"{folder}/{file}", bytes_)
 
     def sizes(self, folder: str) -> dict[str, int]:
         return {key.removeprefix(f"{folder}/"): size for key, size in self._objects.sizes(f"{folder}/").items()}

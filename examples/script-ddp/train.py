@@ -1,4 +1,4 @@
-"""An ordinary torchrun script: it knows nothing of cloudtrain.
+"""A plain DDP loop. Three calls keep it from losing work: checkpoint.load, save and should_stop.
 
 It runs as `torchrun --nproc-per-node 2 train.py --epochs 3` too.
 """
@@ -9,45 +9,67 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+
+from cloudtrain_runtime import GlobalOrderSampler, checkpoint
 
 
 def main() -> None:
-    """Train a classifier of iris flowers and save it."""
+    """Train a classifier of handwritten digits and save it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=16, help="samples per rank")
     parser.add_argument("--lr", type=float, default=0.1)
     options = parser.parse_args()
 
     use_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    dist.init_process_group("nccl" if use_gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
-    torch.manual_seed(0)
+    if use_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if use_gpu else "gloo")
 
-    iris = load_iris()
-    data = TensorDataset(torch.tensor(iris.data, dtype=torch.float32), torch.tensor(iris.target))
-    sampler = DistributedSampler(data, seed=0)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
+    digits = load_digits()
+    data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    sampler = GlobalOrderSampler(len(data), batch_size=options.batch_size)
+    # Without a generator of its own a loader draws from the global one whenever it is started, so that the dropout
+    # after a resume would not be that of a run that was not interrupted.
+    loader = DataLoader(data, batch_sampler=sampler, generator=torch.Generator())
 
-    for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
-        for inputs, labels in loader:
-            loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
+    torch.manual_seed(0)  # all ranks build the same model
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10)).to(device)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs * sampler.steps_per_epoch)
+    torch.manual_seed(1 + dist.get_rank())  # each rank drops other units
+
+    run = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
+    checkpoint.load(**run)
+    is_stopping = False
+    while sampler.epoch < options.epochs and not is_stopping:
+        batches = iter(loader)
+        for step in sampler.schedule():  # what is left of the epoch
             optimizer.zero_grad()
-            loss.backward()
+            for micro in step.micro_batches:
+                inputs, labels = next(batches)
+                loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
+                # Each sample of the step weighs the same, also where ranks have a different number of them.
+                (loss * micro.count * sampler.world_size / step.samples).backward()
             optimizer.step()
+            scheduler.step()
+            sampler.advance()
+            checkpoint.save(sampler.step, **run, force=sampler.epoch == options.epochs)
+            if is_stopping := checkpoint.should_stop():
+                break
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
+            print(f"step {sampler.step}, {sampler.epoch} epochs done: loss {loss.item():.4f}", flush=True)
 
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and not is_stopping:
         folder = Path(os.environ.get("SM_MODEL_DIR", "."))
-        torch.save(model.module.state_dict(), folder / "model.pt")
+        torch.save(net.state_dict(), folder / "model.pt")
         print(f"world size {dist.get_world_size()}: saved {folder / 'model.pt'}", flush=True)
     dist.destroy_process_group()
 

@@ -81,7 +81,7 @@ def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> Non
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    run_here = {"digits", "gpt-stdlib", "script-ddp"}
+    run_here = {"digits", "gpt-stdlib", "script-ddp", "script-lightning", "script-accelerate"}  # test_frameworks.py
     assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
 
 
@@ -259,17 +259,20 @@ def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
         exact_py=EXACT,
     )
 
-    def trace(*overrides: str) -> tuple[str, dict[tuple[str, int], float]]:
+    def trace(*overrides: str) -> tuple[dict[str, Any], dict[tuple[str, int], float]]:
         arguments = [part for override in overrides for part in ("--set", override)]
-        run = cli("submit", path, "--local", "--follow", "--json", *arguments).json["run"]
+        status = cli("submit", path, "--local", "--follow", "--json", *arguments).json
+        run = status["run"]
         events = (parse_event(line["text"]) for line in cli("logs", run, "--json").json["lines"])
         told = {(e["event"], e["step"]): e["loss"] for e in events if e and e["event"] in ("step", "evaluation")}
-        return run, told
+        return status, told
 
     _, whole = trace()
     killed, _ = trace("code.args.die_at=6")
-    _, rest = trace(f"checkpoint.resume={killed}")
-    assert rest == {what: loss for what, loss in whole.items() if what[1] > 6}
+    again, rest = trace(f"checkpoint.resume={killed['run']}")
+    # Each step is saved beside the next: the last save may have died with the run.
+    assert again["first_step"] in (5, 6)
+    assert rest == {what: loss for what, loss in whole.items() if what[1] > again["first_step"]}
     assert len(rest) > 6
 
 
@@ -280,7 +283,7 @@ def test_retries_start_the_workers_again_from_the_last_checkpoint(cli: Cli, smal
     )
     assert done.code == 0, done.err
     assert done.json["state"] == "SUCCEEDED"
-    assert done.json["first_step"] == 4  # every 2 steps, failed in the sixth
+    assert done.json["first_step"] in (2, 4)  # every 2 steps, failed in the sixth, perhaps while saving
     assert "broken on purpose" in done.err
 
 
@@ -436,7 +439,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_come_back(cli: Cli, small: 
     run = until(lambda: next((found["run"] for found in cli("list", "--json").json["runs"]), None))
     until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
     os.killpg(following.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    out, err = following.communicate(timeout=30)
+    out, err = following.communicate(timeout=90)
     assert following.returncode == 130
     assert f"local:{run} goes on" in err
     assert f"cloudtrain follow local:{run}\n" in err

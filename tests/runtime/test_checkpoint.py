@@ -159,9 +159,9 @@ class _Held(FolderStorage):
         super().__init__(root)
         self.go = threading.Event()
 
-    def create(self, folder: str, file: str) -> Any:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> Any:
         assert self.go.wait(60)
-        return super().create(folder, file)
+        return super().create(folder, file, bytes_)
 
 
 def test_one_at_most_is_under_way_and_what_falls_behind_is_told(
@@ -249,7 +249,7 @@ def test_nothing_is_deleted_for_a_checkpoint_that_cannot_be_read_back(
     pair = model_and_optimizer()
     save(checkpoints, 1, pair)
     checkpoints._saver.storage = _Flipping(tmp_path / "c")  # noqa: SLF001
-    save(checkpoints, 2, pair)
+    assert not checkpoints.save(2, pair[0], [pair[1]], {}, {}, wait=True)
     verdicts = {record.step: record.verdict for record in survey(open_storage(str(tmp_path / "c")))}
     assert verdicts == {1: "complete", 2: "damaged"}
     assert '"event": "checkpoint_damaged"' in capfd.readouterr().out

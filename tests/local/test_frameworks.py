@@ -1,0 +1,166 @@
+"""The examples' scripts: killed, started again, stopped and resumed, a run is the run that nobody disturbed."""
+
+import importlib.util
+import json
+import shutil
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from support import EXAMPLES, Cli, processes_of, until
+
+pytestmark = pytest.mark.processes
+
+# Runs train.py and writes down what each rank feeds to the model, and the loss that comes out. At one step it waits for
+# a checkpoint and kills itself, at another one it waits for the notice to stop.
+PROBE = """
+import glob, json, os, runpy, signal, time, zlib
+from pathlib import Path
+import torch
+from cloudtrain_runtime import context
+from cloudtrain_runtime.place import ml_tree
+
+place = context()
+kill_at, stop_at = int(os.environ["KILL_AT"]), int(os.environ["STOP_AT"])
+records = open(f"{os.environ['RECORDS']}/{place.restarts}-{place.rank}", "a", buffering=1)
+plain = torch.nn.functional.cross_entropy
+rows = []
+
+def note_rows(module, inputs):
+    if isinstance(module, torch.nn.Linear) and module.in_features == 64:
+        rows[:] = [zlib.crc32(row.numpy().tobytes()) for row in inputs[0].detach()]
+
+def cross_entropy(scores, labels):
+    if (place.step, place.rank, place.restarts) == (kill_at, 1, 0):
+        wait_for(lambda: glob.glob(os.environ["SAVED"] + "/step-*/manifest.json"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if place.step == stop_at:
+        Path(os.environ["RECORDS"], f"waits-{place.rank}").touch()
+        wait_for(ml_tree(os.environ).stop_notice.exists)
+    loss = plain(scores, labels)
+    records.write(json.dumps([place.step, rows, loss.item()]) + "\\n")
+    return loss
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.01)
+
+torch.nn.functional.cross_entropy = cross_entropy
+torch.nn.modules.module.register_module_forward_pre_hook(note_rows)
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+RANKS = 4
+EPOCHS = 2
+STEPS_PER_EPOCH = 8  # 1,797 samples, 256 of them in a step; the last step has 5, and so ranks have 2 or 1
+NEVER = -1
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all ranks have used for one step, and their losses."""
+
+    rows: list[int]
+    losses: list[float]
+
+
+def read(folder: Path, restarts: int = 0) -> dict[int, Step]:
+    """Return the steps that one start of a run has made on all ranks; of one that some had not begun, none."""
+    ranks = [
+        {step: (rows, loss) for step, rows, loss in map(json.loads, path.read_text().splitlines())}
+        for path in sorted(folder.glob(f"{restarts}-*"))
+    ]
+    whole = set.intersection(*map(set, ranks)) if len(ranks) == RANKS else set()
+    return {
+        step: Step([row for rank in ranks for row in rank[step][0]], [rank[step][1] for rank in ranks])
+        for step in sorted(whole)
+    }
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    name: str = request.param
+    module = {"script-lightning": "lightning", "script-accelerate": "accelerate"}.get(name, "torch")
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"NOT TESTED: {name} needs {module}: pip install 'cloudtrain[frameworks]'")
+    folder = tmp_path / name
+    shutil.copytree(EXAMPLES / name, folder)
+    (folder / "probe.py").write_text(PROBE)
+    return folder / "job.yaml"
+
+
+def settings(records: Path, *, kill_at: int = NEVER, stop_at: int = NEVER, **others: str) -> list[str]:
+    records.mkdir()
+    fields = {
+        "code.script": "probe.py",
+        "code.args.epochs": EPOCHS,
+        "code.args.batch-size": 64,
+        "code.env.RECORDS": records,
+        "code.env.KILL_AT": kill_at,
+        "code.env.STOP_AT": stop_at,
+        "code.env.SAVED": records.with_name(f"{records.name}-saved"),
+        "checkpoint.uri": records.with_name(f"{records.name}-saved"),
+        "checkpoint.every": "2 steps",
+        "cluster.processes_per_instance": 2,
+        **others,
+    }
+    return ["--local", "--instances", "2", "--json", *(f"--set={name}={value}" for name, value in fields.items())]
+
+
+def weights(status: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    with tarfile.open(status["artifacts"]["model"]) as archive:
+        return torch.load(archive.extractfile("model.pt"), weights_only=True)
+
+
+@pytest.mark.parametrize("example", ["script-ddp", "script-lightning", "script-accelerate"], indirect=True)
+def test_a_disturbed_run_is_the_undisturbed_one(cli: Cli, example: Path, tmp_path: Path) -> None:
+    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
+    done = cli("submit", example, "--follow", *settings(whole))
+    assert done.code == 0, done.err
+    expected = read(whole)
+    assert list(expected) == list(range(EPOCHS * STEPS_PER_EPOCH))
+    assert [len(expected[step].rows) for step in (0, STEPS_PER_EPOCH - 1)] == [256, 5]
+    assert done.json["last_checkpoint"]["step"] == EPOCHS * STEPS_PER_EPOCH
+
+    # In the middle of the first epoch a worker is killed, in the middle of the second one the run is told to stop.
+    killed_at, waits_at = 5, 11
+    retry = {"limits.retries": "1"}
+    run = cli("submit", example, *settings(first, kill_at=killed_at, stop_at=waits_at, **retry)).json["run"]
+    until(lambda: len(list(first.glob("waits-*"))) == RANKS or cli("status", run, "--json").json["exit_code"])
+    stopped = cli("stop", run, "--json")
+    assert (stopped.json["state"], stopped.json["exit_code"]) == ("STOPPED", 5), cli("logs", run).out
+    assert processes_of(run) == []
+    before, after = read(first), read(first, restarts=1)
+    assert killed_at - 1 in before
+    assert killed_at not in before
+    assert 0 < min(after) < killed_at
+    assert min(after) % 2 == 0
+    left_at = max(after) + 1
+    assert stopped.json["last_checkpoint"]["step"] == left_at
+    assert left_at == waits_at + 2  # what the ranks tell each other at one step, they read at the next
+    entry = cli("checkpoints", "verify", run, "--step", str(left_at), "--json").json["checkpoints"][0]
+    assert (entry["state"], entry["world_size"]) == ("complete", RANKS), entry
+
+    rest = cli("submit", example, "--follow", *settings(second, **{"checkpoint.resume": run}))
+    assert rest.code == 0, rest.err
+    resumed = read(second)
+    assert list(resumed) == list(range(left_at, EPOCHS * STEPS_PER_EPOCH))
+
+    every = Counter(zlib.crc32(row.tobytes()) for row in load_digits().data.astype("float32") / 16)
+    used = before | after | resumed
+    for epoch in range(EPOCHS):
+        steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
+        assert Counter(row for step in steps for row in used[step].rows) == every
+    # Not bit by bit: after each start DDP sums the first step's gradients over the four ranks in another order.
+    for step, there in expected.items():
+        assert used[step].rows == there.rows
+        assert used[step].losses == pytest.approx(there.losses, rel=1e-4)
+    for name, value in weights(done.json).items():
+        torch.testing.assert_close(weights(rest.json)[name], value, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,29 @@
+"""A short campaign of kills, with the script that makes long ones."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("store", "strategy", "seed"), [("folder", "fsdp", 3), ("s3", "ddp", 4)])
+def test_runs_that_are_killed_again_and_again_lose_nothing(store: str, strategy: str, seed: int) -> None:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--kills",
+        "5",
+        "--store",
+        store,
+        "--strategy",
+        strategy,
+        "--seed",
+        str(seed),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "5 kills" in done.stdout
