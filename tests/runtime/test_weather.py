@@ -305,7 +305,7 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
 ) -> None:
     assert training.go_on()
     training.told()
-    sky.set_weather(Weather(silent=1.0, silent_seconds=15.0, skip=1))
+    sky.set_weather(Weather(silent=1.0, silent_seconds=5.0, skip=1))
     assert training.go_on(wait=False)
     for _ in range(3):
         assert not training.go_on(wait=False)  # steps are taken all the same
