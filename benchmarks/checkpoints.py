@@ -36,10 +36,10 @@ from torch.distributed.checkpoint import FileSystemWriter, async_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH, SAMPLES = 6480, 128
+WIDTH, SAMPLES = 6480, 64
 """42 million weights: with AdamW's two moments 504 MB in float32."""
 
-STEPS_BETWEEN = 3
+STEPS_BETWEEN = 1
 RANKS = 2
 
 
@@ -61,6 +61,7 @@ def main() -> int:
         for place, uri in (("a folder", Path(folder).as_uri()), ("S3", s3)):
             options = {"uri": uri, "rounds": arguments.rounds, "device": arguments.device, "width": arguments.width}
             lines += stall_table(run_ranks("stall", options, ranks), place)
+            print("\n".join(lines), file=sys.stderr, flush=True)  # what is known so far
         options = {"uri": s3, "rounds": arguments.rounds, "device": "cpu", "width": arguments.width}
         lines += upload_table(run_ranks("upload", options, 1))
     lines += [f"Medians of {arguments.rounds} turns on {machine(arguments.device)}, torch {torch.__version__}."]
