@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,9 @@ for name in list(os.environ):
     if is_account or is_setting:
         del os.environ[name]
 runpy.run_path(str(GUARD / "sitecustomize.py"))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a background job of a shell: then no Ctrl-C would come through, to no process of the tests either.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
