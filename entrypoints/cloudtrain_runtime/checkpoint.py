@@ -104,8 +104,6 @@ class Checkpoints:
     Args:
         config: The job's checkpoint section. An empty uri is the host's /opt/ml/checkpoints.
         place: This rank's place.
-        code: Digest of the code, for the manifest.
-        request: Identity of the plan, for the manifest.
         mesh: Size of each dimension of parallelism by name.
     """
 
@@ -114,8 +112,6 @@ class Checkpoints:
         config: CheckpointConfig,
         place: Context,
         *,
-        code: str = "",
-        request: str = "",
         mesh: Mapping[str, int] | None = None,
     ) -> None:
         self.storage = open_storage(config.uri or str(place.checkpoint_dir))
@@ -124,14 +120,7 @@ class Checkpoints:
         self._place = place
         self._agreement = Agreement(place, flags=2)
         attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
-        keeping = Keeping(
-            keep=config.keep,
-            run=place.run,
-            is_shared=config.resume == "auto",
-            code=code,
-            request=request,
-            mesh=mesh or {"data": place.world_size},
-        )
+        keeping = Keeping(config.keep, config.resume == "auto", mesh or {"data": place.world_size})
         group, notice = self._agreement.group, self.notice
         self._saver = Saver(self.storage, keeping, place, attempt, group, lambda: notice.is_given)
         self._guarded: set[int] = set()
@@ -246,11 +235,6 @@ class Checkpoints:
         """
         return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
 
-    def close(self) -> None:
-        """Wait for what is under way."""
-        self._agreement.close()
-        self.settle()
-
 
 # ---------------------------------------------------------------- for scripts
 
@@ -267,9 +251,8 @@ class _Script:
             )
         config = read_run_config(os.environ)
         checkpoint = config.checkpoint if config else CheckpointConfig("", 600.0, None, 3, "auto")
-        code, request = (config.code, config.request) if config else ("", "")
         self.place = place
-        self.checkpoints = Checkpoints(checkpoint, place, code=code, request=request)
+        self.checkpoints = Checkpoints(checkpoint, place)
         self.checkpoints.notice.begin()
         self.is_stopping: bool | None = None
         self.saved_step = -1

@@ -338,7 +338,7 @@ def main(argv: Sequence[str], emit: Emit) -> int:
         emit({"event": "error", "kind": "input", "message": str(error)})
     except DamagedError as error:
         emit({"event": "error", "kind": "damaged", "message": str(error)})
-    except _storage_errors() as error:
+    except OSError as error:
         emit({"event": "error", "kind": "storage", "message": str(error) or type(error).__name__})
     else:
         return 0
@@ -368,15 +368,6 @@ def _answer(arguments: argparse.Namespace, emit: Emit) -> dict[str, Any]:
         return {"checkpoint": asdict(entry)}
     exported = found.export(entry, arguments.output, form=arguments.to, part=arguments.part)
     return {"checkpoint": asdict(entry), **exported}
-
-
-def _storage_errors() -> tuple[type[Exception], ...]:
-    """Return what a file system or S3 raises."""
-    try:
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:
-        return (OSError,)
-    return (OSError, BotoCoreError, ClientError)
 
 
 def _print(event: Mapping[str, Any]) -> None:

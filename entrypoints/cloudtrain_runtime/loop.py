@@ -102,7 +102,7 @@ class Trainer:
             world_size=place.world_size,
             seed=train.seed,
         )
-        self.checkpoints = Checkpoints(checkpoint, place, code=place.code, request=place.request)
+        self.checkpoints = Checkpoints(checkpoint, place)
         self.position = Position()
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))

@@ -121,10 +121,6 @@ class Agreement:
         self._pending = None
         return tuple(bool(flag) for flag in flags.tolist())
 
-    def close(self) -> None:
-        """Wait for the message under way."""
-        self._finish()
-
 
 def _fix_buckets(replica: DistributedDataParallel) -> None:
     """Let DDP lay out its buckets now, for good, by the order in which the model names its parameters.

@@ -39,6 +39,10 @@ class Record:
         """Whether it can be resumed from."""
         return self.verdict == "complete"
 
+    def may_be_of(self, run: str) -> bool:
+        """Whether its manifest names this run; an empty string stands for any."""
+        return not run or (self.manifest is not None and self.manifest.run == run)
+
     @property
     def age_key(self) -> tuple[int, float]:
         """What to sort by, the newest last: the step, then the time."""

@@ -107,7 +107,7 @@ def newest(
         if record.is_complete
         and record.folder not in without
         and (step is None or record.step == step)
-        and (not run or (record.manifest is not None and record.manifest.run == run))
+        and record.may_be_of(run)
     ]
     return fitting[-1] if fitting else None
 
@@ -153,17 +153,13 @@ def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None 
     if chosen is not None and chosen.manifest is not None:
         return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
     # To begin anew would be worse than to stop: nobody asked for that, and days of work may still be saved by hand.
-    of_run = [other for other in records if other.verdict == "damaged" and _may_be_of(other, run)]
+    of_run = [other for other in records if other.verdict == "damaged" and other.may_be_of(run)]
     if of_run:
         raise CheckpointError(
             f"every checkpoint at {storage.uri} is damaged ({', '.join(other.folder for other in of_run)}): "
             "checkpoint.resume=never starts anew, a uri goes on from elsewhere"
         )
     return None
-
-
-def _may_be_of(record: Record, run: str) -> bool:
-    return not run or (record.manifest is not None and record.manifest.run == run)
 
 
 def _load(found: Found, target: States, place: Context) -> _Look:

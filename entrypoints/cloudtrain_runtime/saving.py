@@ -64,23 +64,17 @@ class SaveError(Exception):
 
 @dataclass(frozen=True)
 class Keeping:
-    """What is kept, and what a manifest says of the run.
+    """What is kept, and how the run is laid out.
 
     Attributes:
         keep: Complete checkpoints to keep.
-        run: Run id.
         is_shared: Whether checkpoints of other runs in the same place belong to this one's history.
-        code: Digest of the code.
-        request: Identity of the plan.
         mesh: Size of each dimension of parallelism by name.
     """
 
     keep: int
-    run: str = ""
-    is_shared: bool = True
-    code: str = ""
-    request: str = ""
-    mesh: Mapping[str, int] = field(default_factory=dict)
+    is_shared: bool
+    mesh: Mapping[str, int]
 
 
 @dataclass
@@ -307,7 +301,7 @@ class Saver:
         plan = self._plan_for(states, unshared)
         self._ranks.each(lambda: self._copy(save, plan))
         save.copied.set()
-        writer = {"run": self._keeping.run, "attempt": self._attempt, "step": save.step}
+        writer = {"run": self._place.run, "attempt": self._attempt, "step": save.step}
         reserved = self._ranks.share(lambda: self.storage.reserve(save.step, writer))
         shards = CheckpointWriter(self.storage, reserved, self._count, self._planner.staged_bytes)
         try:
@@ -342,7 +336,7 @@ class Saver:
         shards.finish(replace(metadata), [results for results, _ in written])
         files = {name: file for _, others in written for name, file in others.items()} | shards.files
         manifest = Manifest(
-            run=self._keeping.run,
+            run=self._place.run,
             attempt=self._attempt,
             step=save.step,
             time=time.time(),
@@ -350,8 +344,8 @@ class Saver:
             mesh=dict(self._keeping.mesh),
             rng={"ranks": self._place.world_size, "sources": rng_sources(self._place)},
             torch=torch.__version__,
-            code=self._keeping.code,
-            request=self._keeping.request,
+            code=self._place.code,
+            request=self._place.request,
             state=save.state,
             files=files,
         )
@@ -428,7 +422,7 @@ class Saver:
         return [record.folder for record in records if record.verdict != "damaged" and kept and record.step < kept[0]]
 
     def _is_ours(self, record: Record) -> bool:
-        return self._keeping.is_shared or writer_of(self.storage, record) == self._keeping.run
+        return self._keeping.is_shared or writer_of(self.storage, record) == self._place.run
 
     def _finish_retiring(self, step: int, folder: str, damage: list[str], doomed: list[str]) -> None:
         if damage:

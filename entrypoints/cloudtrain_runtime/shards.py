@@ -80,21 +80,19 @@ class StagingPlanner(DefaultSavePlanner):
 
     def __init__(self) -> None:
         super().__init__(dedup_save_to_lowest_rank=False)
-        self._buffers: dict[MetadataIndex, torch.Tensor] = {}
         self._staged: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
 
     def stage(self, plan: SavePlan) -> None:
-        """Copy the plan's data to the host. On CUDA the copies are under way when this returns: see `copied`."""
+        """Copy the plan's data to the host. On CUDA the copies are under way when this returns."""
         self._staged = {item.index: self._copy(item) for item in plan.items}
-        self._buffers = {index: data for index, data in self._staged.items() if isinstance(data, torch.Tensor)}
 
     def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
         data = super().resolve_data(item)
         if item.type == WriteItemType.BYTE_IO or not isinstance(data, torch.Tensor):
             return data  # made for this plan
         source = data.detach()
-        buffer = self._buffers.get(item.index)
-        if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
+        buffer = self._staged.get(item.index)  # of the save before
+        if not isinstance(buffer, torch.Tensor) or buffer.shape != source.shape or buffer.dtype != source.dtype:
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
         return buffer.copy_(source, non_blocking=source.is_cuda)
 
@@ -105,7 +103,8 @@ class StagingPlanner(DefaultSavePlanner):
     @property
     def staged_bytes(self) -> int:
         """Host memory of the copies in bytes."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+        tensors = (data for data in self._staged.values() if isinstance(data, torch.Tensor))
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @contextmanager

@@ -279,10 +279,9 @@ class S3Storage:
 
     def _claim(self, name: str, writer: Mapping[str, Any]) -> bool:
         """Take a name for an attempt; also one that it took before for a save that failed."""
-        if self._objects.put_new(f"{name}/{WRITER_FILE}", json.dumps(dict(writer)).encode()):
-            # Of a retired checkpoint, or one that something else has written, the first file may be gone.
-            return self._objects.read(f"{name}/{MANIFEST_FILE}") is None
-        is_own = self._objects.read(f"{name}/{WRITER_FILE}") == json.dumps(dict(writer)).encode()
+        key, text = f"{name}/{WRITER_FILE}", json.dumps(dict(writer)).encode()
+        is_own = self._objects.put_new(key, text) or self._objects.read(key) == text
+        # Of a retired checkpoint, or one that something else has written, the first file may be gone.
         return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None
 
     def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:

@@ -44,7 +44,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def checkpoints_at(uri: str, place: Context, **changes: Any) -> Checkpoints:
     config = replace(CheckpointConfig(uri, None, None, 3, "auto"), **changes)
-    return Checkpoints(config, place, code="c0de", request="1d")
+    return Checkpoints(config, replace(place, code="c0de", request="1d"))
 
 
 def model_and_optimizer(seed: int = 1) -> Pair:
