@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from measure import describe_machine
 from s3_server import serve_s3
 
-from cloudtrain_runtime.objects import Objects
+from cloudtrain_runtime.s3.objects import Objects
 
 BUCKET = "bench"
 BLOCK = os.urandom(8 << 20)

@@ -161,7 +161,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
     """Be one rank."""
     import warnings
 
-    from cloudtrain_runtime import parallel
+    from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import read_context
     from cloudtrain_runtime.loop import Trainer
     from cloudtrain_runtime.task import Task
@@ -203,7 +203,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
     class Exact(Trainer):
         def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:  # noqa: ARG002 (the loop's)
             # Events round to 6 digits.
-            exact = float(parallel.mean_over_ranks(total, self.place))
+            exact = float(ranks.mean_over_ranks(total, self.place))
             if self.place.is_main:
                 os.write(1, (format_event("exact", {"step": self.position.step, "exact": exact}) + "\n").encode())
 
@@ -215,7 +215,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
         keep=2,
         resume="auto",
     )
-    parallel.join_ranks(place)
+    ranks.join_ranks(place)
     trainers.append(Exact(Fit(), train, settings, place))
     trainers[0].log_every = 1
     trainers[0].run()

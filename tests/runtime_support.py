@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from cloudtrain_runtime import parallel
+from cloudtrain_runtime import ranks
 from cloudtrain_runtime.context import Context
 
 
 @contextlib.contextmanager
 def process_group(place: Context) -> Iterator[None]:
     """Join and leave. A worker never leaves; tests must, to join again."""
-    parallel.join_ranks(place)
+    ranks.join_ranks(place)
     try:
         yield
     finally:

@@ -38,16 +38,9 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime import watch
-from cloudtrain_runtime.context import Context, context
-from cloudtrain_runtime.contract import CheckpointConfig
-from cloudtrain_runtime.errors import CheckpointError
-from cloudtrain_runtime.events import say
-from cloudtrain_runtime.notice import Notice
-from cloudtrain_runtime.parallel import Agreement, gather
-from cloudtrain_runtime.place import ml_tree, read_run_config
-from cloudtrain_runtime.resuming import resume
-from cloudtrain_runtime.saving import Keeping, Saver
-from cloudtrain_runtime.states import (
+from cloudtrain_runtime.checkpoints.resuming import resume
+from cloudtrain_runtime.checkpoints.saving import Keeping, Saver
+from cloudtrain_runtime.checkpoints.states import (
     States,
     as_they_are,
     clear_optimizers,
@@ -60,7 +53,14 @@ from cloudtrain_runtime.states import (
     refuse_strangers,
     states_of,
 )
-from cloudtrain_runtime.storage import open_storage
+from cloudtrain_runtime.checkpoints.storage import open_storage
+from cloudtrain_runtime.context import Context, context
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.events import say
+from cloudtrain_runtime.notice import Notice
+from cloudtrain_runtime.place import ml_tree, read_run_config
+from cloudtrain_runtime.ranks import Agreement, gather
 
 _LEAVE_SECONDS = 100.0
 """How long a script that has failed, or was told to stop, waits for a save under way."""

@@ -36,9 +36,9 @@ from cloudtrain_runtime.contract import (
     sort_hosts,
 )
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.hang import HostWatch, trace_variables
+from cloudtrain_runtime.host.hang import HostWatch, trace_variables
+from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
 from cloudtrain_runtime.place import ml_tree
-from cloudtrain_runtime.variables import read_config, sagemaker_variables
 
 _MARGIN_SECONDS = 20
 """Kept of the grace time for torchrun to end its workers after they did not act on the notice."""
@@ -95,7 +95,7 @@ def main() -> int:
     )
     environment = {**os.environ, **host_variables(tree, config, host)}
     agent = subprocess.Popen(
-        [sys.executable, "-m", "cloudtrain_runtime.agent", *torchrun_arguments(config, host, os.environ)],
+        [sys.executable, "-m", "cloudtrain_runtime.host.agent", *torchrun_arguments(config, host, os.environ)],
         cwd=tree.code,
         env=environment,
     )

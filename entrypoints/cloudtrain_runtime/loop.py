@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from cloudtrain_runtime import parallel, watch
+from cloudtrain_runtime import ranks, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
@@ -90,7 +90,7 @@ class Trainer:
         self.model = task.model().to(place.device)
         # Compiled inside of the replica: no_sync must stay DDP's.
         compiled: nn.Module = torch.compile(self.model) if train.compile else self.model  # type: ignore[assignment]
-        self.replica = parallel.replicate(compiled, place)
+        self.replica = ranks.replicate(compiled, place)
         self.optimizer = task.optimizer(self.model)
         self.schedule = task.schedule(self.optimizer)
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=train.precision == "fp16")
@@ -220,7 +220,7 @@ class Trainer:
         for index, micro in enumerate(plan.micro_batches):
             batch = to_device(next(batches.loader), self.place.device)
             is_last = index == len(plan.micro_batches) - 1
-            with contextlib.nullcontext() if is_last else parallel.without_sync(self.replica):
+            with contextlib.nullcontext() if is_last else ranks.without_sync(self.replica):
                 with self._autocast():
                     loss = self._loss(batch) * (micro.count * weight)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -260,7 +260,7 @@ class Trainer:
         return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        loss = parallel.mean_over_ranks(total, self.place)
+        loss = ranks.mean_over_ranks(total, self.place)
         if self.place.is_main:
             if not math.isfinite(loss) and not self.has_warned:
                 self.has_warned = True
@@ -314,7 +314,7 @@ class Trainer:
             length, batch_size=self.train.batch_size, rank=self.place.rank, world_size=self.place.world_size
         )
         sums: dict[str, float] = {}
-        parallel.share_buffers(self.model, self.place)
+        ranks.share_buffers(self.model, self.place)
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
@@ -329,7 +329,7 @@ class Trainer:
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         self.replica.train()
         means: dict[str, float] = {}
-        for part in parallel.gather(sums, self.place):
+        for part in ranks.gather(sums, self.place):
             for name, value in part.items():
                 means[name] = means.get(name, 0.0) + value / length
         if self.place.is_main:
@@ -343,7 +343,7 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
-        parallel.share_buffers(self.model, self.place)
+        ranks.share_buffers(self.model, self.place)
         state = {
             "data": self.sampler.state(self.position).to_json(),
             "patience": asdict(self.patience),

@@ -98,7 +98,7 @@ def run_script(config: RunConfig) -> None:
 
 def run_task(config: RunConfig) -> None:
     """Train the Task."""
-    from cloudtrain_runtime import parallel
+    from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import context
     from cloudtrain_runtime.loop import Trainer
     from cloudtrain_runtime.task import load_task
@@ -111,7 +111,7 @@ def run_task(config: RunConfig) -> None:
         from dataclasses import replace
 
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
-    parallel.join_ranks(place)
+    ranks.join_ranks(place)
     try:
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:

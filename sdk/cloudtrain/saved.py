@@ -206,7 +206,7 @@ class CheckpointFolder:
             CloudtrainError: of the kind that it tells.
         """
         # -P: what lies in the working folder must not be imported.
-        command = [sys.executable, "-P", "-m", "cloudtrain_runtime.inspection", verb, self.uri, *arguments]
+        command = [sys.executable, "-P", "-m", "cloudtrain_runtime.checkpoints.inspection", verb, self.uri, *arguments]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             with subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True, env=self.environ

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 DIES = '''
 
 import contextlib, signal
-from cloudtrain_runtime.storage import FolderStorage
+from cloudtrain_runtime.checkpoints.storage import FolderStorage
 
 _create = FolderStorage.create
 

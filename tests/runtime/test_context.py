@@ -6,8 +6,8 @@ import torch
 
 from cloudtrain_runtime.context import choose_device, read_context
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.host.variables import sagemaker_variables
 from cloudtrain_runtime.place import torchrun_variables
-from cloudtrain_runtime.variables import sagemaker_variables
 
 
 def test_outside_of_a_run_there_is_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

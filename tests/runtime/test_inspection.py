@@ -13,8 +13,8 @@ import pytest
 import torch
 from checkpoint_support import BLOCK_BYTES, RUN, flip, save_bytes, save_ranks, write_manifest
 
+from cloudtrain_runtime.checkpoints.inspection import Entry, Inspection
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
-from cloudtrain_runtime.inspection import Entry, Inspection
 
 Open = Callable[[], str]
 
@@ -242,7 +242,7 @@ def test_without_a_model(tmp_path: Path) -> None:
 
 
 def program(*arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "cloudtrain_runtime.inspection", *arguments]
+    command = [sys.executable, "-m", "cloudtrain_runtime.checkpoints.inspection", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -259,7 +259,7 @@ def test_it_prints_events_and_then_its_answer(root: Path) -> None:
 def test_a_list_and_a_verification_need_no_torch(root: Path) -> None:
     code = (
         "import sys, runpy; sys.argv = ['x', 'verify', sys.argv[1]]\n"
-        "try: runpy.run_module('cloudtrain_runtime.inspection', run_name='__main__')\n"
+        "try: runpy.run_module('cloudtrain_runtime.checkpoints.inspection', run_name='__main__')\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'cloudtrain', 'numpy'} & set(sys.modules)"
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain_runtime import launch, toolkit
+from cloudtrain_runtime import launch
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.host import toolkit
 
 CONFIG = RunConfig(
     run="demo-261120-101500-1a2b3c",

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from s3_server import S3Server, Weather, serve_s3
 
-from cloudtrain_runtime.objects import Objects, ObjectsError, connector_part_bytes
-from cloudtrain_runtime.uploads import PARTS_AT_MOST, part_bytes
+from cloudtrain_runtime.s3.objects import Objects, ObjectsError, connector_part_bytes
+from cloudtrain_runtime.s3.uploads import PARTS_AT_MOST, part_bytes
 
 MIB = 1 << 20
 BUCKET = "cloudtrain-test"
@@ -321,7 +321,7 @@ def test_an_upload_ends_in_one_sentence(sky: S3Server, engine: str, kind: str, m
 @pytest.mark.parametrize("kind", [*LASTING, "torn"])
 def test_every_request_ends_in_one_sentence(sky: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    monkeypatch.setattr("cloudtrain_runtime.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
     objects = Objects(f"s3://{BUCKET}/p")
     objects.put("a", bytes(MIB))
     sky.set_weather(Weather(**{kind: 1.0}))

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from support import until
 
-from cloudtrain_runtime import template
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.host import template
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a forked worker to the agent")
 
@@ -37,7 +37,14 @@ def start(folder: Path, worker: str, *, ranks: int = 2, restarts: int = 0, **env
     shared = {"CLOUDTRAIN_ML_ROOT": str(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "cloudtrain_runtime.agent", *arguments, "--local-addr=127.0.0.1", WORKER_SCRIPT],
+            [
+                sys.executable,
+                "-m",
+                "cloudtrain_runtime.host.agent",
+                *arguments,
+                "--local-addr=127.0.0.1",
+                WORKER_SCRIPT,
+            ],
             cwd=folder,
             env={**os.environ, **shared, **environ},
             stdout=log,

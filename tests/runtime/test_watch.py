@@ -18,10 +18,11 @@ from support import until
 
 from cloudtrain.bundle.contents import WORKER
 from cloudtrain.container.machine import free_port, host_addresses
-from cloudtrain_runtime import stacks, watch
+from cloudtrain_runtime import watch
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig, parse_event
-from cloudtrain_runtime.hang import Stillness, words
-from cloudtrain_runtime.stacks import Frame, Stand
+from cloudtrain_runtime.host import stacks
+from cloudtrain_runtime.host.hang import Stillness, words
+from cloudtrain_runtime.host.stacks import Frame, Stand
 
 CONFIG = RunConfig(
     run="demo-261121-101500-1a2b3c",

@@ -23,12 +23,12 @@ from s3_server import S3Server, Weather, serve_s3
 from torch import nn
 
 from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.checkpoints.records import survey
+from cloudtrain_runtime.checkpoints.storage import open_storage
+from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
 from cloudtrain_runtime.errors import CheckpointError
-from cloudtrain_runtime.records import survey
-from cloudtrain_runtime.storage import open_storage
-from cloudtrain_runtime.verified import faults
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
@@ -58,7 +58,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def sky(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """The server under a clear sky, with an empty bucket that clients find."""
     set_account(server.endpoint, monkeypatch)
-    monkeypatch.setattr("cloudtrain_runtime.objects._READ_PAUSES_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.05, 0.1))
     server.set_weather(Weather())
     empty_bucket()
     return server
@@ -295,8 +295,8 @@ def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monk
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Waits of minutes take tenths of a second."""
-    monkeypatch.setattr("cloudtrain_runtime.saving._PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr("cloudtrain_runtime.saving._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoints.saving._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoints.saving._TICK_SECONDS", 0.1)
     return monkeypatch
 
 
@@ -326,12 +326,12 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     assert "is waited for no longer" in training.missed()
     # At the end of training there is no such hurry, but an end.
     training.checkpoints.notice._was_signalled = False  # noqa: SLF001
-    hurried.setattr("cloudtrain_runtime.saving._QUIET_SECONDS", 0.5)
+    hurried.setattr("cloudtrain_runtime.checkpoints.saving._QUIET_SECONDS", 0.5)
     assert not training.checkpoints.settle()
     assert "is waited for no longer" in training.missed()
     # The weather clears: the client's retries find out by themselves.
     sky.set_weather(Weather())
-    hurried.setattr("cloudtrain_runtime.saving._QUIET_SECONDS", 60.0)
+    hurried.setattr("cloudtrain_runtime.checkpoints.saving._QUIET_SECONDS", 60.0)
     assert training.go_on()
     assert training.resumed() == training.step
     training.check()
@@ -456,7 +456,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from torch import nn
-from cloudtrain_runtime import parallel
+from cloudtrain_runtime import ranks
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.contract import CheckpointConfig
@@ -468,7 +468,7 @@ def peak(name="VmHWM"):
     return int(line.split()[1]) * 1024
 
 place = replace(read_context({}), run="demo")
-parallel.join_ranks(place)
+ranks.join_ranks(place)
 warm, large = nn.Linear(10, 10), nn.Linear(5200, 5200)
 for model in (warm, large):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -164,7 +164,7 @@ class _Job:
 
     def _download(self, uri: str, target: Path) -> None:
         """Copy from S3 in a process of its own: this package does not know boto3."""
-        command = [sys.executable, "-m", "cloudtrain_runtime.storage", uri, str(target)]
+        command = [sys.executable, "-m", "cloudtrain_runtime.checkpoints.storage", uri, str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(self.environ))
         if done.returncode != 0:
             lines = (done.stderr or done.stdout).strip().splitlines()
@@ -191,7 +191,7 @@ class _Job:
         if entrypoint:
             return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
         if not self.folder.tree(host).run_config.is_file():  # an estimator's own request: nothing of ours travels
-            return [sys.executable, "-m", "cloudtrain_runtime.toolkit"]
+            return [sys.executable, "-m", "cloudtrain_runtime.host.toolkit"]
         # AWS's toolkit would start mpirun, which this machine need not have; torchrun starts the same root script.
         return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
 

@@ -501,7 +501,7 @@ RULES: tuple[Rule, ...] = (
         "([cluster.image]).",
     ),
     # ------------------------------------------------------------ a collective that nobody finished
-    # cloudtrain_runtime/hang.py, of a host whose ranks only wait, and of the host whose rank stands elsewhere
+    # cloudtrain_runtime/host/hang.py, of a host whose ranks only wait, and of the host whose rank stands elsewhere
     _rule(
         C.HANG,
         _PRINTED,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):")
 _LAUNCHER_HEADER = re.compile(r"^rank (?P<rank>\d+) on \S+ \(local rank \d+\) failed: ")
-"""What cloudtrain_runtime.agent says last: message, then the end of the rank's traceback."""
+"""What cloudtrain_runtime.host.agent says last: message, then the end of the rank's traceback."""
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from cloudtrain_runtime.checkpoints.storage import Storage
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, StoredFile
 from cloudtrain_runtime.errors import DamagedError
-from cloudtrain_runtime.objects import Source
-from cloudtrain_runtime.storage import Storage
+from cloudtrain_runtime.s3.objects import Source
 
 _HELD_BLOCKS = 4
 """A saved tensor is read from its end (its directory), then from its start: both should still be at hand."""

@@ -1,7 +1,7 @@
 """What lies in a folder of checkpoints: listed, verified, exported. Only an export needs torch.
 
-Run as a program (`python -m cloudtrain_runtime.inspection list URI`) it prints one JSON object per line, events as it
-goes and last a `result` or an `error`. A uri is a folder of checkpoints, or one checkpoint in it.
+Run as a program (`python -m cloudtrain_runtime.checkpoints.inspection list URI`) it prints one JSON object per line,
+events as it goes and last a `result` or an `error`. A uri is a folder of checkpoints, or one checkpoint in it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cloudtrain_runtime.checkpoints.records import Record, survey, writer_of
+from cloudtrain_runtime.checkpoints.storage import Storage, open_storage
+from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest, step_of
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
-from cloudtrain_runtime.records import Record, survey, writer_of
-from cloudtrain_runtime.storage import Storage, open_storage
-from cloudtrain_runtime.verified import faults
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
@@ -278,7 +278,7 @@ def _load(storage: Storage, entry: Entry, manifest: Manifest | None, part: str) 
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from cloudtrain_runtime.shards import CheckpointReader
+    from cloudtrain_runtime.checkpoints.shards import CheckpointReader
 
     if manifest is None:
         raise CheckpointError(f"{entry.uri} has no manifest")
@@ -346,7 +346,7 @@ def main(argv: Sequence[str], emit: Emit) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cloudtrain_runtime.inspection")
+    parser = argparse.ArgumentParser(prog="cloudtrain_runtime.checkpoints.inspection")
     parser.add_argument("verb", choices=("list", "find", "verify", "export"))
     parser.add_argument("uri")
     parser.add_argument("--step", type=int)

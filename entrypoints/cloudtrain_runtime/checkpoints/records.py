@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cloudtrain_runtime.checkpoints.storage import WRITER_FILE, Storage, step_of_folder
 from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest
-from cloudtrain_runtime.storage import WRITER_FILE, Storage, step_of_folder
 
 Verdict = Literal["complete", "unfinished", "damaged"]
 

@@ -1,7 +1,7 @@
 """A hang ends the run and leaves evidence: the launcher's watch over the ranks of its host.
 
 Standard library only, like the launcher. What needs more (uploading) runs in a process of its own:
-`python -m cloudtrain_runtime.hang FOLDER URI` copies a folder's files there and prints nothing but the uri.
+`python -m cloudtrain_runtime.host.hang FOLDER URI` copies a folder's files there and prints nothing but the uri.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, MlTree
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.stacks import Stand, main_stack, odd_ones
+from cloudtrain_runtime.host.stacks import Stand, main_stack, odd_ones
 from cloudtrain_runtime.watch import DUMP_SIGNAL, Phase, Pulse, process_state, read_pulses, stacks_file
 
 _LONGEST_PERIOD_SECONDS = 1.0
@@ -330,7 +330,7 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
     if not checkpoints:
         return str(folder)
     uri = f"{checkpoints.rstrip('/')}/hang/{host}"
-    command = [sys.executable, "-m", "cloudtrain_runtime.hang", str(folder), uri]
+    command = [sys.executable, "-m", "cloudtrain_runtime.host.hang", str(folder), uri]
     copying = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         printed, _ = copying.communicate(timeout=_UPLOAD_SECONDS)
@@ -347,8 +347,8 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Copy the files of a folder to an S3 prefix or another folder."""
-    from cloudtrain_runtime.objects import s3_client
-    from cloudtrain_runtime.storage import path_of
+    from cloudtrain_runtime.checkpoints.storage import path_of
+    from cloudtrain_runtime.s3.objects import s3_client
 
     source, uri = Path(argv[0]), argv[1]
     files = sorted(path for path in source.iterdir() if path.is_file())

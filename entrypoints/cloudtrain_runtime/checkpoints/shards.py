@@ -19,11 +19,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from cloudtrain_runtime.checkpoints.storage import Storage
+from cloudtrain_runtime.checkpoints.verified import open_verified
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import DamagedError
-from cloudtrain_runtime.objects import Writer
-from cloudtrain_runtime.storage import Storage
-from cloudtrain_runtime.verified import open_verified
+from cloudtrain_runtime.s3.objects import Writer
 
 _PIECE_BYTES = BLOCK_BYTES
 """Storage gets its bytes in pieces of this size at most."""

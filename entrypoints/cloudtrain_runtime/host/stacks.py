@@ -14,7 +14,7 @@ _THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x(?P<ident>[0-9a-f]+)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d[^/]*|cloudtrain_runtime)/|^<frozen ")
 _WAITING = re.compile(
-    r"/torch/(?:distributed|autograd|nn/parallel|cuda)/|/(?:torch/_tensor|cloudtrain_runtime/parallel)\.py$"
+    r"/torch/(?:distributed|autograd|nn/parallel|cuda)/|/(?:torch/_tensor|cloudtrain_runtime/ranks)\.py$"
 )
 """Where a healthy rank waits for another one: in a collective, or in a backward pass or on a device that holds one."""
 

@@ -1,6 +1,6 @@
 """Folders of checkpoints, on a file system or in S3. Nothing in here needs torch.
 
-Run as a program (`python -m cloudtrain_runtime.storage SOURCE FOLDER`) it copies an S3 prefix to a folder.
+Run as a program (`python -m cloudtrain_runtime.checkpoints.storage SOURCE FOLDER`) it copies an S3 prefix to a folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_name, step_of
-from cloudtrain_runtime.objects import Objects, Source, Writer, s3_client
+from cloudtrain_runtime.s3.objects import Objects, Source, Writer, s3_client
 
 WRITER_FILE = "writer.json"
 """First file of a checkpoint: which run and attempt writes it. It holds the folder's name for that attempt in S3."""

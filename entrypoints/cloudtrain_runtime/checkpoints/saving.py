@@ -24,16 +24,16 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 from cloudtrain_runtime import watch
+from cloudtrain_runtime.checkpoints.records import Record, set_aside, survey, writer_of
+from cloudtrain_runtime.checkpoints.shards import CheckpointWriter, StagingPlanner
+from cloudtrain_runtime.checkpoints.states import States, rng_sources
+from cloudtrain_runtime.checkpoints.storage import Storage
+from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.parallel import gather
-from cloudtrain_runtime.records import Record, set_aside, survey, writer_of
-from cloudtrain_runtime.shards import CheckpointWriter, StagingPlanner
-from cloudtrain_runtime.states import States, rng_sources
-from cloudtrain_runtime.storage import Storage
-from cloudtrain_runtime.verified import faults
+from cloudtrain_runtime.ranks import gather
 
 ALARM_AFTER = 3
 """Saves in a row that did not become checkpoints, until it is an alarm."""

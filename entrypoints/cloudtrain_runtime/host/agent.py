@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, describe_exit
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.host.template import COMMAND, Template, start_template
 from cloudtrain_runtime.launch import count_gpus
 from cloudtrain_runtime.place import ml_tree
-from cloudtrain_runtime.template import COMMAND, Template, start_template
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

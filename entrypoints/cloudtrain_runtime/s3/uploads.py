@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from cloudtrain_runtime.s3_errors import ObjectsError, code_of, explained, retries_of
+from cloudtrain_runtime.s3.errors import ObjectsError, code_of, explained, retries_of
 from cloudtrain_runtime.threads import Threads
 
 _PART_BYTES = 8 << 20

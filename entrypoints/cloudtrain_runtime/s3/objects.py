@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from cloudtrain_runtime.ranges import Ranges
-from cloudtrain_runtime.s3_errors import (
+from cloudtrain_runtime.s3.errors import (
     ObjectsError,
     code_of,
     explained,
@@ -22,7 +21,8 @@ from cloudtrain_runtime.s3_errors import (
     is_explained,
     retries_of,
 )
-from cloudtrain_runtime.uploads import PARTS_AT_MOST, Buffer, ConnectorUpload, PartsUpload
+from cloudtrain_runtime.s3.ranges import Ranges
+from cloudtrain_runtime.s3.uploads import PARTS_AT_MOST, Buffer, ConnectorUpload, PartsUpload
 
 __all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
 

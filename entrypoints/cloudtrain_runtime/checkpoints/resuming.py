@@ -9,16 +9,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from cloudtrain_runtime.checkpoints.records import Record, set_aside, survey
+from cloudtrain_runtime.checkpoints.shards import CheckpointReader
+from cloudtrain_runtime.checkpoints.states import States, misfits, other_optimizer, saved_optimizer
+from cloudtrain_runtime.checkpoints.storage import Storage, open_storage
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest, step_of
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.parallel import gather
-from cloudtrain_runtime.records import Record, set_aside, survey
-from cloudtrain_runtime.shards import CheckpointReader
-from cloudtrain_runtime.states import States, misfits, other_optimizer, saved_optimizer
-from cloudtrain_runtime.storage import Storage, open_storage
+from cloudtrain_runtime.ranks import gather
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from cloudtrain_runtime import linux
 from cloudtrain_runtime.contract import WORKER_SCRIPT
 from cloudtrain_runtime.events import say
+from cloudtrain_runtime.host import linux
 from cloudtrain_runtime.place import read_run_config
 
 START_VARIABLE = "CLOUDTRAIN_WORKER_START"

@@ -27,9 +27,9 @@ from cloudtrain_runtime.contract import (
     MlTree,
 )
 from cloudtrain_runtime.events import say
+from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
 from cloudtrain_runtime.launch import Host, count_gpus, read_host
 from cloudtrain_runtime.place import ml_tree
-from cloudtrain_runtime.variables import read_config, sagemaker_variables
 
 _OWN = "sagemaker_"
 _BY_TORCHRUN = ("torch_distributed_enabled", "distributed_dataparallel_enabled", "pytorch_ddp_enabled")

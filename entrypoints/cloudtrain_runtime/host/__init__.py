@@ -1,0 +1,1 @@
+"""What one host runs besides its ranks: torchrun's agent, the template of workers, the watch for hangs."""

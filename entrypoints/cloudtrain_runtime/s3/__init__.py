@@ -1,0 +1,1 @@
+"""Objects in S3: listing, conditional writes, streaming uploads and ranged reads."""
