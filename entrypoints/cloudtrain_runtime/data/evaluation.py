@@ -30,40 +30,6 @@ class Evaluation(ABC):
         """Yield this rank's batches, on its device."""
 
 
-def make_evaluation(
-    dataset: Dataset[Any],
-    collate: Collate,
-    place: Context,
-    *,
-    batch_size: int,
-    data_rank: int,
-    data_size: int,
-    even: bool,
-    workers: int | None = None,
-) -> Evaluation:
-    """Return what goes through a split. All ranks call it together.
-
-    Args:
-        dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's.
-        place: This rank's place.
-        batch_size: Samples per rank.
-        data_rank: Which of the shares of the data this rank reads.
-        data_size: How many shares there are.
-        even: Whether all ranks must have as many batches: those of a model whose forward pass talks to other ranks.
-            A stream always gives as many.
-        workers: As for `make_feeder`.
-    """
-    shards = EvaluationShards(
-        len(dataset),  # type: ignore[arg-type]
-        batch_size=batch_size,
-        data_rank=data_rank,
-        data_size=data_size,
-        even=even,
-    )
-    return MapEvaluation(dataset, shards, collate, place, workers=workers)
-
-
 class MapEvaluation(Evaluation):
     """A map-style split.
 
@@ -91,6 +57,7 @@ class MapEvaluation(Evaluation):
             self._loader = make_loader(dataset, shards, collate, place, workers=workers)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
-        loaded = self._loader or batches_here(self._dataset, self._shards, self._collate)
+        here = batches_here(self._dataset, self._shards, self._collate)
+        loaded = here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
             yield micro, to_device(batch, self._place.device)

@@ -104,44 +104,6 @@ class Feeder(ABC):
         """
 
 
-def make_feeder(
-    dataset: Dataset[Any],
-    collate: Collate,
-    place: Context,
-    *,
-    batch_size: int,
-    accumulate: int,
-    data_rank: int,
-    data_size: int,
-    seed: int = 0,
-    workers: int | None = None,
-    prefetch: int = PREFETCH,
-) -> Feeder:
-    """Return the feeder of a dataset. All ranks call it together.
-
-    Args:
-        dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's.
-        place: This rank's place.
-        batch_size: Samples per rank and micro-step.
-        accumulate: Micro-steps per optimizer step.
-        data_rank: Which of the shares of the data this rank reads: its rank, unless several ranks read the same.
-        data_size: How many shares there are.
-        seed: Seed of the order.
-        workers: Processes that load for this rank; None means up to 8 beside a GPU, and none otherwise.
-        prefetch: Batches that each of them has ready.
-    """
-    sampler = GlobalOrderSampler(
-        len(dataset),  # type: ignore[arg-type]
-        batch_size=batch_size,
-        accumulate=accumulate,
-        seed=seed,
-        rank=data_rank,
-        world_size=data_size,
-    )
-    return MapFeeder(dataset, sampler, collate, place, workers=workers, prefetch=prefetch)
-
-
 class MapFeeder(Feeder):
     """Samples of a map-style dataset, in their global order.
 
