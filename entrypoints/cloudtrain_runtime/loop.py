@@ -20,7 +20,7 @@ from cloudtrain_runtime import ranks, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
-from cloudtrain_runtime.data import DataState, Position, Step, make_evaluation, make_feeder
+from cloudtrain_runtime.data import DataState, Evaluation, Position, Step, make_evaluation, make_feeder
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
@@ -99,6 +99,7 @@ class Trainer:
             seed=train.seed,
             workers=train.workers,
         )
+        self.splits: dict[str, Evaluation] = {}
         self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
         self.last_step = self.total_steps
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
@@ -314,16 +315,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
-        batches = make_evaluation(
-            self.datasets[split],
-            self.task.collate,
-            self.place,
-            batch_size=self.train.batch_size,
-            data_rank=self.mesh.data_rank,
-            data_size=self.mesh.data_size,
-            even=not self.mesh.is_plain,
-            workers=self.train.workers,
-        )
+        batches = self._split(split)
         sums: dict[str, float] = {}
         self.mesh.share_buffers(self.model)
         self.model.eval()
@@ -352,6 +344,21 @@ class Trainer:
                 **means,
             )
         return means
+
+    def _split(self, split: str) -> Evaluation:
+        """Return what goes through a split, made once: its loader's workers live for the whole run."""
+        if split not in self.splits:
+            self.splits[split] = make_evaluation(
+                self.datasets[split],
+                self.task.collate,
+                self.place,
+                batch_size=self.train.batch_size,
+                data_rank=self.mesh.data_rank,
+                data_size=self.mesh.data_size,
+                even=not self.mesh.is_plain,
+                workers=self.train.workers,
+            )
+        return self.splits[split]
 
     # ------------------------------------------------------------ saving
 

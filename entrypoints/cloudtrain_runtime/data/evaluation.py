@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.data.loading import Collate, batches_here, make_loader, to_device, workers_of
@@ -28,6 +28,10 @@ class Evaluation(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         """Yield this rank's batches, on its device."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the loader's workers."""
 
 
 class MapEvaluation(Evaluation):
@@ -52,12 +56,17 @@ class MapEvaluation(Evaluation):
     ) -> None:
         self.samples = shards.length
         self._dataset, self._shards, self._collate, self._place = dataset, shards, collate, place
-        self._loader = None
-        if workers_of(place, workers) or place.device.type != "cpu":
-            self._loader = make_loader(dataset, shards, collate, place, workers=workers)
+        self._workers = workers_of(place, workers)
+        self._loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
+        if self._loader is None and (self._workers or self._place.device.type != "cpu"):
+            self._loader = make_loader(self._dataset, self._shards, self._collate, self._place, workers=self._workers)
         here = batches_here(self._dataset, self._shards, self._collate)
         loaded = here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
             yield micro, to_device(batch, self._place.device)
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        self._loader = None

@@ -198,8 +198,10 @@ class FileSource(Source):
         for host, fingerprint, files, lanes, marks in states:
             if not sources[host]:
                 sources[host] = {"files": files, "names": fingerprint, "lanes": [list(_START) for _ in range(lanes)]}
+            lanes_so_far = sources[host]["lanes"]
             for lane, mark in marks.items():
-                sources[host]["lanes"][lane] = list(mark)
+                # Of a lane that another rank reads since the resume, this one knows only where it stood then.
+                lanes_so_far[lane] = max(lanes_so_far[lane], list(mark))
         return {"kind": "files", "block": self._block, "sources": sources}
 
     def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:  # noqa: ARG002 (of other sources)

@@ -72,6 +72,8 @@ def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any
     }
     if workers:
         options |= {
+            # Ranks come from a fork server, which would start another one for them, and import torch for each worker.
+            "multiprocessing_context": "fork",
             "worker_init_fn": _outliving(),
             "persistent_workers": True,
             "prefetch_factor": prefetch,

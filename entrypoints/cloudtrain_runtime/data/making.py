@@ -161,3 +161,7 @@ class StreamEvaluation(Evaluation):
             yield from step
             self.samples += step.plan.samples
             self._feeder.advance()
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        self._feeder.close()

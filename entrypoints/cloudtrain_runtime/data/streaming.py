@@ -312,7 +312,7 @@ class StreamFeeder(Feeder):
             CheckpointError: the position is in the middle of an epoch of other data.
         """
         self.restart(saved.position)
-        self._reader = self._loader = None
+        self.close()
         notes: list[str] = []
         if saved.seed != self._seed:
             first = saved.epoch + 1 if saved.samples else saved.epoch
@@ -339,6 +339,11 @@ class StreamFeeder(Feeder):
             turn, workers = state["turns"][self.data_rank]
             self._turn = turn if workers == self._workers else 0
         return notes
+
+    def close(self) -> None:
+        """End the loader's workers; a later epoch starts others."""
+        self._reader = self._loader = None
+        self._reads = iter(())
 
 
 _VERSION = 1
