@@ -118,8 +118,8 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
         if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
             kind = type(dataset).__name__
             raise TaskError(
-                f"the {split} dataset needs __len__ and __getitem__ (map-style), or __iter__ (iterable); {kind} has "
-                "neither"
+                f"the {split} dataset needs __len__ and __getitem__ (map-style), or an __iter__ that begins anew for "
+                f"each epoch (iterable); {kind} has neither"
             )
         if len(dataset) == 0:
             raise TaskError(f"the {split} dataset is empty")

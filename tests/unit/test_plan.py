@@ -330,6 +330,10 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             ["train.parallel={data: fsdp, shard: 3}"],
             "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
         ),
+        (
+            ["data.train={uri: s3://bucket/x, mode: Pipe}"],
+            "data.train.mode: a Task reads a channel's files, and Pipe mode",
+        ),
         (["train.profile={at: 100}"], "train.profile: this version does not profile"),
         (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),

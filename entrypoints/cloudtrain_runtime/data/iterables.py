@@ -16,10 +16,11 @@ from cloudtrain_runtime.seeds import OwnRandom, random_number
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether a dataset can only be read from the front."""
+    """Whether a dataset can only be read from the front, but any number of times: an iterator is gone after once."""
     if isinstance(dataset, IterableDataset):
         return True
-    return hasattr(dataset, "__iter__") and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__") and not is_map
 
 
 class IterableSource(Source):
