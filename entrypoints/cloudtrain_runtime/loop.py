@@ -151,8 +151,9 @@ class Trainer:
         final: dict[str, Mapping[str, float]] = {
             split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets
         }
-        for reader in (self.feeder, *self.splits.values()):
-            reader.close()
+        self.feeder.close()
+        for data in self.splits.values():
+            data.close()
         with watch.exempt():  # as long as the disk takes
             self._export(final)
         if self.place.is_main:

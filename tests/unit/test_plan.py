@@ -332,7 +332,7 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
         ),
         (
             ["data.train={uri: s3://bucket/x, mode: Pipe}"],
-            "data.train.mode: a Task reads a channel's files, and Pipe mode",
+            "data.train.mode: a Task reads a channel's files",
         ),
         (["train.profile={at: 100}"], "train.profile: this version does not profile"),
         (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
