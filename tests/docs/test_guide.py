@@ -20,7 +20,7 @@ GUIDE = (REPOSITORY / "docs" / "guide.md").read_text()
 
 
 def test_it_validates_and_plans(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB, gpt_py="class GPT:\n    def __init__(self, layers): ...\n", **{"requirements.txt": "numpy"})
+    path = job(JOB, gpt_py="class GPT(Task):\n    def __init__(self, layers): ...\n", **{"requirements.txt": "numpy"})
     assert cli("validate", path).err == ""
     assert cli("plan", path, "--region", "us-west-2", "--json").json["batch"]["global"] == 16 * 4 * 16
 

@@ -57,7 +57,7 @@ def test_every_example_validates_and_plans(cli: Cli, example: str) -> None:
 
 
 def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob) -> None:
-    path = job(THREE_MISTAKES, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
+    path = job(THREE_MISTAKES, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n")
     for command in (["validate"], ["plan"], ["submit", "--local"], ["submit"]):
         done = cli(command[0], path, *command[1:])
         assert done.code == 2
@@ -68,7 +68,7 @@ def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob)
 
 
 def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
-    path = job(THREE_MISTAKES, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
+    path = job(THREE_MISTAKES, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n")
     done = cli("validate", path, "--json")
     assert done.code == 2
     assert done.json["ok"] is False
@@ -223,7 +223,7 @@ def test_a_file_that_is_ignored_is_refused(
     train = "train: {epochs: 1}\n" if "task" in code else ""
     path = job(
         f"name: demo\ncode: {{{code}}}\ncluster: {{instance_type: ml.g5.xlarge}}\n{train}",
-        mine_py="class Mine: ...\n",
+        mine_py="class Mine(Task): ...\n",
         train_py="",
         **{"extra.txt": ""},
     )

@@ -244,7 +244,7 @@ def parse(path: Path, name: str) -> ast.Module | Broken:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
         line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
-        return Broken(name, line, max(column or 1, 1) if line else None, f"not valid Python: {reason}")
+        return Broken(name, line, max(column or 1, 1) if line else None, f"is not valid Python: {reason}")
 
 
 def find_member(order: Order, name: str) -> Member | Beyond:

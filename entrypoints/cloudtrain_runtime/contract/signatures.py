@@ -247,7 +247,8 @@ def _misspelt(directory: Path, order: Order) -> Iterator[tuple[str, Finding]]:
     undefined = [name for name in METHODS if find_member(order, name) is Beyond.TASK]
     for owner in (each for each in order if isinstance(each, Class)):
         for node in (each for each in owner.bound.values() if isinstance(each, Function)):
-            near = _nearest(node.name, undefined, _VERY_NEAR) if node.name not in METHODS else None
+            is_private = node.name.startswith("_")
+            near = None if is_private or node.name in METHODS else _nearest(node.name, undefined, _VERY_NEAR)
             if near is None or node.decorator_list or _is_spoken_of(directory, node.name):
                 continue
             message = f"{_shown(node)}: a Task has no such method"
