@@ -30,7 +30,7 @@ def test_parts_of_a_job_validate(cli: Cli, job: Callable[..., Path]) -> None:
         whole = yaml.safe_load(JOB)
         for section, fields_ in yaml.safe_load(part).items():
             whole[section] = {**whole.get(section, {}), **fields_}
-        path = job(yaml.safe_dump(whole), gpt_py="class GPT: ...\n", **{"requirements.txt": "numpy"})
+        path = job(yaml.safe_dump(whole), gpt_py="class GPT(Task): ...\n", **{"requirements.txt": "numpy"})
         assert cli("validate", path).err == ""
 
 

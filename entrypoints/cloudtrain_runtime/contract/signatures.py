@@ -30,37 +30,7 @@ from cloudtrain_runtime.contract.classes import (
     find_member,
     own_nodes,
 )
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method that the entrypoint calls on a Task.
-
-    Attributes:
-        parameters: Names of what it is given, by position, after `self`.
-        is_required: Whether every Task must have it.
-        returns: What it must return; empty where None is an answer, too.
-        may_yield: Whether a generator will do.
-    """
-
-    parameters: tuple[str, ...]
-    is_required: bool = False
-    returns: str = ""
-    may_yield: bool = False
-
-
-METHODS: Final[Mapping[str, Method]] = {
-    "model": Method((), is_required=True, returns="an nn.Module"),
-    "datasets": Method((), is_required=True, returns='a mapping such as {"train": dataset}'),
-    "loss": Method(("model", "batch"), is_required=True, returns="a scalar tensor"),
-    "optimizer": Method(("model",), returns="a torch.optim.Optimizer"),
-    "schedule": Method(("optimizer",)),
-    "metrics": Method(("model", "batch"), returns="a mapping from name to tensor"),
-    "collate": Method(("samples",), returns="a batch"),
-    "parallelize": Method(("model", "mesh"), may_yield=True),
-    "pipeline": Method(("model", "stages"), may_yield=True),
-}
-"""Every method of a Task that the entrypoint calls."""
+from cloudtrain_runtime.contract.methods import METHODS, Method
 
 
 @dataclass(frozen=True)
