@@ -38,7 +38,15 @@ from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
-from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
+from cloudtrain_runtime.task import (
+    Task,
+    check_batch,
+    checked_datasets,
+    checked_loss,
+    checked_metrics,
+    checked_optimizer,
+    checked_schedule,
+)
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
@@ -95,7 +103,7 @@ class Trainer:
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         built = spread(task, train, self.mesh, self.scaler.scale)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
-        self.optimizer = task.optimizer(self.model)
+        self.optimizer = checked_optimizer(task, self.model)
         fit_to_meshes(self.optimizer)
         self.sampler = GlobalOrderSampler(
             self.lengths["train"],
@@ -108,7 +116,9 @@ class Trainer:
         self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
         self.position = Position()
         self.last_step = self.total_steps
-        self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
+        self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
+            self.optimizer, train, lambda: self.last_step
+        )
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter()
@@ -260,6 +270,8 @@ class Trainer:
         return total
 
     def _loss(self, batch: Any) -> torch.Tensor:
+        if self.position.step == 0:
+            check_batch(self.task, batch)
         try:
             return checked_loss(self.task, self.replica, batch)
         except RuntimeError as error:

@@ -260,10 +260,12 @@ def find_member(order: Order, name: str) -> Member | Beyond:
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield what is in a function or statement, but for what is in functions and classes in it."""
-    for child in ast.iter_child_nodes(node):
+    waiting = list(ast.iter_child_nodes(node))  # no recursion: a sum of a thousand terms is as deep
+    while waiting:
+        child = waiting.pop()
         yield child
         if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
-            yield from own_nodes(child)
+            waiting += ast.iter_child_nodes(child)
 
 
 def dotted(node: ast.expr) -> str:

@@ -17,7 +17,7 @@ from cloudtrain_runtime.parallel.pipeline import Pipeline
 from cloudtrain_runtime.parallel.replicas import replicate
 from cloudtrain_runtime.parallel.sharding import find_units, recompute_activations, shard
 from cloudtrain_runtime.ranks import gather
-from cloudtrain_runtime.task import Task
+from cloudtrain_runtime.task import Task, checked_model
 
 _OLDEST = (2, 6)
 """First torch with what shards and splits models here."""
@@ -52,7 +52,7 @@ def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Te
         JobError: the Task or this torch lacks what the job asks for.
     """
     _check(task, mesh)
-    model = task.model()
+    model = checked_model(task)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
         # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
