@@ -27,7 +27,11 @@ Batch = Any
 class Task(ABC):
     """A model, its data and its loss. Subclasses take `code.args` as keyword arguments.
 
-    Every method runs once in every rank's process, with the same seed in all of them.
+    `model`, `datasets`, `optimizer`, `parallelize`, `pipeline` and `schedule` run once in every rank's process, with
+    the same seed in all of them; `loss` runs for each micro-batch, `metrics` for each batch of an evaluation and
+    `collate` for every batch, perhaps in a DataLoader's process.
+
+    Shapes: B is `train.batch_size`, the samples of one rank and micro-step; the last batch of a split may have fewer.
     """
 
     @abstractmethod
@@ -43,15 +47,19 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the mean loss over the batch's samples, a scalar.
+        """Return the mean loss over the batch's samples, a scalar with a gradient.
 
         Args:
             model: Call this one (it synchronises gradients), not a model kept in `self`.
-            batch: What `collate` returned, on this rank's device.
+            batch: What `collate` returned, on this rank's device; tensors are `[B, ...]`.
         """
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer; by default AdamW with the job's `train.learning_rate`."""
+        """Return the optimizer of the model's parameters; by default AdamW with the job's `train.learning_rate`.
+
+        Args:
+            model: On this rank's device, and sharded if the job says so: its parameters may be DTensors.
+        """
         train = context().train
         return torch.optim.AdamW(model.parameters(), lr=train.learning_rate if train else 1e-3)
 
@@ -87,14 +95,17 @@ class Task(ABC):
         return None
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:  # noqa: ARG002
-        """Return further metrics of an evaluation batch: by name, a tensor with one value per sample.
+        """Return further metrics of an evaluation batch: by name, a tensor `[B]` with one value per sample.
 
         They are averaged exactly over all samples of all ranks.
         """
         return {}
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Return a batch of samples; by default torch's default_collate."""
+        """Return a batch of up to B samples: tensors `[B, ...]`, or tuples, lists and mappings of them.
+
+        By default torch's default_collate.
+        """
         return default_collate(list(samples))
 
 

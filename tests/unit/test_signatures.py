@@ -350,6 +350,28 @@ def test_dataclasses_take_their_fields(tmp_path: Path) -> None:
     assert found(tmp_path, f"from dataclasses import dataclass\n{lines}    layers: int = 2\n", {"layers": 3}) == []
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        f"x = {' + '.join(['1'] * 5000)}\n",
+        f"x = y{'.a()' * 3000}\n",
+        "".join(f"class C{i + 1}(C{i}): ...\n" for i in range(1500)).replace("C0)", "Mine)") + "class Mine(C1500): ...",
+    ],
+)
+def test_what_is_too_deep_is_left_alone(tmp_path: Path, rest: str) -> None:
+    assert found(tmp_path, f"{HEAD}class Mine(Task):\n{WRONG}{rest}") == []
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\n"])
+def test_a_file_is_read_as_python_reads_it(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "mine.py").write_bytes(start + WHOLE.encode() + b"    x = '\\d'\n")
+    assert check_task(tmp_path, "mine:Mine", {}) == []
+
+
+def test_a_package_hides_a_module_of_its_name(tmp_path: Path) -> None:
+    assert found(tmp_path, "x = 1", mine____init__=WHOLE) == []
+
+
 def _tasks() -> list[tuple[Path, str]]:
     """Return every class of the examples that a Task's name is among the bases of."""
     return [

@@ -153,7 +153,7 @@ class Sources:
         if isinstance(tree, Broken):
             self.broken.append(tree)
             return None
-        return _module(name, file, tree)
+        return _module(name, file, tree) if tree is not None else Module(name, file, {}, {}, is_open=True)
 
     def _resolve(self, module: Module, name: str, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
         if (module.file, name) in seen:
@@ -228,8 +228,8 @@ def find_module(directory: Path, module: str) -> Path | None:
     return None
 
 
-def parse(path: Path, name: str) -> ast.Module | Broken:
-    """Return a file's syntax tree, or what keeps Python from reading it.
+def parse(path: Path, name: str) -> ast.Module | Broken | None:
+    """Return a file's syntax tree, or what keeps Python from reading it; None where it is too deep to tell.
 
     Args:
         path: The file.
@@ -241,8 +241,10 @@ def parse(path: Path, name: str) -> ast.Module | Broken:
             return ast.parse(file.read())
     except OSError as error:
         return Broken(name, None, None, f"cannot be read: {error.strerror}")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+    except (RecursionError, MemoryError):  # of the tree; Python itself may read the file
+        return None
+    except (SyntaxError, ValueError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
         line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
         return Broken(name, line, max(column or 1, 1) if line else None, f"is not valid Python: {reason}")
 
