@@ -157,6 +157,7 @@ def test_a_wrong_task_ends_the_host_before_a_process_is_started(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

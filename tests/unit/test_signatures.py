@@ -223,6 +223,16 @@ def test_the_nearest_class_decides(tmp_path: Path) -> None:
     assert found(tmp_path, f"{head}{right}class Mine(Base, Right): ...\n") == []  # no such class: Python tells
 
 
+def test_what_stands_behind_an_unknown_base_is_not_told(tmp_path: Path) -> None:
+    """The unknown one may be a Base, too, and then comes before it."""
+    base = (
+        f"{HEAD}from elsewhere import Other\nclass Base(Task):\n    def __init__(self): ...\nclass First(Base): ...\n"
+    )
+    assert found(tmp_path, f"{base}class Mine(First, Other): ...\n", {"layers": 1}) == []
+    own = "    def __init__(self): ...\n"
+    assert len(found(tmp_path, f"{base}class Mine(First, Other):\n{own}", {"layers": 1})) == 1
+
+
 def test_a_base_that_asks_for_a_method(tmp_path: Path) -> None:
     whole = WHOLE.replace("Mine", "Base")
     base = f"from abc import abstractmethod\n{whole}    @abstractmethod\n    def width(self): ...\n"

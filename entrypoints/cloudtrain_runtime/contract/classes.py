@@ -300,9 +300,7 @@ def _module(name: str, file: str, tree: ast.Module) -> Module:
 def _class(module: Module, node: ast.ClassDef) -> Class:
     decorators = [dotted(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
     names = [each.rpartition(".")[2] for each in decorators]
-    bound: dict[str, ast.stmt | None] = {}
-    for name, nodes in _bound(node.body).items():
-        bound[name] = nodes[-1] if None not in nodes else None
+    bound = {name: nodes[-1] for name, nodes in _bound(node.body).items()}
     patched = module.patched.get(node.name, frozenset())
     bound |= dict.fromkeys(patched)
     bound |= dict.fromkeys(name for name in _set_on_self(node) if name in bound)  # hides the method of that name
