@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from cloudtrain_runtime import watch
 from cloudtrain_runtime.checkpoints.states import random_states, set_random_states
 from cloudtrain_runtime.contract import TrainConfig
-from cloudtrain_runtime.data import ShardSampler, make_loader, to_device
+from cloudtrain_runtime.data import make_evaluation
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.spread import Spread
 from cloudtrain_runtime.ranks import gather
@@ -40,7 +40,7 @@ class Measured:
     confusion: Counter[tuple[int, int]]
 
 
-class Evaluation:
+class Evaluations:
     """Measures a model on its splits, all ranks together. Training goes on after it as if it had not been.
 
     Args:
@@ -61,11 +61,26 @@ class Evaluation:
         built: Spread,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._task, self._datasets, self._train, self._mesh = task, datasets, train, mesh
+        self._task, self._seed, self._mesh = task, train.seed, mesh
         # The plain model, not its replica: ranks with the whole model may have different numbers of batches, so its
         # forward pass must not talk to others.
         self._model, self._pipeline = built.model, built.pipeline
         self._autocast = autocast
+        self._batches = {
+            split: make_evaluation(
+                dataset,
+                task.collate,
+                mesh.place,
+                batch_size=train.batch_size,
+                data_rank=mesh.data_rank,
+                data_size=mesh.data_size,
+                # Where a forward pass talks to other ranks, all make equally many.
+                even=not mesh.is_plain,
+                workers=train.workers,
+            )
+            for split, dataset in datasets.items()
+            if split != "train"
+        }
 
     @property
     def can_predict(self) -> bool:
@@ -84,34 +99,23 @@ class Evaluation:
         """
         sums: dict[str, torch.Tensor] = {}
         pairs: list[torch.Tensor] = []
+        batches = self._batches[split]
         self._mesh.share_buffers(self._model)
-        with _left_as_it_was(self._model), _own_random_numbers(self._train.seed + 1 + self._mesh.data_rank, self._mesh):
+        with _left_as_it_was(self._model), _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh):
             self._model.eval()
-            for count, batch in self._batches(split):
+            for micro, batch in batches:
                 watch.stir()
-                values = self._values(batch, max(count, 1))
-                classes = self._classes(batch, max(count, 1)) if with_classes else None
-                if count == 0 or self._mesh.tensor_rank != 0:
+                values = self._values(batch, micro.samples)
+                classes = self._classes(batch, micro.samples) if with_classes else None
+                if micro.count == 0 or self._mesh.tensor_rank != 0:
                     continue  # a stand-in, or what another rank counts
                 for name, value in values.items():
-                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (count if name == "loss" else 1)
+                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
                 if classes is not None:
                     pairs.append(classes)
-        samples = len(cast("Sized", self._datasets[split]))
         parts = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
-        return Measured(samples, _means([part for part, _ in parts], samples), sum((c for _, c in parts), Counter()))
-
-    def _batches(self, split: str) -> Iterator[tuple[int, Any]]:
-        """Yield this rank's batches on its device, each with how many of its samples count."""
-        dataset, mesh = self._datasets[split], self._mesh
-        length, size = len(cast("Sized", dataset)), self._train.batch_size
-        own = ShardSampler(length, batch_size=size, rank=mesh.data_rank, world_size=mesh.data_size)
-        # Where a forward pass talks to other ranks, all must make equally many: as many as the first, which has most.
-        most = len(ShardSampler(length, batch_size=size, rank=0, world_size=mesh.data_size))
-        sampler = _Lined(own, len(own) if mesh.is_plain else most)
-        loader = make_loader(dataset, sampler, self._task.collate, mesh.place, workers=self._train.workers)
-        for count, batch in zip(sampler.counts, loader, strict=True):
-            yield count, to_device(batch, mesh.place.device)
+        means = _means([part for part, _ in parts], batches.samples)
+        return Measured(batches.samples, means, sum((counts for _, counts in parts), Counter()))
 
     def _values(self, batch: Any, samples: int) -> Mapping[str, torch.Tensor]:
         if self._pipeline is not None:
@@ -126,22 +130,6 @@ class Evaluation:
         with self._autocast():
             predicted, true = checked_prediction(self._task, self._model, batch, samples)
         return torch.stack([_whole(true).long(), _whole(predicted).long()])
-
-
-class _Lined(Sampler[list[int]]):
-    """A rank's batches, and behind them stand-ins of one sample up to so many batches."""
-
-    def __init__(self, own: ShardSampler, batches: int) -> None:
-        self._own = own
-        self._stand_ins = batches - len(own)
-        self.counts = [*(len(indices) for indices in own), *[0] * self._stand_ins]
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from self._own
-        yield from ([0] for _ in range(self._stand_ins))
 
 
 @contextlib.contextmanager

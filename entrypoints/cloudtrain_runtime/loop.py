@@ -10,9 +10,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -23,16 +23,9 @@ from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
-from cloudtrain_runtime.data import (
-    DataState,
-    GlobalBatch,
-    GlobalOrderSampler,
-    Position,
-    make_loader,
-    to_device,
-)
+from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.evaluation import Evaluation, Measured
+from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.nonfinite import Guard, Losses
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
@@ -107,17 +100,19 @@ class Trainer:
         limit = train.skip_nonfinite
         self.guard = None if limit is None else Guard(limit, self.optimizer, self.scaler, self.mesh)
         self.losses = Losses()
-        self.evaluation = Evaluation(task, self.datasets, train, self.mesh, built, self._autocast)
-        self.sampler = GlobalOrderSampler(
-            len(cast("Sized", self.datasets["train"])),
+        self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, self._autocast)
+        self.feeder = make_feeder(
+            self.datasets["train"],
+            task.collate,
+            place,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
-            rank=self.mesh.data_rank,
-            world_size=self.mesh.data_size,
+            data_rank=self.mesh.data_rank,
+            data_size=self.mesh.data_size,
             seed=train.seed,
+            workers=train.workers,
         )
         self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
-        self.position = Position()
         self.last_step = self.total_steps
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
@@ -138,6 +133,7 @@ class Trainer:
         resumed = self._resume()
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
+        parameters = self.mesh.count_parameters(self.model)
         if self.place.is_main:
             emit(
                 "started",
@@ -149,9 +145,9 @@ class Trainer:
                 hosts=len(self.place.hosts),
                 device=self.place.device.type,
                 backend=self.place.backend,
-                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-                train_samples=self.sampler.length,
-                global_batch=self.sampler.global_size,
+                parameters=parameters,
+                train_samples=self.feeder.length,
+                global_batch=self.feeder.global_size,
                 mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
                 resumed_from=resumed,
                 restarts=self.place.restarts,
@@ -167,7 +163,7 @@ class Trainer:
         seconds = time.monotonic() - began
         self._finish()
         if self.place.is_main:
-            samples = (self.position.step - first) * self.sampler.global_size
+            samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
             emit(
                 "finished",
@@ -180,20 +176,27 @@ class Trainer:
             )
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run, those before a resume at another batch size included."""
+    def position(self) -> Position:
+        """How far training has come."""
+        return self.feeder.position
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, those before a resume at another batch size included.
+
+        None where the data does not tell its length.
+        """
         if self.train.steps is not None:
             return self.train.steps
-        left = (self.train.epochs or 0) * self.sampler.length - self._samples_done()
-        return self.position.step + self._steps_for(left)
-
-    def _samples_done(self) -> int:
-        return self.position.epoch * self.sampler.length + self.position.samples
-
-    def _steps_for(self, samples: int) -> int:
-        """Return the steps that so many samples up to the end of an epoch take; each epoch ends with a step."""
-        whole, part = divmod(max(samples, 0), self.sampler.length)
-        return whole * self.sampler.steps_per_epoch + math.ceil(part / self.sampler.global_size)
+        length = self.feeder.length
+        if length is None:
+            return None
+        done = self.position.epoch * length + self.position.samples
+        # Each epoch ends with a step, be it a small one.
+        whole, part = divmod(max((self.train.epochs or 0) * length - done, 0), length)
+        return self.position.step + sum(
+            epochs * math.ceil(samples / self.feeder.global_size) for epochs, samples in ((whole, length), (1, part))
+        )
 
     def _is_at_end(self) -> bool:
         if self.train.steps is not None:
@@ -205,8 +208,9 @@ class Trainer:
         if self._ends_here():
             return True
         while not self._is_at_end():
-            for batch in self._epoch():
-                self._step(batch)
+            self.replica.train()
+            for step in self.feeder.epoch():
+                self._step(step)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
                 ends_here = not due.stop and self._ends_here()
@@ -218,29 +222,18 @@ class Trainer:
                     break
         return True
 
-    def _epoch(self) -> Iterator[Batches]:
-        """Yield the rest of the present epoch, then move the position to the next one."""
-        self.sampler.set_epoch(self.position.epoch, self.position.samples)
-        loader = iter(make_loader(self.datasets["train"], self.sampler, self.task.collate, self.place))
-        self.replica.train()
-        for batch in self.sampler.schedule():
-            is_last = self.position.samples + batch.samples >= self.sampler.length
-            yield Batches(batch, loader, ends_epoch=is_last)
-
     # ------------------------------------------------------------ one step
 
-    def _step(self, batches: Batches) -> None:
+    def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
-        plan = batches.plan
+        plan = step.plan
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
-        micro_batches: Iterable[Any] = (to_device(next(batches.loader), self.place.device) for _ in weights)
-        if self.guard is not None:
-            micro_batches = self.guard.keeping(micro_batches)
+        batches = step.batches if self.guard is None else self.guard.keeping(step.batches)
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
-        total = forward_backward(micro_batches, weights)
+        total = forward_backward(batches, weights)
         self.scaler.unscale_(self.optimizer)
         grad_norm, moves_on = None, True
         if self.train.clip_grad_norm is not None or self.guard is not None:
@@ -254,10 +247,7 @@ class Trainer:
         if self.schedule is not None and moves_on:
             self.schedule.step()
         self.last_loss = total
-        self.position.step += 1
-        self.position.samples += plan.samples
-        if batches.ends_epoch:
-            self.position.epoch, self.position.samples = self.position.epoch + 1, 0
+        self.feeder.advance()
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
@@ -267,7 +257,7 @@ class Trainer:
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
         total = torch.zeros((), device=self.place.device)
-        for left, batch, weight in zip(range(len(weights) - 1, -1, -1), batches, weights, strict=True):
+        for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
                 with self._autocast():
                     loss = self._loss(batch) * weight
@@ -348,7 +338,7 @@ class Trainer:
 
     def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
         """Measure a split and tell of it; `step` is that of the weights where it is not the present one."""
-        found = self.evaluation.measure(split, with_classes=with_classes)
+        found = self.evaluations.measure(split, with_classes=with_classes)
         if self.place.is_main:
             at = self.position.step if step is None else step
             emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=found.samples, **found.means)
@@ -370,7 +360,7 @@ class Trainer:
             if mark is not None:
                 step, final["validation"] = mark.step, mark.values
                 if by_class == "validation":
-                    found = self.evaluation.measure("validation", with_classes=True)
+                    found = self.evaluations.measure("validation", with_classes=True)
         if "test" in self.datasets:
             found = self._evaluate("test", step, with_classes=by_class == "test")
             final["test"] = found.means
@@ -382,7 +372,7 @@ class Trainer:
 
     def _classified_split(self) -> str | None:
         """Return the split that is analysed by class, if any."""
-        if not self.evaluation.can_predict:
+        if not self.evaluations.can_predict:
             return None
         return next((split for split in ("test", "validation") if split in self.datasets), None)
 
@@ -411,7 +401,7 @@ class Trainer:
             return
         self.mesh.share_buffers(self.model)
         state = {
-            "data": self.sampler.state(self.position).to_json(),
+            "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
             BEST_STATE: self.best.to_json() if self.best is not None else None,
@@ -441,9 +431,7 @@ class Trainer:
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
             seed_everything(self.own_seed + 1_000_003 * found.step)
-        saved = DataState.from_json(found.state["data"])
-        notes = self.sampler.resume(saved)
-        self.position = saved.position
+        notes = self.feeder.resume(DataState.from_json(found.state["data"]))
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
         if self.best is not None:
@@ -474,12 +462,3 @@ class Trainer:
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
         if analysis is not None:
             say(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The samples of one optimizer step: what they are, and the loader that brings them."""
-
-    plan: GlobalBatch
-    loader: Iterator[Any]
-    ends_epoch: bool
