@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.data import Feeder, make_feeder
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.parallel.calls import Call, call_of, loss_of, metrics_of
@@ -113,7 +115,8 @@ class Pipeline:
             TaskError: a micro-batch does not fit through the stages.
         """
         self._set_mode(training=True)
-        self._batches, self._weights = list(batches), weights
+        self._weights = weights
+        self._batches = [batch for _, batch in zip(weights, batches, strict=False)]
         self._step.calls = [call_of(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.place.device)
@@ -183,7 +186,9 @@ class Pipeline:
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         # A sharded model computes in its own precision; what it returns is fp32.
-        dtype = None if self._mesh.is_sharded else PRECISIONS.get(self._train.precision)
+        return self._autocast(None if self._mesh.is_sharded else PRECISIONS.get(self._train.precision))
+
+    def _autocast(self, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self._mesh.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _set_mode(self, *, training: bool) -> None:
@@ -224,10 +229,11 @@ class Pipeline:
         """Measure the chain on the ranks of the first stage that rank 0 needs; return on all ranks what it has seen."""
         seen: Survey | None = None
         problem: str | None = None
+        dtype = PRECISIONS.get(self._train.precision)
         if self._mesh.stage == 0 and self._mesh.data_rank == 0:
             try:
                 call, smaller = self._first_calls(dataset)
-                seen = survey(links, call, smaller, self._mesh.place.device, self._amp)
+                seen = survey(links, call, smaller, self._mesh.place.device, lambda: self._autocast(dtype))
             except TaskError as error:
                 problem = str(error)
         seen, problem = gather((seen, problem), self._mesh.place)[0]
@@ -237,13 +243,66 @@ class Pipeline:
 
     def _first_calls(self, dataset: Dataset[Any]) -> tuple[Call, Call]:
         """Return what the model is called with by a micro-batch, and by one with a sample less."""
-        most = min(self._train.batch_size, len(cast("Sized", dataset)))
-        samples = [dataset[index] for index in range(most)]
-        device = self._mesh.place.device
-        both = [to_device(self._task.collate(samples[:count]), device) for count in (most, max(most - 1, 1))]
-        call, smaller = (call_of(self._task, batch, training=True) for batch in both)
+        most = self._train.batch_size
+        feeder = self._feeder(dataset, most)
+        most = min(most, feeder.length or most)
+        feeders = (feeder, self._feeder(dataset, max(most - 1, 1)))
+        batches = (next(next(feeder.epoch()).batches) for feeder in feeders)
+        call, smaller = (call_of(self._task, batch, training=True) for batch in batches)
         return call, smaller
 
-    def _amp(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = PRECISIONS.get(self._train.precision)
-        return torch.autocast(self._mesh.place.device.type, dtype=dtype, enabled=dtype is not None)
+    def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
+        task, place = self._task, self._mesh.place
+        return make_feeder(
+            dataset,
+            task.collate,
+            place,
+            batch_size=batch_size,
+            accumulate=1,
+            data_rank=0,
+            data_size=1,
+            seed=self._train.seed,
+            workers=0,
+        )
+
+
+def _check(train: TrainConfig, mesh: Mesh) -> None:
+    """Refuse what this pipeline cannot do.
+
+    Raises:
+        JobError: the schedule does not fit the micro-batches, or another setting.
+    """
+    schedule = train.parallel.schedule
+    if schedule == "1f1b" and train.accumulate < mesh.pipeline:
+        raise JobError(
+            f"train.parallel.schedule: 1f1b with {mesh.pipeline} stages needs accumulate {mesh.pipeline} or more, and "
+            f"it is {train.accumulate}"
+        )
+    if schedule in ("interleaved", "zero_bubble") and train.accumulate % mesh.pipeline:
+        raise JobError(
+            f"train.parallel.schedule: {schedule} needs an accumulate that {mesh.pipeline} divides, and it is "
+            f"{train.accumulate}"
+        )
+    if schedule == "zero_bubble" and (train.compile or train.activation_checkpointing):
+        other = "compile" if train.compile else "activation_checkpointing"
+        raise JobError(f"train.parallel.schedule: zero_bubble does not work with train.{other}")
+    if train.parallel.static_graph:
+        raise JobError("train.parallel.static_graph: it does not work with a pipeline")
+
+
+def _on_the_wire(shapes: Sequence[Shape], train: TrainConfig, mesh: Mesh) -> tuple[Shape, ...]:
+    """Return the shapes of what a stage passes on, as they are sent."""
+    if not mesh.is_sharded or train.precision == "fp32":
+        return tuple(shapes)
+    return tuple(replace(shape, dtype=torch.float32) if shape.dtype.is_floating_point else shape for shape in shapes)
+
+
+def _tell(sizes: Sequence[int], seconds: Sequence[float]) -> None:
+    """Tell which links went into which stage, and what that costs."""
+    ends = list(itertools.accumulate(sizes))
+    stages = [sum(seconds[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    # Everybody waits for the slowest: 1 would be a perfect balance.
+    imbalance = max(stages) / (sum(stages) / len(stages))
+    emit("pipeline", links=list(sizes), stage_seconds=[float(f"{stage:.3g}") for stage in stages], imbalance=imbalance)
+    told = ", ".join(f"{size} ({1000 * stage:.3g} ms)" for size, stage in zip(sizes, stages, strict=True))
+    say(f"pipeline: links by stage {told}; the slowest takes {imbalance:.2f} x the mean")
