@@ -93,7 +93,7 @@ class Trainer:
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale)
+        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"])
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
         fit_to_meshes(self.optimizer)

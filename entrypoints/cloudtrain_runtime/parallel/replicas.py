@@ -50,6 +50,17 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
     return contextlib.nullcontext()
 
 
+def average_gradients(replica: DistributedDataParallel) -> None:
+    """Average over the data ranks what backward passes without synchronisation have added up."""
+    module = replica.module
+    replica.module = _EveryParameter(module)
+    try:
+        total = replica()
+        total.backward(torch.zeros_like(total))
+    finally:
+        replica.module = module
+
+
 def _fix_buckets(replica: DistributedDataParallel) -> None:
     """Let DDP lay out its buckets now, for good, by the order in which the model names its parameters.
 
@@ -58,13 +69,7 @@ def _fix_buckets(replica: DistributedDataParallel) -> None:
     """
     if any(getattr(module, "sparse", False) for module in replica.modules()):
         return  # DDP keeps sparse gradients in buckets of their own, and takes no others for them
-    module = replica.module
-    replica.module = _EveryParameter(module)
-    try:
-        total = replica()
-        total.backward(torch.zeros_like(total))
-    finally:
-        replica.module = module
+    average_gradients(replica)
     replica.zero_grad(set_to_none=True)
 
 
