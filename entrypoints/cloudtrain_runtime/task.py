@@ -22,7 +22,15 @@ class Task(ABC):
     """A model, its data and its loss. Subclasses take `code.args` as keyword arguments.
 
     Every method runs once in every rank's process, with the same seed in all of them.
+
+    Attributes:
+        tokens_per_sample: Tokens of one training sample, where it has some: throughput is then told in tokens, too.
+        flops_per_sample: FLOPs of one sample's forward and backward pass, for the utilisation of the device; None has
+            them counted, where that can be done.
     """
+
+    tokens_per_sample: int | None = None
+    flops_per_sample: float | None = None
 
     @abstractmethod
     def model(self) -> nn.Module:

@@ -79,12 +79,9 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
             if getattr(spec.train.parallel, name) not in ("ddp", 1):
                 use = "use ddp" if name == "data" else "use 1"
                 notes.refuse(("train", "parallel", name), "this version trains with ddp only", use)
-        if spec.train.profile is not None:
-            notes.refuse(("train", "profile"), "this version does not profile", "remove it")
-        for name in ("tensorboard", "mlflow"):
-            if getattr(spec.tracking, name):
-                message = "this version tracks a Task by event lines only; a script may write what it likes"
-                notes.refuse(("tracking", name), message, "remove it")
+        if spec.tracking.mlflow:
+            message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
+            notes.refuse(("tracking", "mlflow"), message, "remove it")
 
 
 def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:

@@ -80,6 +80,9 @@ class TrainConfig:
         learning_rate: Of the default optimizer.
         clip_grad_norm: Upper bound of the global gradient norm; None leaves gradients alone.
         evaluate_every_steps: Optimizer steps between evaluations; None evaluates after each epoch.
+        tensorboard: Whether scalars for TensorBoard are written.
+        profile_at: First optimizer step that torch.profiler records, from 1; None records none.
+        profile_steps: How many it records.
     """
 
     epochs: int | None
@@ -93,6 +96,9 @@ class TrainConfig:
     seed: int
     evaluate_every_steps: int | None
     early_stopping: EarlyStopping | None
+    tensorboard: bool = False
+    profile_at: int | None = None
+    profile_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,8 @@ class RunConfig:
         request: Identity of the plan.
         hang_seconds: Without a step for so long beyond the slowest one so far, the run counts as hung and is ended;
             None never ends it.
+        network_gbps: Rating of one instance's network in Gbit/s; None where there is none to hold a measurement
+            against: on one instance, locally, or for a type that the catalog does not know.
     """
 
     run: str
@@ -147,6 +155,7 @@ class RunConfig:
     code: str = ""
     request: str = ""
     hang_seconds: float | None = 600.0
+    network_gbps: float | None = None
     version: int = VERSION
 
     def to_json(self) -> str:
