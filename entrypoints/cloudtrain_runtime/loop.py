@@ -10,12 +10,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from cloudtrain_runtime import ranks, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
@@ -32,12 +31,17 @@ from cloudtrain_runtime.data import (
 )
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
+from cloudtrain_runtime.parallel.mesh import Mesh
+from cloudtrain_runtime.parallel.replicas import synchronised
+from cloudtrain_runtime.parallel.sharding import PRECISIONS
+from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
-_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -86,37 +90,41 @@ class Trainer:
         self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
         self.datasets = checked_datasets(task)
         self.lengths = {split: len(cast("Sized", dataset)) for split, dataset in self.datasets.items()}
+        self.mesh = Mesh.of(train.parallel, place)
+        self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        self.model = task.model().to(place.device)
-        # Compiled inside of the replica: no_sync must stay DDP's.
-        compiled: nn.Module = torch.compile(self.model) if train.compile else self.model  # type: ignore[assignment]
-        self.replica = ranks.replicate(compiled, place)
+        built = spread(task, train, self.mesh, self.scaler.scale)
+        self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
-        self.schedule = task.schedule(self.optimizer)
-        self.scaler = torch.amp.GradScaler(place.device.type, enabled=train.precision == "fp16")
+        fit_to_meshes(self.optimizer)
         self.sampler = GlobalOrderSampler(
             self.lengths["train"],
             batch_size=train.batch_size,
             accumulate=train.accumulate,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=self.mesh.data_rank,
+            world_size=self.mesh.data_size,
             seed=train.seed,
         )
-        self.checkpoints = Checkpoints(checkpoint, place)
+        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
         self.position = Position()
+        self.last_step = self.total_steps
+        self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter()
         self.saved_step = -1
         self.evaluated_step = -1
         self.has_warned = False
-        seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
+        # Dropout and augmentation differ between ranks, but for those that share each layer.
+        self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
+        seed_everything(self.own_seed)
 
     # ------------------------------------------------------------ the whole run
 
     def run(self) -> None:
         """Train from the newest checkpoint to the end, or to the notice to stop."""
         resumed = self._resume()
+        self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
         if self.place.is_main:
             emit(
@@ -132,6 +140,7 @@ class Trainer:
                 parameters=sum(parameter.numel() for parameter in self.model.parameters()),
                 train_samples=self.sampler.length,
                 global_batch=self.sampler.global_size,
+                mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
                 resumed_from=resumed,
                 restarts=self.place.restarts,
                 torch=torch.__version__,
@@ -213,22 +222,17 @@ class Trainer:
     def _step(self, batches: Batches) -> None:
         """Take one optimizer step and move the position behind its samples."""
         plan = batches.plan
-        # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them. DDP
-        # averages over ranks, hence the factor world size.
-        weight = self.place.world_size / plan.samples
-        total = torch.zeros((), device=self.place.device)
-        for index, micro in enumerate(plan.micro_batches):
-            batch = to_device(next(batches.loader), self.place.device)
-            is_last = index == len(plan.micro_batches) - 1
-            with contextlib.nullcontext() if is_last else ranks.without_sync(self.replica):
-                with self._autocast():
-                    loss = self._loss(batch) * (micro.count * weight)
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
+        # Gradients are averaged over the data ranks, hence the factor.
+        weight = self.mesh.data_size / plan.samples
+        weights = [micro.count * weight for micro in plan.micro_batches]
+        micro_batches = (to_device(next(batches.loader), self.place.device) for _ in weights)
+        forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
+        total = forward_backward(micro_batches, weights)
         self.scaler.unscale_(self.optimizer)
         grad_norm = None
         if self.train.clip_grad_norm is not None:
-            grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_grad_norm)
+            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm, self.mesh)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -244,6 +248,17 @@ class Trainer:
         if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
             self._log(total, grad_norm)
 
+    def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
+        """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
+        total = torch.zeros((), device=self.place.device)
+        for left, batch, weight in zip(range(len(weights) - 1, -1, -1), batches, weights, strict=True):
+            with synchronised(self.replica, now=left == 0):
+                with self._autocast():
+                    loss = self._loss(batch) * weight
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
     def _loss(self, batch: Any) -> torch.Tensor:
         try:
             return checked_loss(self.task, self.replica, batch)
@@ -256,11 +271,12 @@ class Trainer:
             ) from None
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = _PRECISIONS.get(self.train.precision)
+        # A sharded model computes in its own precision; what it returns is fp32.
+        dtype = None if self.mesh.is_sharded else PRECISIONS.get(self.train.precision)
         return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        loss = ranks.mean_over_ranks(total, self.place)
+        loss = self.mesh.mean(total)
         if self.place.is_main:
             if not math.isfinite(loss) and not self.has_warned:
                 self.has_warned = True
@@ -311,10 +327,10 @@ class Trainer:
         """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
         dataset, length = self.datasets[split], self.lengths[split]
         sampler = ShardSampler(
-            length, batch_size=self.train.batch_size, rank=self.place.rank, world_size=self.place.world_size
+            length, batch_size=self.train.batch_size, rank=self.mesh.data_rank, world_size=self.mesh.data_size
         )
         sums: dict[str, float] = {}
-        ranks.share_buffers(self.model, self.place)
+        self.mesh.share_buffers(self.model)
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
@@ -343,7 +359,7 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
-        ranks.share_buffers(self.model, self.place)
+        self.mesh.share_buffers(self.model)
         state = {
             "data": self.sampler.state(self.position).to_json(),
             "patience": asdict(self.patience),
@@ -363,7 +379,7 @@ class Trainer:
             return None
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
-            seed_everything(self.train.seed + 1 + self.place.rank + 1_000_003 * found.step)
+            seed_everything(self.own_seed + 1_000_003 * found.step)
         saved = DataState.from_json(found.state["data"])
         notes = self.sampler.resume(saved)
         self.position = saved.position
@@ -384,11 +400,11 @@ class Trainer:
 
     def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
         """Write the model folder: model.pt and metrics.json."""
+        weights = whole_weights(self.model, self.mesh)
         if not self.place.is_main:
             return
         folder = self.place.model_dir
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
 

@@ -42,11 +42,12 @@ from cloudtrain.refusals import (
 from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Settings
-from cloudtrain.spec import REQUEST_TAG, JobSpec
+from cloudtrain.spec import REQUEST_TAG, JobSpec, Parallel
 from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
     EarlyStopping,
+    ParallelConfig,
     RunConfig,
     TrainConfig,
 )
@@ -441,6 +442,14 @@ def _run_config(
             seed=train.seed,
             evaluate_every_steps=train.evaluate.every.steps if train.evaluate else None,
             early_stopping=EarlyStopping(early.metric, early.patience, early.min_delta, early.mode) if early else None,
+            parallel=_parallel(train.parallel),
+            activation_checkpointing=train.activation_checkpointing,
+            schedule=train.schedule,
+            warmup_steps=train.warmup.steps or 0 if train.warmup else 0,
+            deterministic=train.deterministic,
+            skip_nonfinite=train.skip_nonfinite,
+            export=train.export,
+            workers=train.workers,
             tensorboard=spec.tracking.tensorboard,
             profile_at=train.profile.at if train.profile else None,
             profile_steps=train.profile.steps if train.profile else 0,
@@ -464,6 +473,20 @@ def _network_gbps(spec: JobSpec) -> float | None:
     ratings = [None if instance is None else instance.network_gbps for instance in found]
     known = [rating for rating in ratings if rating is not None]
     return min(known) if spec.cluster.instances > 1 and len(known) == len(ratings) else None
+
+
+def _parallel(spread: Parallel) -> ParallelConfig:
+    return ParallelConfig(
+        data=spread.data,
+        tensor=spread.tensor,
+        pipeline=spread.pipeline,
+        schedule=spread.schedule,
+        shard=spread.shard,
+        reshard=spread.reshard,
+        static_graph=spread.static_graph,
+        compress=spread.compress,
+        bucket_bytes=None if spread.bucket is None else spread.bucket * 10**6,
+    )
 
 
 def _argv(args: dict[str, Any] | tuple[Any, ...]) -> list[str]:

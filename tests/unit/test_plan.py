@@ -298,7 +298,10 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             ["train.parallel={tensor: 3, pipeline: 2}"],
             "tensor 3 x pipeline 2 does not divide the 16 ranks; their",
         ),
-        (["train.parallel.data=fsdp"], "train.parallel.data: this version trains with ddp only; use ddp"),
+        (
+            ["train.parallel={data: fsdp, shard: 3}"],
+            "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
+        ),
         (["train.profile={at: 100}"], "train.profile: this version does not profile"),
         (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
