@@ -104,7 +104,10 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Samples per optimizer step: `per_rank` x `accumulate` x world size = `global_`."""
+    """Samples per optimizer step: `per_rank` x `accumulate` x data ranks = `global_`.
+
+    Ranks of one tensor group or one pipeline see the same samples.
+    """
 
     per_rank: int
     accumulate: int

@@ -96,6 +96,16 @@ class ParallelConfig:
     compress: str = "none"
     bucket_bytes: int | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every rank holds the whole model."""
+        return self.data == "ddp" and self.group_size == 1
+
+    @property
+    def group_size(self) -> int:
+        """Ranks that see the same samples."""
+        return self.tensor * self.pipeline
+
 
 @dataclass(frozen=True)
 class TrainConfig:
