@@ -19,6 +19,7 @@ import torch.distributed as dist
 from cloudtrain_runtime import ranks
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
+from cloudtrain_runtime.measures.clock import StepClock
 from cloudtrain_runtime.measures.profiling import Profiling
 from cloudtrain_runtime.measures.stragglers import Stragglers
 
@@ -91,11 +92,10 @@ def one_slow_rank(place: Context, folder: Path) -> Any:
 
 def profiled_steps(place: Context, folder: Path) -> Any:
     """Take 9 steps and record those from the 4th to the 6th."""
-    profiling = Profiling(place, at=4, steps=3)
+    profiling = Profiling(place, StepClock(place.device), at=4, steps=3)
     for step in range(1, 10):
         profiling.before(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))
         dist.all_reduce(torch.zeros(1))
-        profiling.after(step)
     profiling.close()
     return None

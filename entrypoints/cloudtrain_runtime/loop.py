@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
@@ -31,11 +31,15 @@ from cloudtrain_runtime.data import (
 )
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.measures import Meter, Phase
+from cloudtrain_runtime.measures.profiling import Profiling
+from cloudtrain_runtime.measures.tensorboard import Board
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
@@ -59,21 +63,6 @@ class Patience:
         else:
             self.waited += 1
         return self.waited >= rule.patience
-
-
-@dataclass
-class Meter:
-    """Samples per second since the last reading."""
-
-    samples: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def read(self) -> float:
-        """Return samples per second and start anew."""
-        now = time.monotonic()
-        rate = self.samples / max(now - self.began, 1e-9)
-        self.samples, self.began = 0, now
-        return rate
 
 
 class Trainer:
@@ -111,7 +100,10 @@ class Trainer:
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter()
+        self.meter = Meter(task, built.shape, train.precision, place, self.checkpoints.group, self.mesh.stage)
+        self.clock = self.meter.clock
+        self.profiling = Profiling(place, self.clock, train.profile_at, train.profile_steps)
+        self.board: Board | None = None
         self.saved_step = -1
         self.evaluated_step = -1
         self.has_warned = False
@@ -126,6 +118,8 @@ class Trainer:
         resumed = self._resume()
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
+        if self.place.is_main and self.train.tensorboard:
+            self.board = Board(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
             emit(
                 "started",
@@ -151,6 +145,7 @@ class Trainer:
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
+        self.profiling.close()
         self._save(wait=True)
         seconds = time.monotonic() - began
         final: dict[str, Mapping[str, float]] = {
@@ -168,6 +163,8 @@ class Trainer:
                 seconds=seconds,
                 samples_per_second=rate,
             )
+        if self.board is not None:
+            self.board.close()
 
     @property
     def total_steps(self) -> int:
@@ -196,6 +193,7 @@ class Trainer:
             return True
         while not self._is_at_end():
             for batch in self._epoch():
+                self.profiling.before(self.position.step + 1)
                 self._step(batch)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
@@ -210,6 +208,7 @@ class Trainer:
 
     def _epoch(self) -> Iterator[Batches]:
         """Yield the rest of the present epoch, then move the position to the next one."""
+        self.clock.mark(Phase.DATA)
         self.sampler.set_epoch(self.position.epoch, self.position.samples)
         loader = iter(make_loader(self.datasets["train"], self.sampler, self.task.collate, self.place))
         self.replica.train()
@@ -222,13 +221,14 @@ class Trainer:
     def _step(self, batches: Batches) -> None:
         """Take one optimizer step and move the position behind its samples."""
         plan = batches.plan
+        self.clock.begin(is_logged=self._is_logged(self.position.step + 1))
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
-        micro_batches = (to_device(next(batches.loader), self.place.device) for _ in weights)
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
-        total = forward_backward(micro_batches, weights)
+        total = forward_backward(self._micro_batches(batches), weights)
+        self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
         grad_norm = None
         if self.train.clip_grad_norm is not None:
@@ -245,8 +245,22 @@ class Trainer:
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
-        if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
+        if self._is_logged(self.position.step) or self._is_at_end():
             self._log(total, grad_norm)
+        self.clock.mark(Phase.CHECKPOINT)
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.log_every == 0 or step == 1
+
+    def _micro_batches(self, batches: Batches) -> Iterator[Any]:
+        """Yield a step's micro-batches on this rank's device, each when it is asked for."""
+        for micro in batches.plan.micro_batches:
+            self.clock.mark(Phase.DATA)
+            batch = to_device(next(batches.loader), self.place.device)
+            if self.meter.wants_batch:
+                self.meter.see(batch, micro.samples)
+            self.clock.mark(Phase.FORWARD)
+            yield batch
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
@@ -255,6 +269,7 @@ class Trainer:
             with synchronised(self.replica, now=left == 0):
                 with self._autocast():
                     loss = self._loss(batch) * weight
+                self.clock.mark(Phase.BACKWARD)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -276,21 +291,24 @@ class Trainer:
         return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
+        self.clock.mark(Phase.LOG)
         loss = self.mesh.mean(total)
+        seen = self.meter.read()
         if self.place.is_main:
             if not math.isfinite(loss) and not self.has_warned:
                 self.has_warned = True
                 say(f"warning: the loss of step {self.position.step} is not finite; training goes on")
-            extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-            emit(
-                "step",
-                step=self.position.step,
-                epoch=self.position.epoch,
-                loss=float(loss),
-                samples_per_second=self.meter.read(),
-                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-                **extra,
-            )
+            fields = {
+                "step": self.position.step,
+                "epoch": self.position.epoch,
+                "loss": float(loss),
+                **seen,
+                "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+                **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
+            }
+            emit("step", **fields)
+            if self.board is not None:
+                self.board.step(self.position.step, fields)
 
     # ------------------------------------------------------------ evaluation
 
@@ -330,6 +348,7 @@ class Trainer:
             length, batch_size=self.train.batch_size, rank=self.mesh.data_rank, world_size=self.mesh.data_size
         )
         sums: dict[str, float] = {}
+        self.clock.mark(Phase.OTHER)
         self.mesh.share_buffers(self.model)
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
@@ -350,6 +369,8 @@ class Trainer:
                 means[name] = means.get(name, 0.0) + value / length
         if self.place.is_main:
             emit("evaluation", split=split, step=self.position.step, epoch=self.position.epoch, samples=length, **means)
+            if self.board is not None:
+                self.board.evaluation(split, self.position.step, means)
         return means
 
     # ------------------------------------------------------------ saving
@@ -359,6 +380,7 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
+        self.clock.mark(Phase.CHECKPOINT)
         self.mesh.share_buffers(self.model)
         state = {
             "data": self.sampler.state(self.position).to_json(),

@@ -74,10 +74,9 @@ def _unknown_region(region: str, notes: Notes) -> None:
 
 def check_abilities(spec: JobSpec, notes: Notes) -> None:
     """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
-    if spec.train is not None:
-        if spec.tracking.mlflow:
-            message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
-            notes.refuse(("tracking", "mlflow"), message, "remove it")
+    if spec.train is not None and spec.tracking.mlflow:
+        message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
+        notes.refuse(("tracking", "mlflow"), message, "remove it")
 
 
 def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:

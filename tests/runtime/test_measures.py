@@ -172,14 +172,14 @@ def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     works = Clockwork(monkeypatch)
     place = read_context({})
     task = Perceptron()
-    meter = Meter(task, task.model(), "fp32", place, group=None)
+    meter = Meter(task, shape_of(task.model()), "fp32", place, group=None)
+    assert not meter.wants_batch
     meter.clock.begin()
-    meter.see((torch.zeros(8, 8), torch.zeros(8)), samples=8)
     works.now += 500_000_000
     meter.clock.mark(Phase.FORWARD)
     works.now += 1_500_000_000
     meter.clock.mark(Phase.OTHER)
-    meter.add(8)
+    meter.samples += 8
     fields = meter.read()
     assert fields["samples_per_second"] == 4.0
     assert fields["tokens_per_second"] == 64.0
@@ -192,19 +192,23 @@ def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkey
     monkeypatch.setattr("cloudtrain_runtime.measures.device_peak_flops", lambda device, precision: 1e6)
     works = Clockwork(monkeypatch)
     task = Perceptron()
-    meter = Meter(task, task.model(), "fp32", replace(read_context({}), world_size=2), group=None)
+    meter = Meter(task, shape_of(task.model()), "fp32", replace(read_context({}), world_size=2), group=None)
     batch = (torch.zeros(8, 8), torch.zeros(8, dtype=torch.long))
+    assert meter.wants_batch
     meter.clock.begin()
     meter.see(batch, samples=8)
+    assert not meter.wants_batch
+    works.now += 77_000_000_000  # counting is no training
+    meter.clock.mark(Phase.FORWARD)
     works.now += 1_000_000_000
-    meter.add(100)
+    meter.samples += 100
     per_sample = (2 * 8 * 8 * 32 * 2 + 2 * 8 * 32 * 4 * 3) / 8
     assert meter.read()["mfu"] == pytest.approx(100 * per_sample / 2e6)
     task.flops_per_sample = 5.0
-    told = Meter(task, task.model(), "fp32", read_context({}), group=None)
+    told = Meter(task, shape_of(task.model()), "fp32", read_context({}), group=None)
     told.clock.begin()
     works.now += 1_000_000_000
-    told.add(100)
+    told.samples += 100
     assert told.read()["mfu"] == pytest.approx(500 / 1e6)
 
 
@@ -367,11 +371,10 @@ def test_a_profile_of_a_run_that_is_cut(
     steps: range, expected: list[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     place = replace(read_context({}), output_dir=tmp_path)
-    profiling = Profiling(place, at=1, steps=2)
+    profiling = Profiling(place, StepClock(CPU), at=1, steps=2)
     for step in steps:
         profiling.before(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))
-        profiling.after(step)
     profiling.close()
     traces = list(tmp_path.glob("profile/*"))
     assert len(traces) == bool(expected)

@@ -15,7 +15,7 @@ from torch import nn
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.events import emit
 from cloudtrain_runtime.measures.clock import PARTS, Phase, Reading, StepClock
-from cloudtrain_runtime.measures.flops import count_flops, device_peak_flops, shape_of
+from cloudtrain_runtime.measures.flops import count_flops, device_peak_flops
 from cloudtrain_runtime.measures.memory import peak_memory_bytes
 from cloudtrain_runtime.measures.stragglers import Stragglers
 from cloudtrain_runtime.task import Task
@@ -26,9 +26,14 @@ __all__ = ["PARTS", "Meter", "Phase", "Reading", "StepClock"]
 class Meter:
     """Reads the clock at logged steps and tells it in the field's units.
 
+    Attributes:
+        clock: What the loop marks.
+        samples: Of the steps since the last reading, those of all ranks together; the loop adds to it.
+        wants_batch: Whether `see` has not been called yet, and there is something to see.
+
     Args:
         task: The Task.
-        model: Its model, before it is sharded or replicated.
+        shape: Its whole model without numbers, see `shape_of`; None has no FLOPs counted.
         precision: The job's.
         place: This rank's place.
         group: Group of all ranks for CPU tensors; None for one rank.
@@ -38,7 +43,7 @@ class Meter:
     def __init__(
         self,
         task: Task,
-        model: nn.Module,
+        shape: nn.Module | None,
         precision: str,
         place: Context,
         group: dist.ProcessGroup | None,
@@ -49,27 +54,24 @@ class Meter:
         self._place = place
         self._peak_flops = device_peak_flops(place.device, precision)
         self._sample_flops = task.flops_per_sample
+        self._shape = shape
         # Without a peak nothing is counted: the Task's loss would be called once more for nothing.
-        counts = self._peak_flops is not None and self._sample_flops is None
-        self._shape = shape_of(model) if counts else None
+        self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
         self._stragglers = Stragglers(place, group, stage)
-        self._samples = 0
+        self.samples = 0
 
     def see(self, batch: Any, samples: int) -> None:
-        """Take note of a micro-batch: the FLOPs of the first one are counted, where they are wanted."""
+        """Count the FLOPs of a micro-batch, outside of the time that is measured."""
         if self._shape is not None:
+            self.clock.mark(Phase.OTHER)
             flops = count_flops(self._task, self._shape, batch)
             self._sample_flops = None if flops is None else flops / samples
-            self._shape = None
-
-    def add(self, samples: int) -> None:
-        """Count the samples of a step, those of all ranks together."""
-        self._samples += samples
+        self._shape, self.wants_batch = None, False
 
     def read(self) -> dict[str, Any]:
         """Return the fields of a step event since the last one, and tell which ranks are slow. All ranks call it."""
         reading = self.clock.read()
-        samples, self._samples = self._samples, 0
+        samples, self.samples = self.samples, 0
         for straggler in self._stragglers.note(reading.split):
             if self._place.is_main:
                 emit("straggler", step=self._place.step, **asdict(straggler))

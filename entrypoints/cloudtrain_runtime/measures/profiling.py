@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cloudtrain_runtime import watch
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.measures.clock import Phase, StepClock
 
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction, profile
@@ -22,28 +23,30 @@ class Profiling:
 
     Args:
         place: This rank's place; traces are stored below its output folder.
-        at: First step to record, from 1.
+        clock: What must not count the time that storing takes.
+        at: First step to record, from 1; None records none.
         steps: How many.
     """
 
-    def __init__(self, place: Context, at: int, steps: int) -> None:
+    def __init__(self, place: Context, clock: StepClock, at: int | None, steps: int) -> None:
         self._place = place
-        self._first = at
-        self._last = at + steps - 1
+        self._clock = clock
+        self._is_over = at is None
+        self._first = at or 0
+        self._last = self._first + steps - 1
         self._profile: profile | None = None
-        self._is_over = False
 
     def before(self, step: int) -> None:
         """Tell that a step begins. The one before the first that is recorded warms the profiler up."""
-        if self._profile is not None:
-            self._profile.step()
-        elif not self._is_over and self._first - 1 <= step <= self._last:
-            self._begin(step)
-
-    def after(self, step: int) -> None:
-        """Tell that a step has ended; after the last one the trace is stored."""
-        if self._profile is not None and step >= self._last:
+        if self._is_over:
+            return
+        if self._profile is None:
+            if self._first - 1 <= step <= self._last:
+                self._begin(step)
+        elif step > self._last:
             self.close()
+        else:
+            self._profile.step()
 
     def close(self) -> None:
         """End the recording, if there is one: a run may end in the middle of it."""
@@ -51,6 +54,7 @@ class Profiling:
             return
         running, self._profile = self._profile, None
         self._is_over = True
+        self._clock.mark(Phase.OTHER)
         with watch.exempt():  # as long as the disk takes
             running.stop()
 

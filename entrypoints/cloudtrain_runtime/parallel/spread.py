@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.measures.flops import shape_of
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.pipeline import Pipeline
 from cloudtrain_runtime.parallel.replicas import replicate
@@ -32,11 +33,14 @@ class Spread:
             stages, so that names stay.
         replica: What a training loss calls.
         pipeline: What runs the micro-batches instead, where the model's layers lie on several ranks.
+        shape: The whole model without its numbers, as it was built: what its FLOPs are counted on. None on a CPU, whose
+            utilisation nobody asks for.
     """
 
     model: nn.Module
     replica: nn.Module
     pipeline: Pipeline | None
+    shape: nn.Module | None = None
 
 
 def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Tensor], torch.Tensor]) -> Spread:
@@ -53,6 +57,7 @@ def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Te
     """
     _check(task, mesh)
     model = task.model()
+    shape = None if mesh.place.device.type == "cpu" else shape_of(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
         # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
@@ -67,8 +72,8 @@ def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Te
 
     if mesh.pipeline > 1:
         pipeline = Pipeline(task, model, train, mesh, placed, scale)
-        return Spread(model, model, pipeline)
-    return Spread(model, placed(model), None)
+        return Spread(model, model, pipeline, shape)
+    return Spread(model, placed(model), None, shape)
 
 
 def fill(model: nn.Module, device: torch.device) -> None:
