@@ -10,9 +10,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,15 +20,7 @@ from cloudtrain_runtime import ranks, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
-from cloudtrain_runtime.data import (
-    DataState,
-    GlobalBatch,
-    GlobalOrderSampler,
-    Position,
-    ShardSampler,
-    make_loader,
-    to_device,
-)
+from cloudtrain_runtime.data import DataState, Position, Step, make_evaluation, make_feeder
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.measures import Meter, Phase
@@ -78,7 +70,6 @@ class Trainer:
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
         self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
         self.datasets = checked_datasets(task)
-        self.lengths = {split: len(cast("Sized", dataset)) for split, dataset in self.datasets.items()}
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
@@ -86,16 +77,18 @@ class Trainer:
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
         fit_to_meshes(self.optimizer)
-        self.sampler = GlobalOrderSampler(
-            self.lengths["train"],
+        self.feeder = make_feeder(
+            self.datasets["train"],
+            task.collate,
+            place,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
-            rank=self.mesh.data_rank,
-            world_size=self.mesh.data_size,
+            data_rank=self.mesh.data_rank,
+            data_size=self.mesh.data_size,
             seed=train.seed,
+            workers=train.workers,
         )
         self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
-        self.position = Position()
         self.last_step = self.total_steps
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
@@ -118,6 +111,7 @@ class Trainer:
         resumed = self._resume()
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
+        parameters = self.mesh.count_parameters(self.model)
         if self.place.is_main and self.train.tensorboard:
             self.board = Board(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
@@ -131,9 +125,9 @@ class Trainer:
                 hosts=len(self.place.hosts),
                 device=self.place.device.type,
                 backend=self.place.backend,
-                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-                train_samples=self.sampler.length,
-                global_batch=self.sampler.global_size,
+                parameters=parameters,
+                train_samples=self.feeder.length,
+                global_batch=self.feeder.global_size,
                 mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
                 resumed_from=resumed,
                 restarts=self.place.restarts,
@@ -154,7 +148,7 @@ class Trainer:
         with watch.exempt():  # as long as the disk takes
             self._export(final)
         if self.place.is_main:
-            samples = (self.position.step - first) * self.sampler.global_size
+            samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
             emit(
                 "finished",
@@ -167,20 +161,27 @@ class Trainer:
             self.board.close()
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run, those before a resume at another batch size included."""
+    def position(self) -> Position:
+        """How far training has come."""
+        return self.feeder.position
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, those before a resume at another batch size included.
+
+        None where the data does not tell its length.
+        """
         if self.train.steps is not None:
             return self.train.steps
-        left = (self.train.epochs or 0) * self.sampler.length - self._samples_done()
-        return self.position.step + self._steps_for(left)
-
-    def _samples_done(self) -> int:
-        return self.position.epoch * self.sampler.length + self.position.samples
-
-    def _steps_for(self, samples: int) -> int:
-        """Return the steps that so many samples up to the end of an epoch take; each epoch ends with a step."""
-        whole, part = divmod(max(samples, 0), self.sampler.length)
-        return whole * self.sampler.steps_per_epoch + math.ceil(part / self.sampler.global_size)
+        length = self.feeder.length
+        if length is None:
+            return None
+        done = self.position.epoch * length + self.position.samples
+        # Each epoch ends with a step, be it a small one.
+        whole, part = divmod(max((self.train.epochs or 0) * length - done, 0), length)
+        return self.position.step + sum(
+            epochs * math.ceil(samples / self.feeder.global_size) for epochs, samples in ((whole, length), (1, part))
+        )
 
     def _is_at_end(self) -> bool:
         if self.train.steps is not None:
@@ -192,9 +193,11 @@ class Trainer:
         if self._ends_here():
             return True
         while not self._is_at_end():
-            for batch in self._epoch():
+            self.replica.train()
+            self.clock.mark(Phase.DATA)
+            for step in self.feeder.epoch():
                 self.profiling.before(self.position.step + 1)
-                self._step(batch)
+                self._step(step)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
                 ends_here = not due.stop and self._ends_here()
@@ -206,28 +209,18 @@ class Trainer:
                     break
         return True
 
-    def _epoch(self) -> Iterator[Batches]:
-        """Yield the rest of the present epoch, then move the position to the next one."""
-        self.clock.mark(Phase.DATA)
-        self.sampler.set_epoch(self.position.epoch, self.position.samples)
-        loader = iter(make_loader(self.datasets["train"], self.sampler, self.task.collate, self.place))
-        self.replica.train()
-        for batch in self.sampler.schedule():
-            is_last = self.position.samples + batch.samples >= self.sampler.length
-            yield Batches(batch, loader, ends_epoch=is_last)
-
     # ------------------------------------------------------------ one step
 
-    def _step(self, batches: Batches) -> None:
+    def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
-        plan = batches.plan
+        plan = step.plan
         self.clock.begin(is_logged=self._is_logged(self.position.step + 1))
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
-        total = forward_backward(self._micro_batches(batches), weights)
+        total = forward_backward(self._batches(step), weights)
         self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
         grad_norm = None
@@ -238,10 +231,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         if self.schedule is not None:
             self.schedule.step()
-        self.position.step += 1
-        self.position.samples += plan.samples
-        if batches.ends_epoch:
-            self.position.epoch, self.position.samples = self.position.epoch + 1, 0
+        self.feeder.advance()
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
@@ -252,20 +242,21 @@ class Trainer:
     def _is_logged(self, step: int) -> bool:
         return step % self.log_every == 0 or step == 1
 
-    def _micro_batches(self, batches: Batches) -> Iterator[Any]:
-        """Yield a step's micro-batches on this rank's device, each when it is asked for."""
-        for micro in batches.plan.micro_batches:
-            self.clock.mark(Phase.DATA)
-            batch = to_device(next(batches.loader), self.place.device)
+    def _batches(self, step: Step) -> Iterator[Any]:
+        """Yield a step's micro-batches, and tell the clock who has its time."""
+        for micro, batch in step:
             if self.meter.wants_batch:
                 self.meter.see(batch, micro.samples)
             self.clock.mark(Phase.FORWARD)
             yield batch
+            self.clock.mark(Phase.DATA)
+        # Only a pipeline asks for all of them before it begins; it goes forward and backward at once, and waits in both.
+        self.clock.mark(Phase.BACKWARD)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
         total = torch.zeros((), device=self.place.device)
-        for left, batch, weight in zip(range(len(weights) - 1, -1, -1), batches, weights, strict=True):
+        for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
                 with self._autocast():
                     loss = self._loss(batch) * weight
@@ -343,32 +334,44 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
-        dataset, length = self.datasets[split], self.lengths[split]
-        sampler = ShardSampler(
-            length, batch_size=self.train.batch_size, rank=self.mesh.data_rank, world_size=self.mesh.data_size
+        batches = make_evaluation(
+            self.datasets[split],
+            self.task.collate,
+            self.place,
+            batch_size=self.train.batch_size,
+            data_rank=self.mesh.data_rank,
+            data_size=self.mesh.data_size,
+            even=not self.mesh.is_plain,
+            workers=self.train.workers,
         )
         sums: dict[str, float] = {}
         self.clock.mark(Phase.OTHER)
         self.mesh.share_buffers(self.model)
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
-        for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
+        for micro, batch in batches:
             watch.stir()
-            moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {
-                    "loss": checked_loss(self.task, self.model, moved) * len(indices),
-                    **checked_metrics(self.task, self.model, moved, len(indices)),
+                    "loss": checked_loss(self.task, self.model, batch) * micro.count,
+                    **checked_metrics(self.task, self.model, batch, micro.samples),
                 }
-            for name, value in values.items():
+            for name, value in values.items() if micro.count and self.mesh.tensor_rank == 0 else ():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         self.replica.train()
         means: dict[str, float] = {}
         for part in ranks.gather(sums, self.place):
             for name, value in part.items():
-                means[name] = means.get(name, 0.0) + value / length
+                means[name] = means.get(name, 0.0) + value / batches.samples
         if self.place.is_main:
-            emit("evaluation", split=split, step=self.position.step, epoch=self.position.epoch, samples=length, **means)
+            emit(
+                "evaluation",
+                split=split,
+                step=self.position.step,
+                epoch=self.position.epoch,
+                samples=batches.samples,
+                **means,
+            )
             if self.board is not None:
                 self.board.evaluation(split, self.position.step, means)
         return means
@@ -383,7 +386,7 @@ class Trainer:
         self.clock.mark(Phase.CHECKPOINT)
         self.mesh.share_buffers(self.model)
         state = {
-            "data": self.sampler.state(self.position).to_json(),
+            "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
         }
@@ -402,9 +405,7 @@ class Trainer:
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
             seed_everything(self.own_seed + 1_000_003 * found.step)
-        saved = DataState.from_json(found.state["data"])
-        notes = self.sampler.resume(saved)
-        self.position = saved.position
+        notes = self.feeder.resume(DataState.from_json(found.state["data"]))
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
         if self.scaler.is_enabled():
@@ -429,12 +430,3 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The samples of one optimizer step: what they are, and the loader that brings them."""
-
-    plan: GlobalBatch
-    loader: Iterator[Any]
-    ends_epoch: bool
