@@ -250,7 +250,7 @@ class Trainer:
             self.clock.mark(Phase.FORWARD)
             yield batch
             self.clock.mark(Phase.DATA)
-        # Only a pipeline asks for all of them before it begins; it goes forward and backward at once, and waits in both.
+        # Only a pipeline asks for all of them before it begins: it goes forward and backward in one, and waits in it.
         self.clock.mark(Phase.BACKWARD)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
