@@ -507,13 +507,13 @@ class Status:
 
     def warnings(self) -> tuple[str, ...]:
         """Return what makes the run slower than it could be, one sentence each."""
-        progress = self.progress
-        wait = progress.metrics.get("train/data_wait")
-        waits = wait is not None and wait > MUCH_DATA_WAIT and not self.state.is_final
-        slow_data = f"{wait:.0%} of each step waits for data: more train.workers, or data nearer to the instance"
-        slow_network = [] if progress.slow_network is None else [progress.slow_network]
-        slow_ranks = () if self.state.is_final else progress.slow_ranks.values()
-        return (*([slow_data] if waits else []), *slow_network, *slow_ranks)
+        progress, told = self.progress, []
+        wait = progress.metrics.get("train/data_wait", 0.0)
+        if wait > MUCH_DATA_WAIT and not self.state.is_final:
+            told.append(f"{wait:.0%} of each step waits for data: more train.workers, or data nearer to the instance")
+        if progress.slow_network is not None:
+            told.append(progress.slow_network)
+        return (*told, *(() if self.state.is_final else progress.slow_ranks.values()))
 
     def _describe_missed(self, missed: Missed, now: float | None) -> str:
         checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
