@@ -10,32 +10,33 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from cloudtrain_runtime import ranks, watch
+from cloudtrain_runtime import determinism, watch
+from cloudtrain_runtime.analysis import Analysis
+from cloudtrain_runtime.best import Best, Mark, measured
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
-from cloudtrain_runtime.data import (
-    DataState,
-    GlobalBatch,
-    GlobalOrderSampler,
-    Position,
-    ShardSampler,
-    make_loader,
-    to_device,
-)
+from cloudtrain_runtime.contract.manifest import BEST_STATE
+from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.measures import Meter, Phase
+from cloudtrain_runtime.measures.profiling import Profiling
+from cloudtrain_runtime.measures.tensorboard import Board
+from cloudtrain_runtime.nonfinite import Guard, Losses
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import (
@@ -43,7 +44,6 @@ from cloudtrain_runtime.task import (
     check_batch,
     checked_datasets,
     checked_loss,
-    checked_metrics,
     checked_optimizer,
     checked_schedule,
 )
@@ -62,26 +62,12 @@ class Patience:
     def is_over(self, rule: EarlyStopping, value: float) -> bool:
         """Note an evaluation; return whether it is time to stop."""
         sign = 1.0 if rule.mode == "min" else -1.0
-        if self.best is None or sign * (self.best - value) > rule.min_delta:
+        # What is not finite improves nothing: nothing could ever be better than it.
+        if math.isfinite(value) and (self.best is None or sign * (self.best - value) > rule.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
         return self.waited >= rule.patience
-
-
-@dataclass
-class Meter:
-    """Samples per second since the last reading."""
-
-    samples: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def read(self) -> float:
-        """Return samples per second and start anew."""
-        now = time.monotonic()
-        rate = self.samples / max(now - self.began, 1e-9)
-        self.samples, self.began = 0, now
-        return rate
 
 
 class Trainer:
@@ -96,46 +82,61 @@ class Trainer:
 
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
         self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
+        if train.deterministic:
+            determinism.enforce()
         self.datasets = checked_datasets(task)
-        self.lengths = {split: len(cast("Sized", dataset)) for split, dataset in self.datasets.items()}
+        self.best = Best.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale)
+        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"])
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = checked_optimizer(task, self.model)
         fit_to_meshes(self.optimizer)
-        self.sampler = GlobalOrderSampler(
-            self.lengths["train"],
+        limit = train.skip_nonfinite
+        self.guard = None if limit is None else Guard(limit, self.optimizer, self.scaler, self.mesh)
+        self.losses = Losses()
+        self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, self._autocast)
+        self.feeder = make_feeder(
+            self.datasets["train"],
+            task.collate,
+            place,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
-            rank=self.mesh.data_rank,
-            world_size=self.mesh.data_size,
+            data_rank=self.mesh.data_rank,
+            data_size=self.mesh.data_size,
             seed=train.seed,
+            workers=train.workers,
         )
         self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
-        self.position = Position()
         self.last_step = self.total_steps
         self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
             self.optimizer, train, lambda: self.last_step
         )
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter()
+        self.meter = Meter(task, built.shape, train.precision, place, self.checkpoints.group, self.mesh.stage)
+        self.clock = self.meter.clock
+        self.profiling = Profiling(place, self.clock, train.profile_at, train.profile_steps)
+        self.board: Board | None = None
         self.saved_step = -1
         self.evaluated_step = -1
-        self.has_warned = False
+        self.last_loss: torch.Tensor | None = None
         # Dropout and augmentation differ between ranks, but for those that share each layer.
         self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
         seed_everything(self.own_seed)
 
     # ------------------------------------------------------------ the whole run
 
+    @determinism.explained()
     def run(self) -> None:
         """Train from the newest checkpoint to the end, or to the notice to stop."""
         resumed = self._resume()
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
+        parameters = self.mesh.count_parameters(self.model)
+        if self.place.is_main and self.train.tensorboard:
+            self.board = Board(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
             emit(
                 "started",
@@ -147,9 +148,9 @@ class Trainer:
                 hosts=len(self.place.hosts),
                 device=self.place.device.type,
                 backend=self.place.backend,
-                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-                train_samples=self.sampler.length,
-                global_batch=self.sampler.global_size,
+                parameters=parameters,
+                train_samples=self.feeder.length,
+                global_batch=self.feeder.global_size,
                 mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
                 resumed_from=resumed,
                 restarts=self.place.restarts,
@@ -161,15 +162,12 @@ class Trainer:
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
+        self.profiling.close()
         self._save(wait=True)
         seconds = time.monotonic() - began
-        final: dict[str, Mapping[str, float]] = {
-            split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets
-        }
-        with watch.exempt():  # as long as the disk takes
-            self._export(final)
+        self._finish()
         if self.place.is_main:
-            samples = (self.position.step - first) * self.sampler.global_size
+            samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
             emit(
                 "finished",
@@ -177,23 +175,34 @@ class Trainer:
                 epochs=self.position.epoch,
                 seconds=seconds,
                 samples_per_second=rate,
+                **({} if self.best is None or self.best.mark is None else {"best_step": self.best.mark.step}),
+                **({} if self.guard is None else {"skipped": self.guard.skipped}),
             )
+        if self.board is not None:
+            self.board.close()
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run, those before a resume at another batch size included."""
+    def position(self) -> Position:
+        """How far training has come."""
+        return self.feeder.position
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, those before a resume at another batch size included.
+
+        None where the data does not tell its length.
+        """
         if self.train.steps is not None:
             return self.train.steps
-        left = (self.train.epochs or 0) * self.sampler.length - self._samples_done()
-        return self.position.step + self._steps_for(left)
-
-    def _samples_done(self) -> int:
-        return self.position.epoch * self.sampler.length + self.position.samples
-
-    def _steps_for(self, samples: int) -> int:
-        """Return the steps that so many samples up to the end of an epoch take; each epoch ends with a step."""
-        whole, part = divmod(max(samples, 0), self.sampler.length)
-        return whole * self.sampler.steps_per_epoch + math.ceil(part / self.sampler.global_size)
+        length = self.feeder.length
+        if length is None:
+            return None
+        done = self.position.epoch * length + self.position.samples
+        # Each epoch ends with a step, be it a small one.
+        whole, part = divmod(max((self.train.epochs or 0) * length - done, 0), length)
+        return self.position.step + sum(
+            epochs * math.ceil(samples / self.feeder.global_size) for epochs, samples in ((whole, length), (1, part))
+        )
 
     def _is_at_end(self) -> bool:
         if self.train.steps is not None:
@@ -205,8 +214,11 @@ class Trainer:
         if self._ends_here():
             return True
         while not self._is_at_end():
-            for batch in self._epoch():
-                self._step(batch)
+            self.replica.train()
+            self.clock.mark(Phase.DATA)
+            for step in self.feeder.epoch():
+                self.profiling.before(self.position.step + 1)
+                self._step(step)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
                 ends_here = not due.stop and self._ends_here()
@@ -218,53 +230,63 @@ class Trainer:
                     break
         return True
 
-    def _epoch(self) -> Iterator[Batches]:
-        """Yield the rest of the present epoch, then move the position to the next one."""
-        self.sampler.set_epoch(self.position.epoch, self.position.samples)
-        loader = iter(make_loader(self.datasets["train"], self.sampler, self.task.collate, self.place))
-        self.replica.train()
-        for batch in self.sampler.schedule():
-            is_last = self.position.samples + batch.samples >= self.sampler.length
-            yield Batches(batch, loader, ends_epoch=is_last)
-
     # ------------------------------------------------------------ one step
 
-    def _step(self, batches: Batches) -> None:
+    def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
-        plan = batches.plan
+        plan = step.plan
+        self.clock.begin(is_logged=self._is_logged(self.position.step + 1))
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
-        micro_batches = (to_device(next(batches.loader), self.place.device) for _ in weights)
+        batches = self._batches(step) if self.guard is None else self.guard.keeping(self._batches(step))
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
-        total = forward_backward(micro_batches, weights)
+        total = forward_backward(batches, weights)
+        self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
-        grad_norm = None
-        if self.train.clip_grad_norm is not None:
-            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm, self.mesh)
-        self.scaler.step(self.optimizer)
+        grad_norm, moves_on = None, True
+        if self.train.clip_grad_norm is not None or self.guard is not None:
+            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm or math.inf, self.mesh)
+        if self.guard is None or grad_norm is None:
+            self.scaler.step(self.optimizer)
+        else:
+            moves_on = self.guard.step(self.position.step + 1, total, grad_norm)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.schedule is not None:
+        if self.schedule is not None and moves_on:
             self.schedule.step()
-        self.position.step += 1
-        self.position.samples += plan.samples
-        if batches.ends_epoch:
-            self.position.epoch, self.position.samples = self.position.epoch + 1, 0
+        self.last_loss = total
+        self.feeder.advance()
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
-        if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
+        if self._is_logged(self.position.step) or self._is_at_end():
             self._log(total, grad_norm)
+        self.clock.mark(Phase.CHECKPOINT)
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.log_every == 0 or step == 1
+
+    def _batches(self, step: Step) -> Iterator[Any]:
+        """Yield a step's micro-batches, and tell the clock who has its time."""
+        for micro, batch in step:
+            if self.meter.wants_batch:
+                self.meter.see(batch, micro.samples)
+            self.clock.mark(Phase.FORWARD)
+            yield batch
+            self.clock.mark(Phase.DATA)
+        # Only a pipeline asks for all of them before it begins: it goes forward and backward in one, and waits in it.
+        self.clock.mark(Phase.BACKWARD)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
         total = torch.zeros((), device=self.place.device)
-        for left, batch, weight in zip(range(len(weights) - 1, -1, -1), batches, weights, strict=True):
+        for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
                 with self._autocast():
                     loss = self._loss(batch) * weight
+                self.clock.mark(Phase.BACKWARD)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -288,29 +310,35 @@ class Trainer:
         return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        loss = self.mesh.mean(total)
+        self.clock.mark(Phase.LOG)
+        loss = float(self.mesh.mean(total))
+        seen = self.meter.read()
         if self.place.is_main:
-            if not math.isfinite(loss) and not self.has_warned:
-                self.has_warned = True
-                say(f"warning: the loss of step {self.position.step} is not finite; training goes on")
-            extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-            emit(
-                "step",
-                step=self.position.step,
-                epoch=self.position.epoch,
-                loss=float(loss),
-                samples_per_second=self.meter.read(),
-                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-                **extra,
-            )
+            fields = {
+                "step": self.position.step,
+                "epoch": self.position.epoch,
+                "loss": loss,
+                **seen,
+                "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+                **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
+            }
+            emit("step", **fields)
+            if self.board is not None:
+                self.board.step(self.position.step, fields)
+        if self.guard is None:
+            self.losses.note(self.position.step, loss, is_main=self.place.is_main)
 
     # ------------------------------------------------------------ evaluation
 
     def _ends_here(self) -> bool:
         """Evaluate if this step asks for it and it has not been done; return whether training ends early."""
         if self._evaluation_is_due():
-            self._note(self.evaluate("validation"))
+            values = self._evaluate("validation").means
             self.evaluated_step = self.position.step
+            self._note(values)
+            if self._is_best(values):
+                self.checkpoints.settle()  # a save under way is no reason to leave this one out
+                self._save()
         rule = self.train.early_stopping
         return rule is not None and self.patience.waited >= rule.patience
 
@@ -328,41 +356,71 @@ class Trainer:
         rule = self.train.early_stopping
         if rule is None:
             return
-        name = rule.metric.removeprefix("validation/")
-        if name not in values:
-            raise TaskError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
-        if self.patience.is_over(rule, values[name]) and self.place.is_main:
+        if self.patience.is_over(rule, measured(rule.metric, values)) and self.place.is_main:
             say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
-    @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
-        dataset, length = self.datasets[split], self.lengths[split]
-        sampler = ShardSampler(
-            length, batch_size=self.train.batch_size, rank=self.mesh.data_rank, world_size=self.mesh.data_size
-        )
-        sums: dict[str, float] = {}
-        self.mesh.share_buffers(self.model)
-        self.model.eval()
-        # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
-        for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
-            watch.stir()
-            moved = to_device(batch, self.place.device)
-            with self._autocast():
-                values = {
-                    "loss": checked_loss(self.task, self.model, moved) * len(indices),
-                    **checked_metrics(self.task, self.model, moved, len(indices)),
-                }
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-        self.replica.train()
-        means: dict[str, float] = {}
-        for part in ranks.gather(sums, self.place):
-            for name, value in part.items():
-                means[name] = means.get(name, 0.0) + value / length
+    def _is_best(self, values: Mapping[str, float]) -> bool:
+        """Note an evaluation where the best weights are wanted; return whether these are."""
+        if self.best is None or not self.best.improves(self.position.step, values):
+            return False
         if self.place.is_main:
-            emit("evaluation", split=split, step=self.position.step, epoch=self.position.epoch, samples=length, **means)
-        return means
+            emit("best", step=self.position.step, metric=self.best.metric, value=measured(self.best.metric, values))
+        return True
+
+    def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
+        """Measure a split and tell of it; `step` is that of the weights where it is not the present one."""
+        self.clock.mark(Phase.OTHER)
+        found = self.evaluations.measure(split, with_classes=with_classes)
+        if self.place.is_main:
+            at = self.position.step if step is None else step
+            emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=found.samples, **found.means)
+            if self.board is not None:
+                self.board.evaluation(split, at, found.means)
+        return found
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        """Measure the weights that the run ends with, the best where they are wanted, and write the model folder."""
+        final: dict[str, Mapping[str, float]] = {}
+        by_class = self._classified_split()
+        found: Measured | None = None
+        step = self.position.step
+        if "validation" in self.datasets:
+            found = self._evaluate("validation", with_classes=by_class == "validation")
+            final["validation"] = found.means
+            self._is_best(found.means)
+            mark = self._load_best()
+            if mark is not None:
+                step, final["validation"] = mark.step, mark.values
+                if by_class == "validation":
+                    found = self.evaluations.measure("validation", with_classes=True)
+        if "test" in self.datasets:
+            found = self._evaluate("test", step, with_classes=by_class == "test")
+            final["test"] = found.means
+        analysis = None
+        if by_class is not None and found is not None:
+            analysis = Analysis(found.confusion, self.task.classes, split=by_class, step=step, metrics=final)
+        with watch.exempt():  # as long as the disk takes
+            self._export({"step": step, **final}, analysis)
+
+    def _classified_split(self) -> str | None:
+        """Return the split that is analysed by class, if any."""
+        if not self.evaluations.can_predict:
+            return None
+        return next((split for split in ("test", "validation") if split in self.datasets), None)
+
+    def _load_best(self) -> Mark | None:
+        """Load the best weights into the model; return their mark, or None where the present ones are to be taken."""
+        marks = self.best.marks if self.best is not None else []
+        for mark in reversed(marks):
+            if mark.step == self.position.step and not mark.place:
+                return None
+            if self.checkpoints.load_weights(mark.step, self.model, mark.place):
+                return mark
+            if self.place.is_main:
+                say(f"warning: the best weights, of step {mark.step}, are in no checkpoint any more")
+        return None
 
     # ------------------------------------------------------------ saving
 
@@ -371,11 +429,18 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
+        self.clock.mark(Phase.CHECKPOINT)
+        if self.guard is not None:
+            self.guard.settle()
+        elif not self._is_worth_keeping():
+            return
         self.mesh.share_buffers(self.model)
         state = {
-            "data": self.sampler.state(self.position).to_json(),
+            "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
+            BEST_STATE: self.best.to_json() if self.best is not None else None,
+            "nonfinite": self.guard.state_dict() if self.guard is not None else None,
         }
         objects = {
             "scaler": self.scaler.state_dict(),
@@ -383,6 +448,15 @@ class Trainer:
         }
         if self.checkpoints.save(self.position.step, self.model, [self.optimizer], state, objects, wait=wait):
             self.saved_step = self.position.step
+
+    def _is_worth_keeping(self) -> bool:
+        """Return whether the last loss was finite. If not the weights are lost, and must not replace those before."""
+        # With fp16 the loss scale has left out the step.
+        if self.last_loss is None or self.scaler.is_enabled() or math.isfinite(float(self.mesh.mean(self.last_loss))):
+            return True
+        if self.place.is_main:
+            say(f"no checkpoint at step {self.position.step}: its loss is not finite")
+        return False
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""
@@ -392,11 +466,13 @@ class Trainer:
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
             seed_everything(self.own_seed + 1_000_003 * found.step)
-        saved = DataState.from_json(found.state["data"])
-        notes = self.sampler.resume(saved)
-        self.position = saved.position
+        notes = self.feeder.resume(DataState.from_json(found.state["data"]))
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
+        if self.best is not None:
+            self.best.resume(found.state, "" if found.is_own else found.uri.rpartition("/")[0])
+        if self.guard is not None and found.state.get("nonfinite") is not None:
+            self.guard.load_state_dict(found.state["nonfinite"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(objects["scaler"])
         if self.schedule is not None and objects["schedule"] is not None:
@@ -410,8 +486,8 @@ class Trainer:
             say(note)
         return found.uri
 
-    def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
-        """Write the model folder: model.pt and metrics.json."""
+    def _export(self, final: Mapping[str, Any], analysis: Analysis | None) -> None:
+        """Write the model folder: model.pt, metrics.json and the analysis."""
         weights = whole_weights(self.model, self.mesh)
         if not self.place.is_main:
             return
@@ -419,12 +495,5 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The samples of one optimizer step: what they are, and the loader that brings them."""
-
-    plan: GlobalBatch
-    loader: Iterator[Any]
-    ends_epoch: bool
+        if analysis is not None:
+            say(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")

@@ -9,19 +9,29 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.errors import JobError
 
 
-def default_schedule(optimizer: Optimizer, train: TrainConfig, last_step: Callable[[], int]) -> LRScheduler | None:
+def default_schedule(
+    optimizer: Optimizer, train: TrainConfig, last_step: Callable[[], int | None]
+) -> LRScheduler | None:
     """Return the schedule that the job names, or None where the rate stays what it is.
 
     Args:
         optimizer: Its present rates are the highest.
         train: Says how the rate rises and falls.
         last_step: Tells the number of optimizer steps of the whole run, which a resume may change.
+
+    Raises:
+        JobError: nobody knows the last step, and the schedule falls towards it.
     """
     if train.schedule == "constant" and train.warmup_steps == 0:
         return None
-    return LambdaLR(optimizer, lambda step: share_of_rate(step, train, last_step()))
+    if train.schedule != "constant" and last_step() is None:
+        raise JobError(
+            f"train.schedule: {train.schedule} needs train.steps, because this data does not tell its length"
+        )
+    return LambdaLR(optimizer, lambda step: share_of_rate(step, train, last_step() or 0))
 
 
 def share_of_rate(step: int, train: TrainConfig, last_step: int) -> float:

@@ -15,7 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
-from cloudtrain_runtime import watch
+from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
@@ -98,9 +98,12 @@ def run_script(config: RunConfig) -> None:
 
 def run_task(config: RunConfig) -> None:
     """Train the Task."""
+    if config.train is not None and config.train.deterministic:
+        determinism.prepare()
     from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import context
     from cloudtrain_runtime.loop import Trainer
+    from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
     from cloudtrain_runtime.task import load_task
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
@@ -112,6 +115,7 @@ def run_task(config: RunConfig) -> None:
 
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
     ranks.join_ranks(place)
+    tell_bandwidth(place, config.network_gbps)
     try:
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:

@@ -367,10 +367,11 @@ def _check_parallel(spec: JobSpec, placement: Placement, notes: Notes) -> None:
         message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
         notes.refuse((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
     if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
-        idle = (parallel.pipeline - 1) / (spec.train.accumulate + parallel.pipeline - 1)
+        stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
+        waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
         notes.warn(
-            f"{parallel.pipeline} pipeline stages with accumulate {spec.train.accumulate}: {idle:.0%} of each step is "
-            f"waiting; accumulate {4 * parallel.pipeline} would make it a fifth"
+            f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
+            f"{better} it would be {less:.0%}"
         )
     if placement.processes and parallel.tensor > placement.processes:
         notes.warn(

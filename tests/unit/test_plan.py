@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import limits
+from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.locations import Resumed, resumed_at, split_checkpoint, steps_beside, synced_beside
 from cloudtrain.placement import Machine
@@ -90,6 +91,33 @@ def test_the_request_is_the_one_on_file(
         path.write_text(text)
         pytest.fail(f"{path} was missing; it is written now")
     assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("spread", "shown", "global_batch"),
+    [
+        ("{data: fsdp}", "fsdp 16", "1024 samples (16 per rank x 4 x 16 ranks)"),
+        ("{tensor: 4}", "ddp 4 x tensor 4", "256 samples (16 per rank x 4 x 4 data ranks)"),
+        (
+            "{data: fsdp, shard: 2, pipeline: 2, tensor: 2, schedule: gpipe}",
+            "pipeline 2 (gpipe) x fsdp 4 in shards of 2 x tensor 2",
+            "256 samples (16 per rank x 4 x 4 data ranks)",
+        ),
+    ],
+)
+def test_how_a_model_is_spread_is_shown(
+    plan_of: PlanOf, capsys: pytest.CaptureFixture[str], spread: str, shown: str, global_batch: str
+) -> None:
+    print_plan(plan_of(f"train.parallel={spread}"))
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert rows["parallel"].strip() == shown
+    assert {name: text.strip() for name, text in rows.items()}["global batch"] == global_batch
+
+
+def test_a_pipeline_that_mostly_waits_is_warned_of(plan_of: PlanOf) -> None:
+    few = plan_of("train.parallel={pipeline: 4}", "train.accumulate=2")
+    assert [note for note in few.warnings if "60% of each step is waiting; with accumulate 16 it would be 16%" in note]
+    assert not [note for note in plan_of("train.parallel={pipeline: 4}").warnings if "waiting" in note]
 
 
 def test_world_size_and_global_batch(plan_of: PlanOf) -> None:
@@ -302,8 +330,7 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             ["train.parallel={data: fsdp, shard: 3}"],
             "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
         ),
-        (["train.profile={at: 100}"], "train.profile: this version does not profile"),
-        (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
+        (["tracking.mlflow=https://mlflow.example.com"], "tracking.mlflow: this version tracks a Task by event lines"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
         (
             ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
@@ -672,3 +699,27 @@ def test_a_script_tracks_with_tensorboard_and_mlflow(plan_of: PlanOf) -> None:
     }
     request = plan_of("tracking.mlflow=https://mlflow.example.com", text=text).request
     assert request["Environment"]["MLFLOW_TRACKING_URI"] == "https://mlflow.example.com"
+
+
+def test_a_task_is_seen_by_tensorboard_and_a_profile(plan_of: PlanOf) -> None:
+    plan = plan_of("tracking.tensorboard=true", "train.profile={at: 100, steps: 3}")
+    assert plan.config.train is not None
+    assert (plan.config.train.tensorboard, plan.config.train.profile_at, plan.config.train.profile_steps) == (
+        True,
+        100,
+        3,
+    )
+    assert plan.request["TensorBoardOutputConfig"] == {"S3OutputPath": "s3://bucket/cloudtrain"}
+    plain = plan_of()
+    assert plain.config.train is not None
+    assert (plain.config.train.tensorboard, plain.config.train.profile_at) == (False, None)
+
+
+def test_the_network_that_a_measurement_is_held_against(plan_of: PlanOf) -> None:
+    def rating(*overrides: str, **arguments: Any) -> float | None:
+        return plan_of(*overrides, **arguments).config.network_gbps
+
+    assert rating("cluster.instances=2") == 400
+    assert rating("cluster.instances=1") is None, "there is none between instances"
+    assert rating("cluster={instances: 2, prefer: [ml.p5.48xlarge, ml.p4d.24xlarge]}") == 400, "the slower one"
+    assert rating("cluster.instances=2", **local()) is None

@@ -333,6 +333,7 @@ def test_a_good_or_unknown_loss(tmp_path: Path, body: str) -> None:
         "    @property\n    def metric(self): return 1\n",
         "    def _optimizer(self): return 1\n",
         "    def loss_of(self): return 1\n    def models(self): return 1\n    def dataset(self): return 1\n",
+        "    def prediction(self): return 1\n",
         "    def matrices(self): return 1\n    def collect(self): return 1\n",
         "Mine.loss = other\n",
     ],

@@ -33,6 +33,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "pipeline": Method(("model", "stages"), returns="the modules of the chain", may_yield=True),
     "schedule": Method(("optimizer",)),
     "metrics": Method(("model", "batch"), returns="a mapping from name to tensor"),
+    "predict": Method(("model", "batch"), returns="the predicted and the true class of each sample"),
     "collate": Method(("samples",), returns="a batch"),
 }
 """Every method of a Task that the entrypoint calls, in the order of `Task`."""

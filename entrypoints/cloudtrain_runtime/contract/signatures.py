@@ -220,12 +220,18 @@ def _misspelt(directory: Path, order: Order) -> Iterator[tuple[str, Finding]]:
     undefined = [name for name in METHODS if find_member(order, name) is Beyond.TASK]
     for owner in (each for each in order if isinstance(each, Class)):
         for node in (each for each in owner.bound.values() if isinstance(each, Function)):
-            is_private = node.name.startswith("_")
-            near = None if is_private or node.name in METHODS else _nearest(node.name, undefined, _VERY_NEAR)
+            near = _meant(node.name, undefined)
             if near is None or node.decorator_list or _is_spoken_of(directory, node.name):
                 continue
             message = f"{_shown(node)}: a Task has no such method"
             yield near, _at(owner, node, message, f'did you mean "{near}"?')
+
+
+def _meant(name: str, undefined: Iterable[str]) -> str | None:
+    """Return the method whose name was meant by a misspelt one; None for any other name."""
+    near = None if name.startswith("_") or name in METHODS else _nearest(name, undefined, _VERY_NEAR)
+    # `prediction` is near to `predict`, and another word.
+    return near if near is not None and abs(len(near) - len(name)) <= _MOST_LETTERS else None
 
 
 _PASSED_BY: Final = {"__pycache__", "node_modules", "site-packages", RUNTIME}
@@ -337,6 +343,8 @@ def _shown(node: Function) -> str:
 _NEAR: Final = 0.6
 _VERY_NEAR: Final = 0.82
 """`schedular` and `schedule` are as near as 0.824, `matrices` and `metrics` only 0.8."""
+_MOST_LETTERS: Final = 2
+"""By so many a misspelt name is longer or shorter."""
 
 
 def _nearest(name: str, legal: Iterable[str], cutoff: float) -> str | None:

@@ -119,6 +119,15 @@ class Mesh:
             dist.all_reduce(total)
         return total * (self.pipeline / self.place.world_size)
 
+    def count_parameters(self, model: nn.Module) -> int:
+        """Return the number of parameters of all stages together."""
+        own = sum(parameter.numel() for parameter in model.parameters())
+        if self.pipeline == 1:
+            return own
+        total = torch.tensor(own)
+        dist.all_reduce(total)
+        return int(total) * self.pipeline // self.place.world_size
+
     @torch.no_grad()
     def share_buffers(self, model: nn.Module) -> None:
         """Give every data rank the buffers of the first one.
