@@ -261,6 +261,37 @@ def test_a_slow_rank_is_told_once_and_when_it_is_over(tmp_path: Path) -> None:
     assert (over["rank"], over["is_over"]) == (2, True)
 
 
+@pytest.mark.processes
+def test_a_run_tells_what_it_sees(tmp_path: Path) -> None:
+    """3 ranks, of which one loads its data slowly; two of the 12 steps are recorded."""
+    _, text = measures_support.start(measures_support.uneven_run, 3, tmp_path)
+    events = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [event["step"] for event in steps] == list(range(1, 13))
+    for step in steps:
+        assert set(step["split"]) == set(PARTS)
+        assert step["tokens_per_second"] == pytest.approx(4 * step["samples_per_second"], rel=1e-4)
+        assert step["data_wait"] == pytest.approx(step["split"]["data"] / sum(step["split"].values()), rel=1e-3)
+        assert step["memory_bytes"] > 2**20
+    # Rank 0 waits for the slow one in its backward pass, rank 2 for nobody.
+    assert sum(step["split"]["backward"] for step in steps) > 12 * 0.05
+    told = [event for event in events if event["event"] == "straggler"]
+    assert [(event["rank"], event["host"], event["part"]) for event in told] == [(2, "algo-2", "data")]
+    (profile,) = [event for event in events if event["event"] == "profile"]
+    assert (profile["first_step"], profile["last_step"]) == (5, 6)
+    traces = sorted((tmp_path / "data" / "profile").iterdir())
+    assert len(traces) == 3
+    for trace in traces:
+        assert steps_in(trace_of(trace)) == ["ProfilerStep#5", "ProfilerStep#6"]
+
+
+@pytest.mark.processes
+def test_readings_that_follow_each_other_fast_are_passed_over(tmp_path: Path) -> None:
+    results, _ = measures_support.start(measures_support.fast_readings, 2, tmp_path)
+    # The first two, then one in 11: as long as the slower rank takes for 50 ms.
+    assert results == [10, 10]
+
+
 def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[float]]:
     return [[0.0, own, 0.0, float(stages[rank] if stages else 0)] for rank, own in enumerate(seconds)]
 
