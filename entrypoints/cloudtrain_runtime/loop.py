@@ -23,7 +23,7 @@ from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
-from cloudtrain_runtime.data import DataState, GlobalBatch, Position, Step, make_feeder
+from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
@@ -231,9 +231,9 @@ class Trainer:
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
-        batches = step.batches if self.guard is None else self.guard.keeping(step.batches)
+        batches = self._batches(step) if self.guard is None else self.guard.keeping(self._batches(step))
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
-        total = forward_backward(self._marked(plan, batches), weights)
+        total = forward_backward(batches, weights)
         self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
         grad_norm, moves_on = None, True
@@ -259,11 +259,11 @@ class Trainer:
     def _is_logged(self, step: int) -> bool:
         return step % self.log_every == 0 or step == 1
 
-    def _marked(self, plan: GlobalBatch, batches: Iterable[Any]) -> Iterator[Any]:
+    def _batches(self, step: Step) -> Iterator[Any]:
         """Yield a step's micro-batches, and tell the clock who has its time."""
         # A pipeline asks for all before it begins: it goes forward and backward in one, and waits in both.
         phase = Phase.FORWARD if self.pipeline is None else Phase.BACKWARD
-        for micro, batch in zip(plan.micro_batches, batches, strict=False):
+        for micro, batch in step:
             if self.meter.wants_batch:
                 self.meter.see(batch, micro.samples)
             self.clock.mark(phase)
@@ -418,11 +418,11 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
+        self.clock.mark(Phase.CHECKPOINT)
         if self.guard is not None:
             self.guard.settle()
         elif not self._is_worth_keeping():
             return
-        self.clock.mark(Phase.CHECKPOINT)
         self.mesh.share_buffers(self.model)
         state = {
             "data": self.feeder.state().to_json(),

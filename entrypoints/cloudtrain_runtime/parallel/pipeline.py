@@ -92,7 +92,9 @@ class Pipeline:
         if is_split(train.parallel.schedule):
             self._late = [replica for replica in replicas if isinstance(replica, DistributedDataParallel)]
             self._modules = [getattr(replica, "module", replica) if self._late else replica for replica in replicas]
-        self._plain = [replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas]
+        self._plain = [
+            replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas
+        ]
         self._schedules: dict[int, Callable[[], None]] = {}
         self._step = Step()
         self._batches: list[Batch] = []
@@ -116,7 +118,7 @@ class Pipeline:
         """
         self._set_mode(training=True)
         self._weights = weights
-        self._batches = [batch for _, batch in zip(weights, batches, strict=False)]
+        self._batches = list(batches)
         self._step.calls = [call_of(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.place.device)
