@@ -109,6 +109,57 @@ def test_a_clock_without_steps_tells_no_parts() -> None:
     assert stopped.read().split == {}
 
 
+class DeviceEvent:
+    """Stands in for an event of a GPU, which this machine need not have: passed when the test says so."""
+
+    now_milliseconds = 0.0
+    is_busy = True
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:
+        self.at = DeviceEvent.now_milliseconds
+
+    def query(self) -> bool:
+        return not DeviceEvent.is_busy
+
+    def elapsed_time(self, other: "DeviceEvent") -> float:
+        assert not DeviceEvent.is_busy, "this would wait"
+        return other.at - self.at
+
+
+def test_on_a_gpu_one_step_is_measured_and_read_when_the_device_has_passed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    works = Clockwork(monkeypatch)
+    clock = StepClock(torch.device("cuda"))
+
+    def step(milliseconds: float, *, is_logged: bool) -> None:
+        clock.begin(is_logged=is_logged)
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+            DeviceEvent.now_milliseconds += milliseconds
+            clock.mark(phase)
+        DeviceEvent.now_milliseconds += milliseconds
+        clock.mark(Phase.LOG)
+
+    step(99.0, is_logged=False)
+    step(5.0, is_logged=True)
+    works.now += 2_000_000
+    clock.mark(Phase.CHECKPOINT)
+    works.now += 8_000_000
+    assert clock.read().split == {}, "the device is not there yet"
+    DeviceEvent.is_busy = False
+    step(99.0, is_logged=False)
+    works.now += 3_000_000
+    clock.mark(Phase.CHECKPOINT)
+    works.now += 4_000_000
+    split = clock.read().split
+    assert split == pytest.approx(
+        {"data": 0.010, "forward": 0.010, "backward": 0.010, "optimizer": 0.005, "checkpoint": 0.004}
+    )
+
+
 # ---------------------------------------------------------------- FLOPs
 
 
