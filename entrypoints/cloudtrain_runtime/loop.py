@@ -270,14 +270,14 @@ class Trainer:
 
     def _batches(self, step: Step) -> Iterator[Any]:
         """Yield a step's micro-batches, and tell the clock who has its time."""
+        # A pipeline asks for all before it begins: it goes forward and backward in one, and waits in both.
+        phase = Phase.FORWARD if self.pipeline is None else Phase.BACKWARD
         for micro, batch in step:
             if self.meter.wants_batch:
                 self.meter.see(batch, micro.samples)
-            self.clock.mark(Phase.FORWARD)
+            self.clock.mark(phase)
             yield batch
             self.clock.mark(Phase.DATA)
-        # Only a pipeline asks for all of them before it begins: it goes forward and backward in one, and waits in it.
-        self.clock.mark(Phase.BACKWARD)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""

@@ -372,7 +372,7 @@ class Tracking(Section):
     """Where metrics go besides the event lines."""
 
     tensorboard: bool = False
-    """Copy what is written to /opt/ml/output/tensorboard to S3 while the job runs."""
+    """Write a Task's curves for TensorBoard, and copy /opt/ml/output/tensorboard to S3 while the job runs."""
     mlflow: Annotated[str, _MLFLOW_FORM] | None = None
     """ARN of a SageMaker MLflow tracking server or app, or the uri of a tracking server."""
 

@@ -338,3 +338,20 @@ def test_epochs_are_counted_in_samples_at_any_batch_size(train: Run) -> None:
 def test_to_resume_at_the_end_says_that_nothing_is_left(train: Run, capfd: pytest.CaptureFixture[str]) -> None:
     train(replace(TRAIN, epochs=2))
     assert losses(train(replace(TRAIN, epochs=1))) == {}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_curves_are_written_where_they_are_asked_for(asked: bool, train: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = train(replace(TRAIN, tensorboard=asked, steps=8, epochs=None))
+    folder = tmp_path / "ml" / "output" / "tensorboard"
+    assert folder.exists() == asked
+    if asked:
+        curves = EventAccumulator(str(folder))
+        curves.Reload()
+        told = {each.step: each.value for each in curves.Scalars("train/loss")}
+        assert told == pytest.approx(losses(events), rel=1e-5)  # events have 6 digits
+        assert {each.step for each in curves.Scalars("validation/error")} == {6, 8}
+        assert len(curves.Scalars("split/backward")) == 8
