@@ -83,8 +83,11 @@ class Trainer:
         self.datasets = checked_datasets(task)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
+        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
+        # Stages stay as they were measured at first: a resumed run must not sum in another order.
+        stages = self.checkpoints.state_ahead().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"])
+        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
         fit_to_meshes(self.optimizer)
@@ -99,7 +102,6 @@ class Trainer:
             seed=train.seed,
             workers=train.workers,
         )
-        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
         self.last_step = self.total_steps
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
@@ -365,6 +367,7 @@ class Trainer:
             "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
+            "pipeline": self.pipeline.sizes if self.pipeline is not None else None,
         }
         objects = {
             "scaler": self.scaler.state_dict(),
