@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime import watch
-from cloudtrain_runtime.checkpoints.resuming import resume, state_ahead
+from cloudtrain_runtime.checkpoints.resuming import load_step, resume, state_ahead
 from cloudtrain_runtime.checkpoints.saving import Keeping, Saver
 from cloudtrain_runtime.checkpoints.states import (
     States,
@@ -47,8 +47,10 @@ from cloudtrain_runtime.checkpoints.states import (
     copied_names,
     forget_unsaved,
     may_change_unseen,
+    model_state_of,
     parameter_names,
     put_back,
+    put_back_model,
     rank_key,
     refuse_strangers,
     states_of,
@@ -170,6 +172,22 @@ class Checkpoints:
             is_own=is_own,
             has_random=has_random,
         )
+
+    def load_weights(self, step: int, model: nn.Module, place: str = "") -> bool:
+        """Load the model alone from a checkpoint; return whether there is one.
+
+        Args:
+            step: Its step.
+            model: In whatever it is wrapped.
+            place: Uri of the folder that it lies in; by default where this run saves.
+        """
+        storage = open_storage(place) if place else self.storage
+        run = "" if place or self._config.resume == "auto" else self._place.run
+        states = model_state_of(model)
+        if not load_step(storage, step, run, self._place, states):
+            return False
+        put_back_model(states, model)
+        return True
 
     # ------------------------------------------------------------ at each step
 

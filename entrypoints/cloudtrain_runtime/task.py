@@ -23,7 +23,12 @@ class Task(ABC):
     """A model, its data and its loss. Subclasses take `code.args` as keyword arguments.
 
     Every method runs once in every rank's process, with the same seed in all of them.
+
+    Attributes:
+        classes: Names of the classes that `predict` tells by number; empty where they have none.
     """
+
+    classes: Sequence[str] = ()
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -88,6 +93,16 @@ class Task(ABC):
         """
         return {}
 
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        """Return the predicted and the true class of each sample: two tensors of whole numbers from 0, [B] each.
+
+        Optional, for models that classify. With it the run ends with an analysis of the test split (or of the
+        validation split, where there is no other): `analysis.md` and `analysis.json` in the model folder, with the
+        confusion matrix and precision, recall and F1 of each class. An attribute `classes` names them, in the order of
+        their numbers.
+        """
+        raise TaskError(f"{type(self).__name__} has no method predict()")
+
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Return a batch of samples; by default torch's default_collate."""
         return default_collate(list(samples))
@@ -149,6 +164,41 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
                 f"expected [{samples}] (no mean: the entrypoint averages over all samples of all ranks)"
             )
     return metrics
+
+
+def predicts(task: Task) -> bool:
+    """Return whether the Task tells the classes of samples."""
+    return type(task).predict is not Task.predict
+
+
+def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predicted and true classes of a batch.
+
+    Raises:
+        TaskError: they are not one whole number per sample each.
+    """
+    result: Any = task.predict(model, batch)
+    parts = result if isinstance(result, tuple) and len(result) == 2 else ()  # noqa: PLR2004
+    if not parts or not all(_is_class_of_each(part, samples) for part in parts):
+        raise TaskError(
+            "predict() must return the predicted and the true class of each sample: two tensors of whole numbers "
+            f"of the shape [{samples}]; it returned {_told(result)}"
+        )
+    return parts
+
+
+def _is_class_of_each(value: Any, samples: int) -> bool:
+    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    return list(value.shape) == [samples]
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of the shape {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {', '.join(map(_told, value)) or 'nothing'}"
+    return f"a {type(value).__name__}"
 
 
 def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:

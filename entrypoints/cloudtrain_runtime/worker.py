@@ -15,7 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
-from cloudtrain_runtime import watch
+from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
@@ -98,6 +98,8 @@ def run_script(config: RunConfig) -> None:
 
 def run_task(config: RunConfig) -> None:
     """Train the Task."""
+    if config.train is not None and config.train.deterministic:
+        determinism.prepare()
     from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import context
     from cloudtrain_runtime.loop import Trainer

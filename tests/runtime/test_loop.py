@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cloudtrain_runtime import context
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
-from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.loop import Patience, Trainer
 from cloudtrain_runtime.task import Task
 
@@ -283,7 +283,11 @@ def test_a_loss_that_is_not_finite_is_null(train: Run) -> None:
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             return super().loss(model, batch) * float("nan")
 
-    assert set(losses(train(task=Broken())).values()) == {None}
+    events = train(replace(TRAIN, epochs=None, steps=2), task=Broken(), every_steps=1)
+    assert set(losses(events).values()) == {None}
+    assert not any(event["event"] == "checkpoint" for event in events), "lost weights were saved"
+    with pytest.raises(JobError, match=r"not finite at 3 logged steps in a row, the last is step 3"):
+        train(task=Broken())
 
 
 def test_a_task_without_training_data_says_so(train: Run) -> None:

@@ -103,6 +103,39 @@ def state_ahead(config: CheckpointConfig, storage: Storage, place: Context) -> M
     return {} if found is None else found.manifest.state
 
 
+def load_step(storage: Storage, step: int, run: str, place: Context, target: States) -> bool:
+    """Load a complete checkpoint of a step into states; return whether there is one. Called by all ranks together.
+
+    Args:
+        storage: Where it lies.
+        step: Optimizer steps done.
+        run: The run that must have written it; an empty string for any.
+        place: This rank's place.
+        target: The states to load into; what else is in the checkpoint is left out.
+
+    Raises:
+        CheckpointError: it is another model's, or it cannot be read.
+    """
+    found: Found | None = gather(_of_step(storage, step, run) if place.is_main else None, place)[0]
+    if found is None:
+        return False
+    look = _load(found, target, place)
+    if look.damage and place.is_main:
+        _report_damage(found, look.damage)
+    return not look.damage
+
+
+def _of_step(storage: Storage, step: int, run: str) -> Found | None:
+    try:
+        chosen = newest(survey(storage), run=run, step=step)
+    except OSError as error:
+        say(f"what checkpoints there are cannot be told: {error}")
+        return None
+    if chosen is None or chosen.manifest is None:
+        return None
+    return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+
+
 def newest(
     records: list[Record], *, run: str = "", step: int | None = None, without: tuple[str, ...] = ()
 ) -> Record | None:
@@ -215,7 +248,7 @@ def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list
         return _Look(trouble=str(error))  # the other ranks must hear of it
     stepped, kinds = saved_optimizer(metadata)
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-    misfit = next(misfits(metadata, shapes), None) or other_optimizer(kinds, target["optimizer"])
+    misfit = next(misfits(metadata, shapes), None) or other_optimizer(kinds, target.get("optimizer", {}))
     return _Look(misfit=misfit, stepped=stepped)
 
 

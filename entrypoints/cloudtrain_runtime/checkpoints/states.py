@@ -14,7 +14,12 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from cloudtrain_runtime.context import Context
@@ -55,6 +60,13 @@ def states_of(
         "objects": _packed(dict(objects)),
         "rng": {rank_key(place.rank): _packed(random_states(place))},
     }
+
+
+def model_state_of(model: nn.Module) -> States:
+    """Return the state of the model alone, to load a checkpoint's into it."""
+    parameters = _places(model)
+    state = {name: _settled(value, parameters) for name, value in get_model_state_dict(model).items()}
+    return {"model": state}
 
 
 @contextlib.contextmanager
@@ -147,14 +159,21 @@ def put_back(
     optimizers = list(optimizers)
     if names is not None:
         _rename(states, optimizers, names)
-    model_state = {
-        name: _unpacked(value) if isinstance(value, bytes) else value for name, value in states["model"].items()
-    }
-    set_state_dict(model, optimizers, model_state_dict=model_state, optim_state_dict=states.get("optimizer", {}))
+    optimizer_state = states.get("optimizer", {})
+    set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
     own = states["rng"].get(rank_key(place.rank))
     if own:
-        _set_random(_unpacked(own), place)
+        set_random_states(_unpacked(own), place)
     return _unpacked(states["objects"]) if states["objects"] else {}
+
+
+def put_back_model(states: States, model: nn.Module) -> None:
+    """Set the model alone to loaded states."""
+    set_model_state_dict(model, _model_state(states))
+
+
+def _model_state(states: States) -> dict[str, Any]:
+    return {name: _unpacked(value) if isinstance(value, bytes) else value for name, value in states["model"].items()}
 
 
 def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
@@ -287,7 +306,8 @@ def random_states(place: Context) -> dict[str, Any]:
     return states
 
 
-def _set_random(states: Mapping[str, Any], place: Context) -> None:
+def set_random_states(states: Mapping[str, Any], place: Context) -> None:
+    """Set this rank's random generators to what `random_states` has returned."""
     torch.set_rng_state(states["torch"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))

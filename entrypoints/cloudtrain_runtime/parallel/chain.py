@@ -19,8 +19,8 @@ from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.parallel.calls import Call
 from cloudtrain_runtime.task import Task
 
-_ROUNDS, _MOST_ROUNDS, _ROUND_SECONDS = 3, 20, 0.05
-"""Timed passes of each link, after one that is not: the fastest counts. Short ones are noisy, so there are more."""
+_ROUNDS = 5
+"""Timed passes of each link, after one that is not; the fastest counts. Ranks that share layers must make as many."""
 
 Precision = Callable[[], AbstractContextManager[Any]]
 
@@ -242,9 +242,9 @@ def _timed(
     link: nn.Module, place: int, values: Call, device: torch.device, precision: Precision
 ) -> tuple[Call, float]:
     """Return what a link returns, and the seconds of its forward and backward pass."""
-    best, spent = math.inf, 0.0
+    best = math.inf
     outputs: Call = ()
-    for turn in range(_MOST_ROUNDS + 1):
+    for turn in range(_ROUNDS + 1):
         _wait_for(device)
         began = time.perf_counter()
         with precision():
@@ -253,14 +253,11 @@ def _timed(
         if flowing:
             torch.autograd.backward(flowing, [torch.ones_like(output) for output in flowing])
         _wait_for(device)
-        seconds = time.perf_counter() - began
         if turn:
-            best, spent = min(best, seconds), spent + seconds
+            best = min(best, time.perf_counter() - began)
         link.zero_grad(set_to_none=True)
         for value in values:
             value.grad = None
-        if turn >= _ROUNDS and spent > _ROUND_SECONDS:
-            break
     return outputs, best
 
 
