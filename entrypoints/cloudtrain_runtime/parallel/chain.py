@@ -167,7 +167,7 @@ def balance(seconds: Sequence[float], parts: int) -> list[int]:
     for part in range(1, parts + 1):
         ends = range(part, count + 1)
         starts = {
-            end: min(range(part - 1, end), key=lambda start: max(slowest[start], until[end] - until[start]))  # noqa: B023
+            end: min(range(part - 1, end), key=lambda start: max(slowest[start], until[end] - until[start]))
             for end in ends
         }
         slowest = [
@@ -238,9 +238,7 @@ def _on_device(link: nn.Module, device: torch.device) -> tuple[nn.Module, torch.
     return probe, torch.device("meta")
 
 
-def _timed(
-    link: nn.Module, place: int, values: Call, device: torch.device, precision: Precision
-) -> tuple[Call, float]:
+def _timed(link: nn.Module, place: int, values: Call, device: torch.device, precision: Precision) -> tuple[Call, float]:
     """Return what a link returns, and the seconds of its forward and backward pass."""
     best = math.inf
     outputs: Call = ()

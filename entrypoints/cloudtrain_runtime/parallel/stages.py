@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
 )
-from torch.nn import functional as F
+from torch.nn import functional
 
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.parallel.calls import Call
@@ -77,7 +77,7 @@ class Link:
         return self.index == self.stages - 1
 
 
-class Stage(PipelineStage):  # type: ignore[misc] # torch's is not typed
+class Stage(PipelineStage):
     """A stage that takes micro-batches of any number of samples.
 
     Between ranks all have the size of the largest: what is sent is padded, what has come is cut to its size. So the
@@ -90,7 +90,9 @@ class Stage(PipelineStage):  # type: ignore[misc] # torch's is not typed
     """
 
     def __init__(self, module: nn.Module, link: Link, step: Step) -> None:
-        takes = (torch.empty(1, dtype=torch.int64, device="meta"),) if link.is_first else tuple(map(_example, link.takes))
+        takes = (
+            (torch.empty(1, dtype=torch.int64, device="meta"),) if link.is_first else tuple(map(_example, link.takes))
+        )
         super().__init__(
             module,
             link.index,
@@ -115,7 +117,7 @@ class Stage(PipelineStage):  # type: ignore[misc] # torch's is not typed
         else:
             call = tuple(_received(value, shape, samples) for value, shape in zip(args, self._link.takes, strict=True))
         with self._link.precision():
-            returned = super().forward_maybe_with_nosync(*call, **named)
+            returned = super().forward_maybe_with_nosync(*call, **named)  # type: ignore[no-untyped-call]
         if self._link.is_last:
             return returned
         return tuple(_sent(value, shape, samples) for value, shape in checked(returned, self._link, samples))
@@ -163,7 +165,9 @@ def make_schedule(
         kind = ScheduleGPipe
     if name in _LOOPED and micro_steps % ranks:
         kind = ScheduleLoopedBFS
-    schedule = kind(own if name in _LOOPED else own[0], micro_steps, loss_fn=loss, **_supported(kind, scale_grads=False))
+    schedule = kind(
+        own if name in _LOOPED else own[0], micro_steps, loss_fn=loss, **_supported(kind, scale_grads=False)
+    )
     numbers = torch.arange(micro_steps)
     inputs = (numbers,) if any(link.is_first for _, link in stages) else ()
     # Outputs have gone into the loss: to put all of them together would only take memory.
@@ -205,7 +209,8 @@ def _received(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
         if size != value.shape[dimension]:
             real = real.narrow(dimension, 0, size)
     if real.requires_grad:
-        real.register_hook(torch.Tensor.contiguous)  # or it could not be sent back
+        # Or its gradient could not be sent back.
+        real.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
     return real
 
 
@@ -215,7 +220,7 @@ def _sent(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
     missing = [whole - size for whole, size in zip(shape.sizes, shape.at(samples), strict=True)]
     if any(missing):
         # From the last dimension to the first, and nothing before it.
-        value = F.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
+        value = functional.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
     return value.contiguous()
 
 
