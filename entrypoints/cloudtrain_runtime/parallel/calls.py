@@ -91,8 +91,8 @@ class _Answer(_StandIn):
 def _checked(args: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
     if named:
         raise TaskError(
-            f"train.parallel.pipeline: loss() calls the model with {', '.join(named)} by name; a pipeline takes tensors "
-            "by position"
+            f"train.parallel.pipeline: loss() calls the model with {', '.join(named)} by name; a pipeline takes "
+            "tensors by position"
         )
     for place, value in enumerate(args, start=1):
         if not isinstance(value, torch.Tensor):

@@ -119,7 +119,7 @@ class Pipeline:
         """
         self._set_mode(training=True)
         self._weights = weights
-        self._batches = [batch for _, batch in zip(weights, batches, strict=False)]
+        self._batches = list(batches)
         self._step.calls = [call_of(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.place.device)

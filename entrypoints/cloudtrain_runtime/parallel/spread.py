@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.measures.flops import shape_of
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.pipeline import Pipeline
 from cloudtrain_runtime.parallel.replicas import replicate
@@ -33,11 +34,14 @@ class Spread:
             stages, so that names stay.
         replica: What a training loss calls.
         pipeline: What runs the micro-batches instead, where the model's layers lie on several ranks.
+        shape: The whole model without its numbers, as it was built: what its FLOPs are counted on. None on a CPU, whose
+            utilisation nobody asks for.
     """
 
     model: nn.Module
     replica: nn.Module
     pipeline: Pipeline | None
+    shape: nn.Module | None = None
 
 
 def spread(
@@ -66,6 +70,7 @@ def spread(
         # Gradients of weights are computed past FSDP's hooks, which would gather them.
         train = replace(train, parallel=replace(train.parallel, reshard=False))
     model = task.model()
+    shape = None if mesh.place.device.type == "cpu" else shape_of(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
         # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
@@ -80,8 +85,8 @@ def spread(
 
     if mesh.pipeline > 1:
         pipeline = Pipeline(task, model, train, mesh, placed, scale, dataset, stages)
-        return Spread(model, model, pipeline)
-    return Spread(model, placed(model), None)
+        return Spread(model, model, pipeline, shape)
+    return Spread(model, placed(model), None, shape)
 
 
 def fill(model: nn.Module, device: torch.device) -> None:
