@@ -100,8 +100,12 @@ class Evaluations:
         sums: dict[str, torch.Tensor] = {}
         pairs: list[torch.Tensor] = []
         batches = self._batches[split]
+        stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
-        with _left_as_it_was(self._model), _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh):
+        with (
+            _left_as_it_was(self._model, *stages),
+            _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh),
+        ):
             self._model.eval()
             for micro, batch in batches:
                 watch.stir()
@@ -133,9 +137,9 @@ class Evaluations:
 
 
 @contextlib.contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+def _left_as_it_was(*models: nn.Module) -> Iterator[None]:
     """Put back which modules train, and what a forward pass without a backward pass leaves gathered."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         yield
     finally:
