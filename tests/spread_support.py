@@ -109,7 +109,7 @@ class Windows(Dataset[torch.Tensor]):
     def __init__(self, samples: int, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
         jumps = torch.randint(VOCABULARY, (samples, LENGTH + 1), generator=generator)
-        is_jump = torch.rand(samples, LENGTH + 1, generator=generator) < 0.2  # noqa: PLR2004 (some of the time)
+        is_jump = torch.rand(samples, LENGTH + 1, generator=generator) < 0.2
         self.texts = (torch.where(is_jump, jumps, 1).cumsum(1)) % VOCABULARY
 
     def __len__(self) -> int:
