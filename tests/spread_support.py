@@ -282,7 +282,7 @@ def _rank(
         chosen = task(**arguments)
         chosen.learning_rate = train.learning_rate
         Trainer(chosen, train, checkpoint, place).run()
-    except BaseException as error:  # the test must hear of it whatever it is
+    except BaseException as error:  # noqa: BLE001 (the test must hear of it whatever it is)
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]
         print(f"FAILED {type(error).__name__}: {first}", flush=True)

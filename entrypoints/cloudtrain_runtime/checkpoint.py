@@ -103,6 +103,9 @@ class Due:
 class Checkpoints:
     """The checkpoints of one run. Every method is called by all ranks together.
 
+    Attributes:
+        group: All ranks, for small messages on the CPU that do not queue behind gradients; None for one rank.
+
     Args:
         config: The job's checkpoint section. An empty uri is the host's /opt/ml/checkpoints.
         place: This rank's place.
@@ -121,6 +124,7 @@ class Checkpoints:
         self._config = config
         self._place = place
         self._agreement = Agreement(place, flags=2)
+        self.group = self._agreement.group
         attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
         keeping = Keeping(config.keep, config.resume == "auto", mesh or {"data": place.world_size})
         group, notice = self._agreement.group, self.notice

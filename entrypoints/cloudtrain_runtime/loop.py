@@ -10,8 +10,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,12 +27,16 @@ from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.measures import Meter, Phase
+from cloudtrain_runtime.measures.profiling import Profiling
+from cloudtrain_runtime.measures.tensorboard import Board
 from cloudtrain_runtime.nonfinite import Guard, Losses
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss
@@ -59,21 +63,6 @@ class Patience:
         return self.waited >= rule.patience
 
 
-@dataclass
-class Meter:
-    """Samples per second since the last reading."""
-
-    samples: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def read(self) -> float:
-        """Return samples per second and start anew."""
-        now = time.monotonic()
-        rate = self.samples / max(now - self.began, 1e-9)
-        self.samples, self.began = 0, now
-        return rate
-
-
 class Trainer:
     """One Task in training on one rank.
 
@@ -93,7 +82,7 @@ class Trainer:
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale)
+        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"])
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
         fit_to_meshes(self.optimizer)
@@ -117,7 +106,10 @@ class Trainer:
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter()
+        self.meter = Meter(task, built.shape, train.precision, place, self.checkpoints.group, self.mesh.stage)
+        self.clock = self.meter.clock
+        self.profiling = Profiling(place, self.clock, train.profile_at, train.profile_steps)
+        self.board: Board | None = None
         self.saved_step = -1
         self.evaluated_step = -1
         self.last_loss: torch.Tensor | None = None
@@ -134,6 +126,8 @@ class Trainer:
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
         parameters = self.mesh.count_parameters(self.model)
+        if self.place.is_main and self.train.tensorboard:
+            self.board = Board(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
             emit(
                 "started",
@@ -159,6 +153,7 @@ class Trainer:
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
+        self.profiling.close()
         self._save(wait=True)
         seconds = time.monotonic() - began
         self._finish()
@@ -174,6 +169,8 @@ class Trainer:
                 **({} if self.best is None or self.best.mark is None else {"best_step": self.best.mark.step}),
                 **({} if self.guard is None else {"skipped": self.guard.skipped}),
             )
+        if self.board is not None:
+            self.board.close()
 
     @property
     def position(self) -> Position:
@@ -209,7 +206,9 @@ class Trainer:
             return True
         while not self._is_at_end():
             self.replica.train()
+            self.clock.mark(Phase.DATA)
             for step in self.feeder.epoch():
+                self.profiling.before(self.position.step + 1)
                 self._step(step)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
@@ -227,13 +226,15 @@ class Trainer:
     def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
         plan = step.plan
+        self.clock.begin(is_logged=self._is_logged(self.position.step + 1))
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
-        batches = step.batches if self.guard is None else self.guard.keeping(step.batches)
+        batches = self._batches(step) if self.guard is None else self.guard.keeping(self._batches(step))
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
         total = forward_backward(batches, weights)
+        self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
         grad_norm, moves_on = None, True
         if self.train.clip_grad_norm is not None or self.guard is not None:
@@ -251,8 +252,23 @@ class Trainer:
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
-        if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
+        if self._is_logged(self.position.step) or self._is_at_end():
             self._log(total, grad_norm)
+        self.clock.mark(Phase.CHECKPOINT)
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.log_every == 0 or step == 1
+
+    def _batches(self, step: Step) -> Iterator[Any]:
+        """Yield a step's micro-batches, and tell the clock who has its time."""
+        for micro, batch in step:
+            if self.meter.wants_batch:
+                self.meter.see(batch, micro.samples)
+            self.clock.mark(Phase.FORWARD)
+            yield batch
+            self.clock.mark(Phase.DATA)
+        # Only a pipeline asks for all of them before it begins: it goes forward and backward in one, and waits in it.
+        self.clock.mark(Phase.BACKWARD)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
@@ -261,6 +277,7 @@ class Trainer:
             with synchronised(self.replica, now=left == 0):
                 with self._autocast():
                     loss = self._loss(batch) * weight
+                self.clock.mark(Phase.BACKWARD)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -282,18 +299,21 @@ class Trainer:
         return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
+        self.clock.mark(Phase.LOG)
         loss = float(self.mesh.mean(total))
+        seen = self.meter.read()
         if self.place.is_main:
-            extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-            emit(
-                "step",
-                step=self.position.step,
-                epoch=self.position.epoch,
-                loss=loss,
-                samples_per_second=self.meter.read(),
-                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-                **extra,
-            )
+            fields = {
+                "step": self.position.step,
+                "epoch": self.position.epoch,
+                "loss": loss,
+                **seen,
+                "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+                **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
+            }
+            emit("step", **fields)
+            if self.board is not None:
+                self.board.step(self.position.step, fields)
         if self.guard is None:
             self.losses.note(self.position.step, loss, is_main=self.place.is_main)
 
@@ -338,10 +358,13 @@ class Trainer:
 
     def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
         """Measure a split and tell of it; `step` is that of the weights where it is not the present one."""
+        self.clock.mark(Phase.OTHER)
         found = self.evaluations.measure(split, with_classes=with_classes)
         if self.place.is_main:
             at = self.position.step if step is None else step
             emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=found.samples, **found.means)
+            if self.board is not None:
+                self.board.evaluation(split, at, found.means)
         return found
 
     # ------------------------------------------------------------ the end
@@ -395,6 +418,7 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
+        self.clock.mark(Phase.CHECKPOINT)
         if self.guard is not None:
             self.guard.settle()
         elif not self._is_worth_keeping():

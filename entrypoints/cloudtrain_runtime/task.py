@@ -26,9 +26,14 @@ class Task(ABC):
 
     Attributes:
         classes: Names of the classes that `predict` tells by number; empty where they have none.
+        tokens_per_sample: Tokens of one training sample, where it has some: throughput is then told in tokens, too.
+        flops_per_sample: FLOPs of one sample's forward and backward pass, for the utilisation of the device; None has
+            them counted, where that can be done.
     """
 
     classes: Sequence[str] = ()
+    tokens_per_sample: int | None = None
+    flops_per_sample: float | None = None
 
     @abstractmethod
     def model(self) -> nn.Module:

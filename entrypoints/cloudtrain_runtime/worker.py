@@ -103,6 +103,7 @@ def run_task(config: RunConfig) -> None:
     from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import context
     from cloudtrain_runtime.loop import Trainer
+    from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
     from cloudtrain_runtime.task import load_task
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
@@ -114,6 +115,7 @@ def run_task(config: RunConfig) -> None:
 
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
     ranks.join_ranks(place)
+    tell_bandwidth(place, config.network_gbps)
     try:
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:

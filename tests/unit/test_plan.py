@@ -330,8 +330,7 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             ["train.parallel={data: fsdp, shard: 3}"],
             "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
         ),
-        (["train.profile={at: 100}"], "train.profile: this version does not profile"),
-        (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
+        (["tracking.mlflow=https://mlflow.example.com"], "tracking.mlflow: this version tracks a Task by event lines"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
         (
             ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
@@ -700,3 +699,27 @@ def test_a_script_tracks_with_tensorboard_and_mlflow(plan_of: PlanOf) -> None:
     }
     request = plan_of("tracking.mlflow=https://mlflow.example.com", text=text).request
     assert request["Environment"]["MLFLOW_TRACKING_URI"] == "https://mlflow.example.com"
+
+
+def test_a_task_is_seen_by_tensorboard_and_a_profile(plan_of: PlanOf) -> None:
+    plan = plan_of("tracking.tensorboard=true", "train.profile={at: 100, steps: 3}")
+    assert plan.config.train is not None
+    assert (plan.config.train.tensorboard, plan.config.train.profile_at, plan.config.train.profile_steps) == (
+        True,
+        100,
+        3,
+    )
+    assert plan.request["TensorBoardOutputConfig"] == {"S3OutputPath": "s3://bucket/cloudtrain"}
+    plain = plan_of()
+    assert plain.config.train is not None
+    assert (plain.config.train.tensorboard, plain.config.train.profile_at) == (False, None)
+
+
+def test_the_network_that_a_measurement_is_held_against(plan_of: PlanOf) -> None:
+    def rating(*overrides: str, **arguments: Any) -> float | None:
+        return plan_of(*overrides, **arguments).config.network_gbps
+
+    assert rating("cluster.instances=2") == 400
+    assert rating("cluster.instances=1") is None, "there is none between instances"
+    assert rating("cluster={instances: 2, prefer: [ml.p5.48xlarge, ml.p4d.24xlarge]}") == 400, "the slower one"
+    assert rating("cluster.instances=2", **local()) is None
