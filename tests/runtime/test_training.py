@@ -22,6 +22,8 @@ LAYOUTS = {
     "hybrid": (4, ParallelConfig(data="fsdp", shard=2)),
     "tensor": (2, ParallelConfig(tensor=2)),
     "fsdp x tensor": (4, ParallelConfig(data="fsdp", tensor=2)),
+    "pipeline": (2, ParallelConfig(pipeline=2)),
+    "pipeline x fsdp": (4, ParallelConfig(data="fsdp", pipeline=2)),
 }
 WHOLE = 16
 """Samples of a step, by however many ranks."""
@@ -30,8 +32,10 @@ WHOLE = 16
 def job(ranks: int = 1, parallel: ParallelConfig | None = None, **changes: Any) -> TrainConfig:
     """Return a job whose steps have the same samples at any number of ranks."""
     parallel = parallel or ParallelConfig()
-    data_ranks = ranks // parallel.tensor
-    train = replace(TRAIN, steps=6, batch_size=WHOLE // data_ranks, accumulate=1, parallel=parallel)
+    data_ranks = ranks // parallel.tensor // parallel.pipeline
+    # A pipeline needs as many micro-batches as it has stages.
+    each, parts = WHOLE // data_ranks // parallel.pipeline, parallel.pipeline
+    train = replace(TRAIN, steps=6, batch_size=each, accumulate=parts, parallel=parallel)
     return replace(train, **changes)
 
 
@@ -87,7 +91,7 @@ def told_alone(alone: Outcome) -> Any:
     return matrix.tolist()
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tensor"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tensor", "pipeline"])
 def test_evaluation_does_not_change_training(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=4)
@@ -99,7 +103,7 @@ def test_evaluation_does_not_change_training(layout: str, tmp_path: Path) -> Non
     assert often.grad_norms == never.grad_norms
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor", "pipeline x fsdp"])
 def test_early_stopping_is_agreed_and_survives_a_resume(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     rule = EarlyStopping("validation/accuracy", patience=2, min_delta=100.0, mode="max")
@@ -113,7 +117,7 @@ def test_early_stopping_is_agreed_and_survives_a_resume(layout: str, tmp_path: P
     assert len(rest.losses) == 1
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor", "pipeline x fsdp"])
 def test_the_best_weights_are_exported(layout: str, tmp_path: Path) -> None:
     """A rate that ruins what was learned makes an early evaluation the best; a resume in between knows it."""
     ranks, parallel = LAYOUTS[layout]
@@ -171,7 +175,7 @@ def test_accumulated_gradients_are_sent_once(layout: str, call: str, tmp_path: P
     assert sent[4] == sent[1]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tensor", "fsdp x tensor"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tensor", "fsdp x tensor", "pipeline x fsdp"])
 def test_an_overflow_on_one_rank_makes_all_leave_out_the_step(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=5, precision="fp16", skip_nonfinite=0)
@@ -183,7 +187,7 @@ def test_an_overflow_on_one_rank_makes_all_leave_out_the_step(layout: str, tmp_p
     assert found.losses[-1] < found.losses[0]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor", "pipeline x fsdp"])
 def test_steps_without_a_finite_gradient_are_left_out_then_the_run_ends(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=40, skip_nonfinite=1)
