@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime import watch
-from cloudtrain_runtime.checkpoints.resuming import load_step, resume
+from cloudtrain_runtime.checkpoints.resuming import load_step, resume, state_ahead
 from cloudtrain_runtime.checkpoints.saving import Keeping, Saver
 from cloudtrain_runtime.checkpoints.states import (
     States,
@@ -134,6 +134,10 @@ class Checkpoints:
 
     # ------------------------------------------------------------ going on
 
+    def state_ahead(self) -> Mapping[str, Any]:
+        """Return the `state` of the checkpoint that `resume` will start from, before there is a model."""
+        return state_ahead(self._config, self.storage, self._place)
+
     def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
         """Load the checkpoint to start from into model and optimizers; works at any world size.
 
@@ -159,7 +163,7 @@ class Checkpoints:
         has_random = self._place.rank < checkpoint.manifest.world_size
         if not has_random:
             loaded["rng"][own] = b""  # the present states, which a rank without saved ones keeps
-        objects = put_back(loaded, model, optimizers, self._place)
+        objects = put_back(loaded, model, optimizers, self._place, names)
         forget_unsaved(names, stepped, optimizers)
         self._saver.last_began = time.monotonic()
         is_own = checkpoint.place == self.storage.uri

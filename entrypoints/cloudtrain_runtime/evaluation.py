@@ -101,8 +101,12 @@ class Evaluations:
         sums: dict[str, torch.Tensor] = {}
         pairs: list[torch.Tensor] = []
         batches = self._batches[split]
+        parts = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
-        with _left_as_it_was(self._model), _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh):
+        with (
+            _left_as_it_was(self._model, *parts),
+            _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh),
+        ):
             self._model.eval()
             for micro, batch in batches:
                 watch.stir()
@@ -114,9 +118,9 @@ class Evaluations:
                     sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
                 if classes is not None:
                     pairs.append(classes)
-        parts = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
-        means = _means([part for part, _ in parts], batches.samples)
-        return Measured(batches.samples, means, sum((counts for _, counts in parts), Counter()))
+        shares = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
+        means = _means([share for share, _ in shares], batches.samples)
+        return Measured(batches.samples, means, sum((counts for _, counts in shares), Counter()))
 
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> Evaluated:
         if self._pipeline is not None:
@@ -129,9 +133,9 @@ class Evaluations:
 
 
 @contextlib.contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+def _left_as_it_was(*models: nn.Module) -> Iterator[None]:
     """Put back which modules train, and what a forward pass without a backward pass leaves gathered."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         yield
     finally:

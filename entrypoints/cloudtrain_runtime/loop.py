@@ -81,8 +81,11 @@ class Trainer:
         self.best = Best.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
+        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
+        # Stages stay as they were measured at first: a resumed run must not sum in another order.
+        stages = self.checkpoints.state_ahead().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"])
+        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
         fit_to_meshes(self.optimizer)
@@ -101,7 +104,6 @@ class Trainer:
             seed=train.seed,
             workers=train.workers,
         )
-        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
         self.last_step = self.total_steps
         self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
@@ -428,6 +430,7 @@ class Trainer:
             "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
+            "pipeline": self.pipeline.sizes if self.pipeline is not None else None,
             BEST_STATE: self.best.to_json() if self.best is not None else None,
             "nonfinite": self.guard.state_dict() if self.guard is not None else None,
         }

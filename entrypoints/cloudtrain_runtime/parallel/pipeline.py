@@ -58,6 +58,7 @@ class Pipeline:
 
     Attributes:
         sizes: Links of each stage.
+        parts: This rank's stages, as far as hooks on modules reach: of replicas what they replicate.
 
     Raises:
         JobError: the schedule does not fit the micro-batches.
@@ -90,8 +91,8 @@ class Pipeline:
         if mesh.place.is_main:
             _tell(self.sizes, seen.seconds)
         indices = [mesh.stage + turn * mesh.pipeline for turn in range(own_stages)]
-        self._parts: list[nn.Module] = [parts[index] for index in indices]
-        keep_only(model, self._parts, [part for part in parts if part not in self._parts])
+        own = [parts[index] for index in indices]
+        keep_only(model, own, [part for part in parts if part not in own])
         if next(model.parameters(), None) is None:
             raise TaskError(f"train.parallel.pipeline: stage {mesh.stage} of the chain has no parameters")
         passed = [_on_the_wire(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh) for stage in range(stages)]
@@ -100,20 +101,20 @@ class Pipeline:
             Link(index, stages, passed[index - 1], passed[index], mesh.place.device, group, self._precision)
             for index in indices
         ]
-        replicas = [placed(part) for part in self._parts]
-        self._modules, self._late = replicas, []
-        if is_split(train.parallel.schedule):
-            self._late = [replica for replica in replicas if isinstance(replica, DistributedDataParallel)]
-            self._modules = [getattr(replica, "module", replica) if self._late else replica for replica in replicas]
-        self._plain = [
-            replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas
-        ]
+        replicas = [placed(part) for part in own]
+        inner = [replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas]
+        self.parts: list[nn.Module] = inner
+        is_late = is_split(train.parallel.schedule)
+        self._late = [replica for replica in replicas if is_late and isinstance(replica, DistributedDataParallel)]
+        self._modules = inner if is_late else replicas
+        # Links that the Task made for its chain: nobody else tells them whether they are in training.
+        known = set(model.modules())
+        self._strangers = [module for part in own for module in part.modules() if module not in known]
         self._schedules: dict[int, Callable[[], None]] = {}
         self._step = Step()
         self._batches: list[Batch] = []
         self._weights: Sequence[float] = ()
         self._total = torch.zeros((), device=mesh.place.device)
-        self._is_training = True
         self._sent: list[tuple[Any, torch.Tensor]] = []
 
     def run(self, batches: Iterable[Batch], weights: Sequence[float]) -> torch.Tensor:
@@ -162,7 +163,7 @@ class Pipeline:
         self._set_mode(training=False)
         call = call_of(self._task, batch, training=False)
         size = self._samples(call)
-        for module, link in zip(self._plain, self._links, strict=True):
+        for module, link in zip(self.parts, self._links, strict=True):
             taken = call if link.is_first else self._receive(link, size)
             with self._precision():
                 returned = module(*taken)
@@ -214,10 +215,8 @@ class Pipeline:
         return torch.autocast(self._mesh.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _set_mode(self, *, training: bool) -> None:
-        if self._is_training != training:
-            self._is_training = training
-            for part in self._parts:
-                part.train(training)
+        for module in self._strangers:
+            module.training = training
 
     # ------------------------------------------------------------ evaluation
 
@@ -305,9 +304,8 @@ def _check(train: TrainConfig, mesh: Mesh) -> None:
             f"train.parallel.schedule: {schedule} needs an accumulate that {mesh.pipeline} divides, and it is "
             f"{train.accumulate}"
         )
-    if schedule == "zero_bubble" and (train.compile or train.activation_checkpointing):
-        other = "compile" if train.compile else "activation_checkpointing"
-        raise JobError(f"train.parallel.schedule: zero_bubble does not work with train.{other}")
+    if schedule == "zero_bubble" and train.compile:
+        raise JobError("train.parallel.schedule: zero_bubble does not work with train.compile")
     if train.parallel.static_graph:
         raise JobError("train.parallel.static_graph: it does not work with a pipeline")
 
