@@ -37,12 +37,12 @@ class Broken(Small):
 
 
 class Overflowing(Small):
-    """The gradient of one rank overflows in fp16, once."""
+    """The gradient of the last rank overflows in fp16, in its third micro-batch."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         loss = super().loss(model, batch)
-        is_one = model.training and int(os.environ["RANK"]) == 1 and _count("overflow") == 3
-        return loss * 1e30 if is_one else loss
+        is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+        return loss * 1e30 if model.training and is_last and _count("overflow") == 3 else loss
 
 
 class Told(Small):
