@@ -290,6 +290,34 @@ def test_a_loss_that_is_not_finite_is_null(train: Run) -> None:
         train(task=Broken())
 
 
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": None, "steps": 9}])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_of_the_job_goes_on_after_a_resume(
+    train: Run, tmp_path: Path, schedule: str, length: dict[str, int | None]
+) -> None:
+    class Plain(Fragile):
+        def schedule(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002 (the Task's signature)
+            return None
+
+    config = replace(TRAIN, schedule=schedule, warmup_steps=3, **length)  # type: ignore[arg-type]
+    whole = train(config, task=Plain(1000), uri=str(tmp_path / "whole"))
+    with pytest.raises(_Killed):
+        train(config, task=Plain(5), every_steps=1)
+    rest = train(config, task=Plain(1000), every_steps=1)
+    expected, found = rates(whole), rates(rest)
+    steps = max(expected)
+    assert found == {step: rate for step, rate in expected.items() if step > 5}
+    assert losses(rest) == {step: loss for step, loss in losses(whole).items() if step > 5}
+    # An event tells the rate of the step that follows.
+    assert [expected[step] for step in (1, 2, 3)] == pytest.approx([0.05 * 2 / 3, 0.05, 0.05])
+    assert expected[steps] == pytest.approx(0.0, abs=1e-9)
+    assert steps == (9 if length["epochs"] is None else 12)
+
+
+def rates(events: Events) -> dict[int, float]:
+    return {event["step"]: event["learning_rate"] for event in events if event["event"] == "step"}
+
+
 def test_a_task_without_training_data_says_so(train: Run) -> None:
     class Nothing(Regression):
         def datasets(self) -> Mapping[str, Dataset[Any]]:
