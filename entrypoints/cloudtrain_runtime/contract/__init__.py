@@ -132,6 +132,7 @@ class RunConfig:
         request: Identity of the plan.
         hang_seconds: Without a step for so long beyond the slowest one so far, the run counts as hung and is ended;
             None never ends it.
+        local_rank_option: Option by which the script takes its local rank, as it spells it, or None.
     """
 
     run: str
@@ -147,6 +148,7 @@ class RunConfig:
     code: str = ""
     request: str = ""
     hang_seconds: float | None = 600.0
+    local_rank_option: str | None = None
     version: int = VERSION
 
     def to_json(self) -> str:
