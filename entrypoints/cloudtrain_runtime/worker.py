@@ -22,6 +22,7 @@ from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
+from cloudtrain_runtime.host.groups import keep_groups
 from cloudtrain_runtime.host.variables import mpirun_variables
 from cloudtrain_runtime.marks import mark_lines
 from cloudtrain_runtime.place import is_by_mpirun, ml_tree, read_run_config, torchrun_variables
@@ -118,6 +119,7 @@ def run_script(config: RunConfig) -> None:
     script = Path(config.script or "").absolute()
     sys.argv = [str(script), *arguments(config, os.environ)]
     sys.path[0] = str(script.parent)
+    keep_groups()
     code: str | int | None = 0
     try:
         runpy.run_path(str(script), run_name="__main__")
