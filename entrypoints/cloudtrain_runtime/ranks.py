@@ -45,8 +45,8 @@ def _register_smddp() -> None:
         import smdistributed.dataparallel.torch.torch_smddp  # type: ignore[import-not-found] # noqa: F401
     except ImportError as error:
         raise JobError(
-            f"AWS's SMDDP library cannot be imported in this image ({error}). The newest that has it is AWS's container "
-            f'of PyTorch {SMDDP_FRAMEWORK} ({SMDDP_IMAGE}): use framework: "{SMDDP_FRAMEWORK}", or distribution: '
+            f"AWS's SMDDP library cannot be imported in this image ({error}). The newest with it is AWS's container of "
+            f'PyTorch {SMDDP_FRAMEWORK} ({SMDDP_IMAGE}): use framework: "{SMDDP_FRAMEWORK}", or distribution: '
             "torch_distributed, which works in every image"
         ) from error
 

@@ -106,7 +106,7 @@ def report_alone(title: str, callstack: str = "", exit_code: int = 1) -> None:
         title=title,
         traceback=callstack,
         exit_code=exit_code,
-        failed_at=time.time(),
+        failed_at=int(time.time()),
         secondary=is_echo(f"{title}\n{callstack}"),
     )
     tell(failure)

@@ -54,7 +54,7 @@ def train(args: argparse.Namespace) -> None:
         if rank == 0:
             print(f"epoch={epoch}; loss={loss.item():.4f};", flush=True)
 
-    if args.current_host == sorted(args.hosts)[0] and local_rank == 0:
+    if args.current_host == min(args.hosts) and local_rank == 0:
         torch.save(net.state_dict(), os.path.join(args.model_dir, "model.pt"))
         with open(os.path.join(args.output_data_dir, "result.json"), "w") as file:
             json.dump({"world_size": world_size, "loss": loss.item()}, file)

@@ -27,7 +27,7 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
     if use_gpu:
         torch.cuda.set_device(device)
     # Given by whoever started this script; without it the first host's name, which only SageMaker's network knows.
-    os.environ.setdefault("MASTER_ADDR", sorted(args.hosts)[0])
+    os.environ.setdefault("MASTER_ADDR", min(args.hosts))
     os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group("nccl" if use_gpu else "gloo", rank=rank, world_size=world_size)
 

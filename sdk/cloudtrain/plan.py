@@ -91,7 +91,7 @@ class CodeInfo:
     bytes: int
     files: int
     source: Source | None = field(default=None, compare=False)
-    conventions: Conventions = Conventions()
+    conventions: Conventions = field(default_factory=Conventions)
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,8 @@ def warn_of_spawn(
         )
     if is_local and spec.cluster.instances > 1:
         notes.warn(
-            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of its "
-            "own finds the first host's address in MASTER_ADDR, here and on SageMaker"
+            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of "
+            "its own finds the first host's address in MASTER_ADDR, here and on SageMaker"
         )
 
 

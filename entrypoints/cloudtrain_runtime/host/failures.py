@@ -1,4 +1,4 @@
-"""A failure written down: `/opt/ml/output/failure`, which SageMaker shows, and one event line, which cloudtrain reads."""
+"""A failure written down: in `/opt/ml/output/failure`, which SageMaker shows, and as one event line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Failure:
     title: str
     traceback: str
     exit_code: int
-    failed_at: float
+    failed_at: int
     secondary: bool = False
 
     @property

@@ -1,8 +1,8 @@
 """A script's Gloo groups, kept from their destructor, which can hang.
 
-What frees such a group waits, with the interpreter's lock, for the group's thread, and that thread waits for the lock when
-it has just ended a collective. So an ordinary script that destroys its group after the last step, and then returns from
-the function that holds the DDP model, may never end; under plain torchrun, too. torch 2.5 to 2.13 at least.
+What frees such a group waits, with the interpreter's lock held, for the group's thread, and that thread waits for the
+lock where it has just ended a collective. So an ordinary script that destroys its group right after the last step, and
+then returns from the function that holds the DDP model, may never end. Seen with torch 2.13.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def keep_groups() -> None:
         destroy(group)
 
     destroy_process_group.__doc__ = destroy.__doc__
-    for module in (distributed, sys.modules["torch.distributed"]):
-        module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+    public: Any = sys.modules["torch.distributed"]
+    distributed.destroy_process_group = public.destroy_process_group = destroy_process_group
 
 
 def _gloo_backends(distributed: Any) -> list[Any]:

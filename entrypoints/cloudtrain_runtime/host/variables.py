@@ -74,7 +74,7 @@ def hyperparameters(argv: list[str]) -> dict[str, Any]:
     Values are read as JSON, as AWS's toolkit reads them; an option without a value is true.
     """
     found: dict[str, Any] = {}
-    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+    for word, following in zip(argv, [*argv, "--"][1:], strict=True):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name:
             is_flag = not equals and following.startswith("--")
