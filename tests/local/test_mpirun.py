@@ -263,7 +263,8 @@ def test_a_script_finds_its_place(cluster: Cluster, request: pytest.FixtureReque
         assert (each["GLOO_SOCKET_IFNAME"], each["OMP_NUM_THREADS"]) == ("lo", "1")
 
 
-def test_a_failure_is_written_down_and_ends_the_job(cluster: Cluster, mpirun: Any, fail_rank: int = 3) -> None:
+def test_a_failure_is_written_down_and_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
+    fail_rank = 3
     cluster.give(run_config(task="small:Small", args={"fail_rank": fail_rank}), small_py=TASK)
     done = end(mpirun())
     assert done.code == 1, done.text
@@ -307,7 +308,7 @@ def test_mpi_that_a_script_has_begun_is_ended(cluster: Cluster, mpirun: Any, mod
     """For mpirun a rank that leaves without it has failed."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("NOT TESTED: there is no mpi4py here: pip install mpi4py")
-    script = "from mpi4py import MPI\nprint('of', MPI.COMM_WORLD.Get_size(), flush=True)\n"
+    script = "import os\nfrom mpi4py import MPI\nos.write(1, b'of %d\\n' % MPI.COMM_WORLD.Get_size())\n"
     cluster.give(run_config(script="probe.py", args=[]), probe_py=script)
     done = end(mpirun(*module))
     assert done.code == 0, done.text
