@@ -10,7 +10,6 @@ import os
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def train(local_rank: int, args: argparse.Namespace) -> None:
-    """Train a classifier of handwritten digits and save it."""
+    """Train a classifier of points, inside of a circle or not, and save it."""
     world_size = len(args.hosts) * args.processes
     rank = sorted(args.hosts).index(args.current_host) * args.processes + local_rank
     use_gpu = torch.cuda.device_count() > local_rank
@@ -31,12 +30,12 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
     os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group("nccl" if use_gpu else "gloo", rank=rank, world_size=world_size)
 
-    digits = load_digits()
-    data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    points = torch.rand(400, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    data = TensorDataset(points, (points.square().sum(dim=1) < 0.6).long())  # noqa: PLR2004
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=args.batch_size, sampler=sampler)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2)).to(device)
     model = DistributedDataParallel(net, device_ids=[local_rank] if use_gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     for epoch in range(args.epochs):

@@ -1,9 +1,9 @@
 """A script's Gloo groups, kept from their destructor, which can hang.
 
 What frees such a group waits, with the interpreter's lock held, for the group's thread, and that thread waits for the
-lock where it has just ended a collective. So a script that destroys its group right after the last step, and then returns
-from the function that holds the DDP model, may never end. Seen with torch 2.13 in two of two runs with forked workers,
-and in none of five under plain torchrun, whose code for it is the same.
+lock where it has just ended a collective. So a script that destroys its group right after the last step, and then
+returns from the function that holds the DDP model, may never end. Seen with torch 2.13 in two of two runs with forked
+workers, and in none of five under plain torchrun, where the same code of torch runs.
 """
 
 from __future__ import annotations
