@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/feeding.py [--turns 5] [--write FILE]
 
-Microseconds of the rank's processor time per step of a whole epoch, with nothing done to the batches: what is left is the sampler, the
-loader and what brings them together. Ways take turns; a stream reads the same samples from files of ready tensors.
+Microseconds of the rank's processor time per step of a whole epoch, with nothing done to the batches: what is left is
+the sampler, the loader and what brings them together. Ways take turns; a stream reads the same samples from files.
 """
 
 from __future__ import annotations
