@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudtrain_runtime import watch
+from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
@@ -141,9 +141,12 @@ def arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
 
 def run_task(config: RunConfig) -> None:
     """Train the Task."""
+    if config.train is not None and config.train.deterministic:
+        determinism.prepare()
     from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import context
     from cloudtrain_runtime.loop import Trainer
+    from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
     from cloudtrain_runtime.task import load_task
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
@@ -156,6 +159,7 @@ def run_task(config: RunConfig) -> None:
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
     try:
         ranks.join_ranks(place)
+        tell_bandwidth(place, config.network_gbps)
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
         record_failure(str(error), "")

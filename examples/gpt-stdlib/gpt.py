@@ -85,6 +85,7 @@ class GPT(Task):
     ) -> None:
         self.layers, self.width, self.heads, self.length = layers, width, heads, context_bytes
         self.files = files
+        self.tokens_per_sample = context_bytes  # so that throughput is told in tokens, too
 
     def model(self) -> nn.Module:
         """Return the model: bytes [B, T] to scores [B, T, 256]."""

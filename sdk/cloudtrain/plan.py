@@ -323,6 +323,8 @@ def make_plan(
     warn_of_spawn(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
     config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
     config = replace(config, local_rank_option=local_rank)
+    if not is_local:
+        config = replace(config, network_gbps=_network_gbps(spec))
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)
@@ -459,6 +461,9 @@ def _run_config(
             skip_nonfinite=train.skip_nonfinite,
             export=train.export,
             workers=train.workers,
+            tensorboard=spec.tracking.tensorboard,
+            profile_at=train.profile.at if train.profile else None,
+            profile_steps=train.profile.steps if train.profile else 0,
         ),
         checkpoint=CheckpointConfig(
             uri=checkpoints,
@@ -471,6 +476,14 @@ def _run_config(
         code=code,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
     )
+
+
+def _network_gbps(spec: JobSpec) -> float | None:
+    """Return the rating of the network between instances, the slowest where the type is left open; or None."""
+    found = [catalog.find_instance(name) for name in spec.cluster.types]
+    ratings = [None if instance is None else instance.network_gbps for instance in found]
+    known = [rating for rating in ratings if rating is not None]
+    return min(known) if spec.cluster.instances > 1 and len(known) == len(ratings) else None
 
 
 def _parallel(spread: Parallel) -> ParallelConfig:

@@ -75,13 +75,9 @@ def _unknown_region(region: str, notes: Notes) -> None:
 
 def check_abilities(spec: JobSpec, notes: Notes) -> None:
     """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
-    if spec.train is not None:
-        if spec.train.profile is not None:
-            notes.refuse(("train", "profile"), "this version does not profile", "remove it")
-        for name in ("tensorboard", "mlflow"):
-            if getattr(spec.tracking, name):
-                message = "this version tracks a Task by event lines only; a script may write what it likes"
-                notes.refuse(("tracking", name), message, "remove it")
+    if spec.train is not None and spec.tracking.mlflow:
+        message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
+        notes.refuse(("tracking", "mlflow"), message, "remove it")
 
 
 def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:

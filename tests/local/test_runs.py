@@ -49,7 +49,10 @@ def test_the_main_job(cli: Cli, tmp_path: Path) -> None:
     promised = {"plan.json", "request.json", "state.json", "events.jsonl", "logs", "hosts", "checkpoints", "model"}
     assert promised <= {path.name for path in folder.iterdir()}
     with tarfile.open(content["artifacts"]["model"]) as archive:
-        assert sorted(archive.getnames()) == ["metrics.json", "model.pt"]
+        assert sorted(archive.getnames()) == ["analysis.json", "analysis.md", "metrics.json", "model.pt"]
+        analysis = json.load(archive.extractfile("analysis.json"))  # type: ignore[arg-type]
+    assert analysis["accuracy"] == pytest.approx(content["metrics"]["test/accuracy"], abs=1e-5)
+    assert sum(score["support"] for score in analysis["classes"]) == analysis["samples"] == 270
     assert processes_of(content["run"]) == []
     # What was run is what was planned.
     request = json.loads((folder / "request.json").read_text())

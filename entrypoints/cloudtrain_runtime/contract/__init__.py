@@ -193,6 +193,8 @@ class RunConfig:
         hang_seconds: Without a step for so long beyond the slowest one so far, the run counts as hung and is ended;
             None never ends it.
         local_rank_option: Option by which the script takes its local rank, as it spells it, or None.
+        network_gbps: Rating of one instance's network in Gbit/s; None where there is none to hold a measurement
+            against: on one instance, locally, or for a type that the catalog does not know.
     """
 
     run: str
@@ -209,6 +211,7 @@ class RunConfig:
     request: str = ""
     hang_seconds: float | None = 600.0
     local_rank_option: str | None = None
+    network_gbps: float | None = None
     version: int = VERSION
 
     def to_json(self) -> str:
