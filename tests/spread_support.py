@@ -237,7 +237,8 @@ def _read(folder: Path, problem: str | None) -> Outcome:
     return Outcome(
         [event["loss"] for event in steps],
         [event["grad_norm"] for event in steps if "grad_norm" in event],
-        None if problem is None else (told or [problem])[0],
+        # Those that lost a rank tell of nothing but that.
+        None if problem is None else min(told or [problem], key=lambda reason: "gloo" in reason),
         events,
         "".join(texts),
         torch.load(model, weights_only=True) if model.exists() else None,

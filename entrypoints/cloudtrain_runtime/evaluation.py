@@ -101,10 +101,10 @@ class Evaluations:
         sums: dict[str, torch.Tensor] = {}
         pairs: list[torch.Tensor] = []
         batches = self._batches[split]
-        parts = self._pipeline.parts if self._pipeline is not None else ()
+        stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
         with (
-            _left_as_it_was(self._model, *parts),
+            _left_as_it_was(self._model, *stages),
             _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh),
         ):
             self._model.eval()

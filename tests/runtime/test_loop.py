@@ -340,8 +340,8 @@ def test_an_early_stopping_metric_that_is_not_measured_says_so(train: Run) -> No
         ("datasets", lambda: {"train": [1], "val": [1]}, "it has train, val"),
         ("datasets", lambda: {"train": [1], "test": []}, "the test dataset is empty"),
         ("datasets", lambda: {"train": iter(())}, "the train dataset needs __len__"),
-        ("loss", lambda model, batch: None, "must return a scalar tensor.*returned NoneType"),
-        ("loss", lambda model, batch: 0.5, "must return a scalar tensor.*returned float"),
+        ("loss", lambda model, batch: None, "must return a scalar tensor.*returned None"),
+        ("loss", lambda model, batch: 0.5, "must return a scalar tensor.*returned a float"),
         ("loss", lambda model, batch: model(batch[0]), r"must return a scalar tensor.*shape \[4, 1\]"),
         ("metrics", lambda model, batch: {"loss": torch.ones(4)}, "must not have a metric called loss"),
         ("metrics", lambda model, batch: {"error": torch.ones(())}, r"one value per sample: error .* expected \[4\]"),
@@ -366,3 +366,20 @@ def test_epochs_are_counted_in_samples_at_any_batch_size(train: Run) -> None:
 def test_to_resume_at_the_end_says_that_nothing_is_left(train: Run, capfd: pytest.CaptureFixture[str]) -> None:
     train(replace(TRAIN, epochs=2))
     assert losses(train(replace(TRAIN, epochs=1))) == {}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_curves_are_written_where_they_are_asked_for(asked: bool, train: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = train(replace(TRAIN, tensorboard=asked, steps=8, epochs=None))
+    folder = tmp_path / "ml" / "output" / "tensorboard"
+    assert folder.exists() == asked
+    if asked:
+        curves = EventAccumulator(str(folder))
+        curves.Reload()
+        told = {each.step: each.value for each in curves.Scalars("train/loss")}
+        assert told == pytest.approx(losses(events), rel=1e-5)  # events have 6 digits
+        assert {each.step for each in curves.Scalars("validation/error")} == {6, 8}
+        assert len(curves.Scalars("split/backward")) == 8

@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
 )
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.parallel.calls import Call
@@ -209,7 +209,8 @@ def _received(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
         if size != value.shape[dimension]:
             real = real.narrow(dimension, 0, size)
     if real.requires_grad:
-        real.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call] # or it could not be sent back
+        # Or its gradient could not be sent back.
+        real.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
     return real
 
 
@@ -219,7 +220,7 @@ def _sent(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
     missing = [whole - size for whole, size in zip(shape.sizes, shape.at(samples), strict=True)]
     if any(missing):
         # From the last dimension to the first, and nothing before it.
-        value = F.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
+        value = functional.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
     return value.contiguous()
 
 
