@@ -323,7 +323,7 @@ def test_tied_weights_are_refused_where_they_are_apart() -> None:
     task = Tied(1)
     model = task.model()
     links = links_of(task, model, 2)
-    with pytest.raises(TaskError, match="stages 0 and 1 share the parameter embedding.tokens.weight"):
+    with pytest.raises(TaskError, match=r"stages 0 and 1 share the parameter embedding\.tokens\.weight"):
         cut(links, [3, 3], model)
 
 
@@ -352,7 +352,7 @@ def test_a_pipeline_takes_tensors_by_position(loss: Any, expected: str) -> None:
 
 
 def test_a_loss_cannot_look_into_a_model_that_is_elsewhere() -> None:
-    with pytest.raises(AttributeError, match="a loss can only call the model: there is no model.head"):
+    with pytest.raises(AttributeError, match=r"a loss can only call the model: there is no model\.head"):
         call_of(Asks(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True)
 
 
