@@ -8,20 +8,26 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks_support import TRAIN
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
 
 from cloudtrain_runtime import ranks
 from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.loop import Trainer
 from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
-from cloudtrain_runtime.measures.clock import StepClock
+from cloudtrain_runtime.measures.clock import Reading, StepClock
 from cloudtrain_runtime.measures.profiling import Profiling
-from cloudtrain_runtime.measures.stragglers import Stragglers
+from cloudtrain_runtime.measures.stragglers import OWN, Stragglers
+from cloudtrain_runtime.task import Task
 
 _SECONDS = 120
 
@@ -86,8 +92,53 @@ def one_slow_rank(place: Context, folder: Path) -> Any:
         is_slow = place.rank == 2 and 3 <= reading <= 8
         # Everybody waits for rank 2 in the backward pass.
         split = {"data": 0.05 if is_slow else 0.002, "forward": 0.01, "backward": 0.06, "optimizer": 0.001}
-        told += [[reading, asdict(each)] for each in stragglers.note(split if reading else {})]
+        told += [[reading, asdict(each)] for each in stragglers.note(Reading(1, 0.1, split if reading else {}))]
     return told
+
+
+class _Uneven(Task):
+    """A line through points, whose samples take rank 2 a while to load."""
+
+    tokens_per_sample = 4
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {"train": TensorDataset(torch.ones(240, 3))}
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        result: torch.Tensor = model(batch[0]).square().mean()
+        return result
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        time.sleep(self.seconds)
+        return super().collate(samples)
+
+
+def uneven_run(place: Context, folder: Path) -> Any:
+    """Train for 12 steps, and record the 5th and 6th."""
+    os.environ.update(CLOUDTRAIN_LOG_EVERY_STEPS="1", CLOUDTRAIN_ML_ROOT=str(folder / "ml"))
+    (folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
+    train = replace(TRAIN, epochs=None, steps=12, batch_size=2, profile_at=5, profile_steps=2)
+    checkpoint = CheckpointConfig((folder / "checkpoints").as_uri(), None, 6, 2, "auto")
+    slow = 0.08 if place.rank == 2 else 0.0
+    here = replace(place, model_dir=folder / "model", train=train, run="uneven")
+    Trainer(_Uneven(slow), train, checkpoint, here).run()
+    return None
+
+
+def fast_readings(place: Context, folder: Path) -> Any:
+    """Note readings that follow each other fast; return how many are exchanged."""
+    group = dist.new_group(backend="gloo")
+    stragglers = Stragglers(place, group)
+    for _ in range(100):
+        # Their own clocks differ, and so would their choices.
+        stragglers.note(Reading(10, 0.004 + 0.001 * place.rank, dict.fromkeys(OWN, 0.0001)))
+    return stragglers.exchanges
 
 
 def profiled_steps(place: Context, folder: Path) -> Any:

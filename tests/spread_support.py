@@ -277,7 +277,7 @@ def _rank(
     )
     for stream in (1, 2):
         os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    place = replace(read_context(os.environ), model_dir=folder / "model", seed=train.seed)
+    place = replace(read_context(os.environ), model_dir=folder / "model", output_dir=folder / "output", seed=train.seed)
     group.join_ranks(place)
     try:
         chosen = task(**arguments)

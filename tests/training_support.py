@@ -33,17 +33,16 @@ class Broken(Small):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         loss = super().loss(model, batch[0])
-        is_bad = torch.isin(batch[1], torch.tensor(self.bad)).any()
-        return torch.where(is_bad, loss * float("nan"), loss)
+        return loss * (float("nan") if torch.isin(batch[1], torch.tensor(self.bad)).any() else 1.0)
 
 
 class Overflowing(Small):
-    """The gradient of one rank overflows in fp16, once."""
+    """The gradient of the last rank overflows in fp16, in its third micro-batch."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         loss = super().loss(model, batch)
-        is_one = model.training and int(os.environ["RANK"]) == 1 and _count("overflow") == 3
-        return loss * 1e30 if is_one else loss
+        is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+        return loss * 1e30 if model.training and is_last and _count("overflow") == 3 else loss
 
 
 class Told(Small):
@@ -74,9 +73,9 @@ class Counted(Small):
         super().__init__(samples, **options)
         self.folder = Path(folder)
         self.sent: list[str] = []
+        self._watch()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        self._watch()
         optimizer = super().optimizer(model)
         optimizer.register_step_pre_hook(lambda *_: self._note())
         return optimizer
@@ -92,18 +91,19 @@ class Counted(Small):
 
         def watched(replica: Any, *args: Any, **options: Any) -> None:
             begin(replica, *args, **options)
-            replica.register_comm_hook(None, self._send)
+            replica.register_comm_hook(None, lambda _, bucket: self._send(bucket))  # DDP reads annotations
 
         DistributedDataParallel.__init__ = watched  # type: ignore[method-assign]
-        scatter = dist.reduce_scatter_tensor
+        name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+        scatter = getattr(dist, name)
 
         def scattered(*args: Any, **options: Any) -> Any:
             self.sent.append("reduce-scatter")
             return scatter(*args, **options)
 
-        dist.reduce_scatter_tensor = scattered
+        setattr(dist, name, scattered)
 
-    def _send(self, _: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _send(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         self.sent.append("all-reduce")
         tensor: torch.Tensor = bucket.buffer().div_(dist.get_world_size())
         work: Any = dist.all_reduce(tensor, async_op=True)

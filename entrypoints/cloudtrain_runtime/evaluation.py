@@ -19,6 +19,7 @@ from cloudtrain_runtime.checkpoints.states import random_states, set_random_stat
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import make_evaluation
 from cloudtrain_runtime.parallel.mesh import Mesh
+from cloudtrain_runtime.parallel.pipeline import Evaluated
 from cloudtrain_runtime.parallel.spread import Spread
 from cloudtrain_runtime.ranks import gather
 from cloudtrain_runtime.seeds import seed_everything
@@ -84,8 +85,8 @@ class Evaluations:
 
     @property
     def can_predict(self) -> bool:
-        """Whether the Task tells classes, and a rank has all of the model to ask."""
-        return predicts(self._task) and self._pipeline is None
+        """Whether the Task tells classes."""
+        return predicts(self._task)
 
     @torch.no_grad()
     def measure(self, split: str, *, with_classes: bool = False) -> Measured:
@@ -109,31 +110,26 @@ class Evaluations:
             self._model.eval()
             for micro, batch in batches:
                 watch.stir()
-                values = self._values(batch, micro.samples)
-                classes = self._classes(batch, micro.samples) if with_classes else None
+                found = self._forward(batch, micro.samples, with_classes=with_classes)
+                classes = None if found.prediction is None else torch.stack([*map(_whole, found.prediction)])
                 if micro.count == 0 or self._mesh.tensor_rank != 0:
                     continue  # a stand-in, or what another rank counts
-                for name, value in values.items():
+                for name, value in found.values.items():
                     sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
                 if classes is not None:
                     pairs.append(classes)
-        parts = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
-        means = _means([part for part, _ in parts], batches.samples)
-        return Measured(batches.samples, means, sum((counts for _, counts in parts), Counter()))
+        shares = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
+        means = _means([share for share, _ in shares], batches.samples)
+        return Measured(batches.samples, means, sum((counts for _, counts in shares), Counter()))
 
-    def _values(self, batch: Any, samples: int) -> Mapping[str, torch.Tensor]:
+    def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> Evaluated:
         if self._pipeline is not None:
-            return self._pipeline.evaluate(batch, samples)
+            return self._pipeline.evaluate(batch, samples, with_classes=with_classes)
         with self._autocast():
             loss = checked_loss(self._task, self._model, batch)
             values = {"loss": loss, **checked_metrics(self._task, self._model, batch, samples)}
-        return {name: _whole(value) for name, value in values.items()}
-
-    def _classes(self, batch: Any, samples: int) -> torch.Tensor:
-        """Return true and predicted classes, [2, samples]."""
-        with self._autocast():
-            predicted, true = checked_prediction(self._task, self._model, batch, samples)
-        return torch.stack([_whole(true).long(), _whole(predicted).long()])
+            told = checked_prediction(self._task, self._model, batch, samples) if with_classes else None
+        return Evaluated({name: _whole(value) for name, value in values.items()}, told)
 
 
 @contextlib.contextmanager
@@ -170,11 +166,12 @@ def _numbers(sums: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
 
 def _counted(pairs: Sequence[torch.Tensor]) -> Counter[tuple[int, int]]:
+    """Count pairs of a predicted and a true class, [2, samples] each, by the true and the predicted one."""
     if not pairs:
         return Counter()
     every: Any = torch.cat(list(pairs), dim=1).cpu()
     kinds, counts = every.unique(dim=1, return_counts=True)
-    return Counter({(true, guess): n for (true, guess), n in zip(kinds.T.tolist(), counts.tolist(), strict=True)})
+    return Counter({(true, guess): n for (guess, true), n in zip(kinds.T.tolist(), counts.tolist(), strict=True)})
 
 
 def _means(parts: Sequence[Mapping[str, float]], samples: int) -> dict[str, float]:

@@ -39,7 +39,14 @@ from cloudtrain_runtime.parallel.spread import spread, whole_weights
 from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
-from cloudtrain_runtime.task import Task, checked_datasets, checked_loss
+from cloudtrain_runtime.task import (
+    Task,
+    check_batch,
+    checked_datasets,
+    checked_loss,
+    checked_optimizer,
+    checked_schedule,
+)
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
@@ -87,7 +94,7 @@ class Trainer:
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
-        self.optimizer = task.optimizer(self.model)
+        self.optimizer = checked_optimizer(task, self.model)
         fit_to_meshes(self.optimizer)
         limit = train.skip_nonfinite
         self.guard = None if limit is None else Guard(limit, self.optimizer, self.scaler, self.mesh)
@@ -105,7 +112,9 @@ class Trainer:
             workers=train.workers,
         )
         self.last_step = self.total_steps
-        self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
+        self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
+            self.optimizer, train, lambda: self.last_step
+        )
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter(task, built.shape, train.precision, place, self.checkpoints.group, self.mesh.stage)
@@ -263,14 +272,14 @@ class Trainer:
 
     def _batches(self, step: Step) -> Iterator[Any]:
         """Yield a step's micro-batches, and tell the clock who has its time."""
+        # A pipeline asks for all before it begins: it goes forward and backward in one, and waits in both.
+        phase = Phase.FORWARD if self.pipeline is None else Phase.BACKWARD
         for micro, batch in step:
             if self.meter.wants_batch:
                 self.meter.see(batch, micro.samples)
-            self.clock.mark(Phase.FORWARD)
+            self.clock.mark(phase)
             yield batch
             self.clock.mark(Phase.DATA)
-        # Only a pipeline asks for all of them before it begins: it goes forward and backward in one, and waits in it.
-        self.clock.mark(Phase.BACKWARD)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
@@ -285,6 +294,8 @@ class Trainer:
         return total
 
     def _loss(self, batch: Any) -> torch.Tensor:
+        if self.position.step == 0:
+            check_batch(self.task, batch)
         try:
             return checked_loss(self.task, self.replica, batch)
         except RuntimeError as error:

@@ -55,14 +55,23 @@ class Guard:
         optimizer: Takes the steps.
         scaler: The loss scale of fp16. While there is one to lower, what it leaves out is told and not counted.
         mesh: The grid of ranks.
+        on_device: Whether the optimizer leaves out steps by itself; by default where that saves waiting.
     """
 
-    def __init__(self, limit: int, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        limit: int,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        mesh: Mesh,
+        *,
+        on_device: bool | None = None,
+    ) -> None:
         self.in_row = 0
         self.skipped = 0
         self._owed = 0  # moves of the schedule to leave out
         self._limit, self._optimizer, self._scaler, self._mesh = limit, optimizer, scaler, mesh
-        self._skips_itself = mesh.place.device.type == "cuda" and is_fused(optimizer)
+        self._on_device = mesh.place.device.type == "cuda" and is_fused(optimizer) if on_device is None else on_device
         self._pending: _Step | None = None
         self._batches: list[Any] = []
 
@@ -84,7 +93,7 @@ class Guard:
         Raises:
             JobError: too many steps in a row had to be left out.
         """
-        if self._skips_itself:
+        if self._on_device:
             self._step_on_device(number, loss, norm)
         elif self._is_finite(_Step(number, loss, norm, None, self._batches)):
             self._scaler.step(self._optimizer)

@@ -151,7 +151,16 @@ def _distribution(spec: JobSpec, candidates: list[_Candidate], machine: Machine 
                 f"use {TORCH_DISTRIBUTED}, or one of {legal}",
             )
     if machine is not None:
-        notes.warn(f"{asked} starts ranks with AWS's mpirun; on this machine torchrun stands in for it")
+        notes.warn(
+            f"{asked} starts ranks with AWS's mpirun and joins them by SMDDP; on this machine torchrun stands in for "
+            "the one, Gloo or NCCL for the other"
+        )
+    else:
+        notes.warn(
+            f"{asked}: AWS's toolkit starts the ranks. It hands on no notice to stop, so a stop, a spot interruption "
+            "and the end of limits.runtime cost the work since the last checkpoint; it starts no rank again"
+            f"{' (limits.retries)' if spec.limits.retries else ''}; and nobody watches for a hang"
+        )
     return asked
 
 

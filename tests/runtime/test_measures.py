@@ -109,6 +109,57 @@ def test_a_clock_without_steps_tells_no_parts() -> None:
     assert stopped.read().split == {}
 
 
+class DeviceEvent:
+    """Stands in for an event of a GPU, which this machine need not have: passed when the test says so."""
+
+    now_milliseconds = 0.0
+    is_busy = True
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:  # noqa: ARG002 (the signature of torch)
+        self.at = DeviceEvent.now_milliseconds
+
+    def query(self) -> bool:
+        return not DeviceEvent.is_busy
+
+    def elapsed_time(self, other: "DeviceEvent") -> float:
+        assert not DeviceEvent.is_busy, "this would wait"
+        return other.at - self.at
+
+
+def test_on_a_gpu_one_step_is_measured_and_read_when_the_device_has_passed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    works = Clockwork(monkeypatch)
+    clock = StepClock(torch.device("cuda"))
+
+    def step(milliseconds: float, *, is_logged: bool) -> None:
+        clock.begin(is_logged=is_logged)
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+            DeviceEvent.now_milliseconds += milliseconds
+            clock.mark(phase)
+        DeviceEvent.now_milliseconds += milliseconds
+        clock.mark(Phase.LOG)
+
+    step(99.0, is_logged=False)
+    step(5.0, is_logged=True)
+    works.now += 2_000_000
+    clock.mark(Phase.CHECKPOINT)
+    works.now += 8_000_000
+    assert clock.read().split == {}, "the device is not there yet"
+    DeviceEvent.is_busy = False
+    step(99.0, is_logged=False)
+    works.now += 3_000_000
+    clock.mark(Phase.CHECKPOINT)
+    works.now += 4_000_000
+    split = clock.read().split
+    assert split == pytest.approx(
+        {"data": 0.010, "forward": 0.010, "backward": 0.010, "optimizer": 0.005, "checkpoint": 0.004}
+    )
+
+
 # ---------------------------------------------------------------- FLOPs
 
 
@@ -259,6 +310,37 @@ def test_a_slow_rank_is_told_once_and_when_it_is_over(tmp_path: Path) -> None:
     assert slow["ratio"] == pytest.approx(61 / 13)
     assert last == 12
     assert (over["rank"], over["is_over"]) == (2, True)
+
+
+@pytest.mark.processes
+def test_a_run_tells_what_it_sees(tmp_path: Path) -> None:
+    """3 ranks, of which one loads its data slowly; two of the 12 steps are recorded."""
+    _, text = measures_support.start(measures_support.uneven_run, 3, tmp_path)
+    events = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [event["step"] for event in steps] == list(range(1, 13))
+    for step in steps:
+        assert set(step["split"]) == set(PARTS)
+        assert step["tokens_per_second"] == pytest.approx(4 * step["samples_per_second"], rel=1e-4)
+        assert step["data_wait"] == pytest.approx(step["split"]["data"] / sum(step["split"].values()), rel=1e-3)
+        assert step["memory_bytes"] > 2**20
+    # Rank 0 waits for the slow one in its backward pass, rank 2 for nobody.
+    assert sum(step["split"]["backward"] for step in steps) > 12 * 0.05
+    told = [event for event in events if event["event"] == "straggler"]
+    assert [(event["rank"], event["host"], event["part"]) for event in told] == [(2, "algo-2", "data")]
+    (profile,) = [event for event in events if event["event"] == "profile"]
+    assert (profile["first_step"], profile["last_step"]) == (5, 6)
+    traces = sorted((tmp_path / "data" / "profile").iterdir())
+    assert len(traces) == 3
+    for trace in traces:
+        assert steps_in(trace_of(trace)) == ["ProfilerStep#5", "ProfilerStep#6"]
+
+
+@pytest.mark.processes
+def test_readings_that_follow_each_other_fast_are_passed_over(tmp_path: Path) -> None:
+    results, _ = measures_support.start(measures_support.fast_readings, 2, tmp_path)
+    # The first two, then one in 11: as long as the slower rank takes for 50 ms.
+    assert results == [10, 10]
 
 
 def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[float]]:

@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture
 def plan_of(job: WriteJob) -> Callable[..., Plan]:
     def plan(*overrides: str, text: str = GOOD, settings: Settings = SETTINGS, **arguments: Any) -> Plan:
-        path = job(text, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n", train_py="")
+        path = job(text, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n", train_py="")
         spec = JobSpec.from_yaml(path, overrides)
         return make_plan(spec, settings, CODE, run=RUN, now=NOW, **arguments)
 

@@ -72,7 +72,7 @@ class Meter:
         """Return the fields of a step event since the last one, and tell which ranks are slow. All ranks call it."""
         reading = self.clock.read()
         samples, self.samples = self.samples, 0
-        for straggler in self._stragglers.note(reading.split):
+        for straggler in self._stragglers.note(reading):
             if self._place.is_main:
                 emit("straggler", step=self._place.step, **asdict(straggler))
         return self._fields(reading, samples / max(reading.seconds, 1e-9))

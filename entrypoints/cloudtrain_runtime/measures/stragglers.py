@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.measures.clock import Reading
 
 OWN: Final = ("data", "forward", "optimizer")
 """Parts of a step in which a rank waits for nobody. The backward pass ends when the slowest rank's does."""
@@ -20,6 +21,10 @@ _LEAST_SECONDS = 1e-3
 """A rank that is later by less than this is not told: on a busy machine small steps differ by that much."""
 
 _IN_A_ROW = 3
+_APART_SECONDS = 0.05
+"""Least time between two exchanges: one costs some ten microseconds, which is much beside a step of a small model."""
+
+_MOST_SKIPPED = 50
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,10 @@ class Straggler:
 
 
 class Stragglers:
-    """Compares the ranks' own times per step: what is sent at one reading is judged at the next, so nobody waits.
+    """Compares the ranks' own times per step: what is sent at one reading is judged at a later one, so nobody waits.
+
+    Attributes:
+        exchanges: How many readings were compared so far; those that follow each other very fast are passed over.
 
     Args:
         place: This rank's place.
@@ -54,18 +62,21 @@ class Stragglers:
         self._stage = stage
         self._judge = Judge(place.world_size)
         self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self._skip = 0
+        self.exchanges = 0
 
-    def note(self, split: Mapping[str, float]) -> list[Straggler]:
-        """Send this rank's reading, and return what has changed by the last one. All ranks call it.
-
-        Args:
-            split: Seconds per step by part; empty where none is known.
-        """
+    def note(self, reading: Reading) -> list[Straggler]:
+        """Send this rank's reading, and return what has changed by the last one. All ranks call it."""
         if self._group is None:
             return []
+        if self._skip:
+            self._skip -= 1
+            return []
+        self.exchanges += 1
         changes = self._finish()
-        rows = torch.zeros(self._place.world_size, len(OWN) + 1, dtype=torch.float64)
-        rows[self._place.rank] = torch.tensor([*(split.get(part, 0.0) for part in OWN), float(self._stage)])
+        own = [reading.split.get(part, 0.0) for part in OWN]
+        rows = torch.zeros(self._place.world_size, len(OWN) + 2, dtype=torch.float64)
+        rows[self._place.rank] = torch.tensor([*own, reading.seconds, float(self._stage)], dtype=torch.float64)
         work = dist.all_reduce(rows, group=self._group, async_op=True)
         if work is not None:
             self._pending = (rows, work)
@@ -77,6 +88,9 @@ class Stragglers:
         rows, work = self._pending
         work.wait()
         self._pending = None
+        # All ranks know the same rows, so all skip the same readings.
+        apart = max(float(rows[:, len(OWN)].max()), 1e-6)
+        self._skip = min(int(_APART_SECONDS / apart), _MOST_SKIPPED)
         per_host = self._place.local_world_size
         hosts = self._place.hosts
         return [
@@ -100,7 +114,7 @@ class Judge:
         """Yield rank, ratio, part and whether it is over, for each rank that has become slow or is no longer.
 
         Args:
-            rows: By rank, the seconds of each of `OWN`, and the stage.
+            rows: By rank, the seconds of each of `OWN`, and last the stage.
         """
         if any(sum(row[: len(OWN)]) <= 0 for row in rows):
             return  # not every rank has a reading yet

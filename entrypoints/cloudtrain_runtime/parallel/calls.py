@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics
+from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, checked_prediction
 
 Call = tuple[torch.Tensor, ...]
 """What a model is called with."""
@@ -50,6 +50,15 @@ def metrics_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) 
     return checked_metrics(task, _Answer(output, call).eval(), batch, samples)
 
 
+def prediction_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predicted and true classes of an evaluation batch for which the pipeline returned `output`.
+
+    Raises:
+        TaskError: predict() calls the model with something else than loss() does.
+    """
+    return checked_prediction(task, _Answer(output, call, "predict").eval(), batch, samples)
+
+
 class _Called(BaseException):
     """Ends a loss where it calls the model. No Exception, which the loss might catch."""
 
@@ -69,11 +78,11 @@ class _Caller(_StandIn):
 
 
 class _Answer(_StandIn):
-    """Answers a call with an output: one call of a loss, or those of metrics, which must be like the loss's."""
+    """Answers a call with an output: one call of a loss, or those of another method, which must be like the loss's."""
 
-    def __init__(self, output: Any, expected: Call | None = None) -> None:
+    def __init__(self, output: Any, expected: Call | None = None, method: str = "metrics") -> None:
         super().__init__()
-        self.output, self.expected, self.calls = output, expected, 0
+        self.output, self.expected, self.method, self.calls = output, expected, method, 0
 
     def forward(self, *args: Any, **named: Any) -> Any:
         call = _checked(args, named)
@@ -82,8 +91,8 @@ class _Answer(_StandIn):
             raise TaskError("train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once")
         if self.expected is not None and not _are_equal(call, self.expected):
             raise TaskError(
-                "train.parallel.pipeline: metrics() calls the model with something else than loss() does, and a "
-                "pipeline runs once for both"
+                f"train.parallel.pipeline: {self.method}() calls the model with something else than loss() does, and "
+                "a pipeline runs once for both"
             )
         return self.output
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Feeder, make_feeder
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.parallel.calls import Call, call_of, loss_of, metrics_of
+from cloudtrain_runtime.parallel.calls import Call, call_of, loss_of, metrics_of, prediction_of
 from cloudtrain_runtime.parallel.chain import Shape, Survey, balance, cut, keep_only, links_of, survey
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import average_gradients
@@ -28,6 +28,19 @@ from cloudtrain_runtime.task import Batch, Task
 
 _SENT_AHEAD = 4
 """Evaluation batches that a stage may be ahead of the next one."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a batch comes to.
+
+    Attributes:
+        values: Loss (the mean) and metrics (a value per sample).
+        prediction: Predicted and true classes, where they were asked for.
+    """
+
+    values: Mapping[str, torch.Tensor]
+    prediction: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class Pipeline:
@@ -136,11 +149,16 @@ class Pipeline:
         return self._total
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
-        """Return loss (the mean) and metrics (a value per sample) of a batch on the last stage; nothing on the others.
+    def evaluate(self, batch: Batch, samples: int, *, with_classes: bool = False) -> Evaluated:
+        """Return what a batch comes to on the last stage; nothing on the others.
 
         Every rank of the pipeline calls it with the same batch. A stage goes on to the next batch while those behind it
         work.
+
+        Args:
+            batch: On this rank's device.
+            samples: How many it has.
+            with_classes: Ask for predictions, too.
         """
         self._set_mode(training=False)
         call = call_of(self._task, batch, training=False)
@@ -152,9 +170,11 @@ class Pipeline:
             if link.is_last:
                 with self._precision():
                     loss = loss_of(self._task, returned, batch, training=False)
-                    return {"loss": loss, **metrics_of(self._task, returned, call, batch, samples)}
+                    values = {"loss": loss, **metrics_of(self._task, returned, call, batch, samples)}
+                    told = prediction_of(self._task, returned, call, batch, samples) if with_classes else None
+                    return Evaluated(values, told)
             self._send(returned, link, size)
-        return {}
+        return Evaluated({}, None)
 
     # ------------------------------------------------------------ one step
 

@@ -19,7 +19,7 @@ from cloudtrain_runtime.parallel.pipeline import Pipeline
 from cloudtrain_runtime.parallel.replicas import replicate
 from cloudtrain_runtime.parallel.sharding import find_units, recompute_activations, shard
 from cloudtrain_runtime.ranks import gather
-from cloudtrain_runtime.task import Task
+from cloudtrain_runtime.task import Task, checked_model
 
 _OLDEST = (2, 6)
 """First torch with what shards and splits models here."""
@@ -69,7 +69,7 @@ def spread(
     if train.parallel.schedule == "zero_bubble":
         # Gradients of weights are computed past FSDP's hooks, which would gather them.
         train = replace(train, parallel=replace(train.parallel, reshard=False))
-    model = task.model()
+    model = checked_model(task)
     shape = None if mesh.place.device.type == "cpu" else shape_of(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):

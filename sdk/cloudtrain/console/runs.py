@@ -192,6 +192,14 @@ def _evaluation(event: Mapping[str, Any]) -> str:
     return f"{event['split']} after step {event['step']}: {values}"
 
 
+def _best(event: Mapping[str, Any]) -> str:
+    return f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}"
+
+
+def _skipped(event: Mapping[str, Any]) -> str:
+    return f"step {event['step']} left out, its gradient is not finite; loss {_number(event['loss'])}"
+
+
 def _checkpoint(event: Mapping[str, Any]) -> str:
     stall = event.get("stall_seconds")
     waited = "" if stall is None else f", training waited {stall:.3f} s"
@@ -223,6 +231,8 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,
+    "best": _best,
+    "skipped": _skipped,
     "checkpoint": _checkpoint,
     "checkpoint_missed": _missed,
     "checkpoint_damaged": lambda event: (
