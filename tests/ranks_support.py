@@ -203,7 +203,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
     class Exact(Trainer):
         def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:  # noqa: ARG002 (the loop's)
             # Events round to 6 digits.
-            exact = float(ranks.mean_over_ranks(total, self.place))
+            exact = float(self.mesh.mean(total))
             if self.place.is_main:
                 os.write(1, (format_event("exact", {"step": self.position.step, "exact": exact}) + "\n").encode())
 

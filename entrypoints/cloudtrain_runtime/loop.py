@@ -10,34 +10,30 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 
 from cloudtrain_runtime import ranks, watch
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
-from cloudtrain_runtime.data import (
-    DataState,
-    GlobalBatch,
-    GlobalOrderSampler,
-    Position,
-    ShardSampler,
-    make_loader,
-    to_device,
-)
+from cloudtrain_runtime.data import DataState, Position, Step, make_evaluation, make_feeder
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
+from cloudtrain_runtime.parallel.mesh import Mesh
+from cloudtrain_runtime.parallel.replicas import synchronised
+from cloudtrain_runtime.parallel.sharding import PRECISIONS
+from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
-_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -85,39 +81,45 @@ class Trainer:
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
         self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
         self.datasets = checked_datasets(task)
-        self.lengths = {split: len(cast("Sized", dataset)) for split, dataset in self.datasets.items()}
+        self.mesh = Mesh.of(train.parallel, place)
+        self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        self.model = task.model().to(place.device)
-        # Compiled inside of the replica: no_sync must stay DDP's.
-        compiled: nn.Module = torch.compile(self.model) if train.compile else self.model  # type: ignore[assignment]
-        self.replica = ranks.replicate(compiled, place)
+        built = spread(task, train, self.mesh, self.scaler.scale)
+        self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         self.optimizer = task.optimizer(self.model)
-        self.schedule = task.schedule(self.optimizer)
-        self.scaler = torch.amp.GradScaler(place.device.type, enabled=train.precision == "fp16")
-        self.sampler = GlobalOrderSampler(
-            self.lengths["train"],
+        fit_to_meshes(self.optimizer)
+        self.feeder = make_feeder(
+            self.datasets["train"],
+            task.collate,
+            place,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
-            rank=place.rank,
-            world_size=place.world_size,
+            data_rank=self.mesh.data_rank,
+            data_size=self.mesh.data_size,
             seed=train.seed,
+            workers=train.workers,
         )
-        self.checkpoints = Checkpoints(checkpoint, place)
-        self.position = Position()
+        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
+        self.last_step = self.total_steps
+        self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter()
         self.saved_step = -1
         self.evaluated_step = -1
         self.has_warned = False
-        seed_everything(train.seed + 1 + place.rank)  # dropout and augmentation differ between ranks
+        # Dropout and augmentation differ between ranks, but for those that share each layer.
+        self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
+        seed_everything(self.own_seed)
 
     # ------------------------------------------------------------ the whole run
 
     def run(self) -> None:
         """Train from the newest checkpoint to the end, or to the notice to stop."""
         resumed = self._resume()
+        self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
+        parameters = self.mesh.count_parameters(self.model)
         if self.place.is_main:
             emit(
                 "started",
@@ -129,9 +131,10 @@ class Trainer:
                 hosts=len(self.place.hosts),
                 device=self.place.device.type,
                 backend=self.place.backend,
-                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-                train_samples=self.sampler.length,
-                global_batch=self.sampler.global_size,
+                parameters=parameters,
+                train_samples=self.feeder.length,
+                global_batch=self.feeder.global_size,
+                mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
                 resumed_from=resumed,
                 restarts=self.place.restarts,
                 torch=torch.__version__,
@@ -150,7 +153,7 @@ class Trainer:
         with watch.exempt():  # as long as the disk takes
             self._export(final)
         if self.place.is_main:
-            samples = (self.position.step - first) * self.sampler.global_size
+            samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
             emit(
                 "finished",
@@ -161,20 +164,27 @@ class Trainer:
             )
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run, those before a resume at another batch size included."""
+    def position(self) -> Position:
+        """How far training has come."""
+        return self.feeder.position
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, those before a resume at another batch size included.
+
+        None where the data does not tell its length.
+        """
         if self.train.steps is not None:
             return self.train.steps
-        left = (self.train.epochs or 0) * self.sampler.length - self._samples_done()
-        return self.position.step + self._steps_for(left)
-
-    def _samples_done(self) -> int:
-        return self.position.epoch * self.sampler.length + self.position.samples
-
-    def _steps_for(self, samples: int) -> int:
-        """Return the steps that so many samples up to the end of an epoch take; each epoch ends with a step."""
-        whole, part = divmod(max(samples, 0), self.sampler.length)
-        return whole * self.sampler.steps_per_epoch + math.ceil(part / self.sampler.global_size)
+        length = self.feeder.length
+        if length is None:
+            return None
+        done = self.position.epoch * length + self.position.samples
+        # Each epoch ends with a step, be it a small one.
+        whole, part = divmod(max((self.train.epochs or 0) * length - done, 0), length)
+        return self.position.step + sum(
+            epochs * math.ceil(samples / self.feeder.global_size) for epochs, samples in ((whole, length), (1, part))
+        )
 
     def _is_at_end(self) -> bool:
         if self.train.steps is not None:
@@ -186,8 +196,9 @@ class Trainer:
         if self._ends_here():
             return True
         while not self._is_at_end():
-            for batch in self._epoch():
-                self._step(batch)
+            self.replica.train()
+            for step in self.feeder.epoch():
+                self._step(step)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
                 ends_here = not due.stop and self._ends_here()
@@ -199,50 +210,43 @@ class Trainer:
                     break
         return True
 
-    def _epoch(self) -> Iterator[Batches]:
-        """Yield the rest of the present epoch, then move the position to the next one."""
-        self.sampler.set_epoch(self.position.epoch, self.position.samples)
-        loader = iter(make_loader(self.datasets["train"], self.sampler, self.task.collate, self.place))
-        self.replica.train()
-        for batch in self.sampler.schedule():
-            is_last = self.position.samples + batch.samples >= self.sampler.length
-            yield Batches(batch, loader, ends_epoch=is_last)
-
     # ------------------------------------------------------------ one step
 
-    def _step(self, batches: Batches) -> None:
+    def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
-        plan = batches.plan
-        # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them. DDP
-        # averages over ranks, hence the factor world size.
-        weight = self.place.world_size / plan.samples
-        total = torch.zeros((), device=self.place.device)
-        for index, micro in enumerate(plan.micro_batches):
-            batch = to_device(next(batches.loader), self.place.device)
-            is_last = index == len(plan.micro_batches) - 1
-            with contextlib.nullcontext() if is_last else ranks.without_sync(self.replica):
-                with self._autocast():
-                    loss = self._loss(batch) * (micro.count * weight)
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        plan = step.plan
+        # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
+        # Gradients are averaged over the data ranks, hence the factor.
+        weight = self.mesh.data_size / plan.samples
+        weights = [micro.count * weight for micro in plan.micro_batches]
+        forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
+        total = forward_backward(step.batches, weights)
         self.scaler.unscale_(self.optimizer)
         grad_norm = None
         if self.train.clip_grad_norm is not None:
-            grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_grad_norm)
+            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm, self.mesh)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.schedule is not None:
             self.schedule.step()
-        self.position.step += 1
-        self.position.samples += plan.samples
-        if batches.ends_epoch:
-            self.position.epoch, self.position.samples = self.position.epoch + 1, 0
+        self.feeder.advance()
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
         if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
             self._log(total, grad_norm)
+
+    def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
+        """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
+        total = torch.zeros((), device=self.place.device)
+        for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
+            with synchronised(self.replica, now=left == 0):
+                with self._autocast():
+                    loss = self._loss(batch) * weight
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
 
     def _loss(self, batch: Any) -> torch.Tensor:
         try:
@@ -256,11 +260,12 @@ class Trainer:
             ) from None
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = _PRECISIONS.get(self.train.precision)
+        # A sharded model computes in its own precision; what it returns is fp32.
+        dtype = None if self.mesh.is_sharded else PRECISIONS.get(self.train.precision)
         return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        loss = ranks.mean_over_ranks(total, self.place)
+        loss = self.mesh.mean(total)
         if self.place.is_main:
             if not math.isfinite(loss) and not self.has_warned:
                 self.has_warned = True
@@ -309,31 +314,43 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
-        dataset, length = self.datasets[split], self.lengths[split]
-        sampler = ShardSampler(
-            length, batch_size=self.train.batch_size, rank=self.place.rank, world_size=self.place.world_size
+        batches = make_evaluation(
+            self.datasets[split],
+            self.task.collate,
+            self.place,
+            batch_size=self.train.batch_size,
+            data_rank=self.mesh.data_rank,
+            data_size=self.mesh.data_size,
+            even=not self.mesh.is_plain,
+            workers=self.train.workers,
         )
         sums: dict[str, float] = {}
-        ranks.share_buffers(self.model, self.place)
+        self.mesh.share_buffers(self.model)
         self.model.eval()
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
-        for indices, batch in zip(sampler, make_loader(dataset, sampler, self.task.collate, self.place), strict=True):
+        for micro, batch in batches:
             watch.stir()
-            moved = to_device(batch, self.place.device)
             with self._autocast():
                 values = {
-                    "loss": checked_loss(self.task, self.model, moved) * len(indices),
-                    **checked_metrics(self.task, self.model, moved, len(indices)),
+                    "loss": checked_loss(self.task, self.model, batch) * micro.count,
+                    **checked_metrics(self.task, self.model, batch, micro.samples),
                 }
-            for name, value in values.items():
+            for name, value in values.items() if micro.count and self.mesh.tensor_rank == 0 else ():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         self.replica.train()
         means: dict[str, float] = {}
         for part in ranks.gather(sums, self.place):
             for name, value in part.items():
-                means[name] = means.get(name, 0.0) + value / length
+                means[name] = means.get(name, 0.0) + value / batches.samples
         if self.place.is_main:
-            emit("evaluation", split=split, step=self.position.step, epoch=self.position.epoch, samples=length, **means)
+            emit(
+                "evaluation",
+                split=split,
+                step=self.position.step,
+                epoch=self.position.epoch,
+                samples=batches.samples,
+                **means,
+            )
         return means
 
     # ------------------------------------------------------------ saving
@@ -343,9 +360,9 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
-        ranks.share_buffers(self.model, self.place)
+        self.mesh.share_buffers(self.model)
         state = {
-            "data": self.sampler.state(self.position).to_json(),
+            "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
         }
@@ -363,10 +380,8 @@ class Trainer:
             return None
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
-            seed_everything(self.train.seed + 1 + self.place.rank + 1_000_003 * found.step)
-        saved = DataState.from_json(found.state["data"])
-        notes = self.sampler.resume(saved)
-        self.position = saved.position
+            seed_everything(self.own_seed + 1_000_003 * found.step)
+        notes = self.feeder.resume(DataState.from_json(found.state["data"]))
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
         if self.scaler.is_enabled():
@@ -384,19 +399,10 @@ class Trainer:
 
     def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
         """Write the model folder: model.pt and metrics.json."""
+        weights = whole_weights(self.model, self.mesh)
         if not self.place.is_main:
             return
         folder = self.place.model_dir
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The samples of one optimizer step: what they are, and the loader that brings them."""
-
-    plan: GlobalBatch
-    loader: Iterator[Any]
-    ends_epoch: bool

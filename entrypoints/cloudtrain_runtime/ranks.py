@@ -1,17 +1,13 @@
-"""Ranks that work as one: the process group, the replicated model, and what all ranks must agree on."""
+"""Ranks that work as one: the process group, and what all ranks must agree on."""
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import HashStore
-from torch.nn.parallel import DistributedDataParallel
 
 from cloudtrain_runtime.context import Context
 
@@ -39,38 +35,6 @@ def join_ranks(place: Context) -> None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
-def replicate(model: nn.Module, place: Context) -> nn.Module:
-    """Return the model whose backward pass averages gradients over all ranks."""
-    if place.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
-        return model
-    devices = [place.device] if place.device.type == "cuda" else None
-    replica = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    # On a GPU the order of arrival is worth more: there DDP finds it out, and the first step sums in another order. The
-    # sum of two ranks has only one.
-    if place.device.type == "cpu" and place.world_size > 2:  # noqa: PLR2004
-        _fix_buckets(replica)
-    return replica
-
-
-def without_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a block in which backward passes only accumulate."""
-    if isinstance(model, DistributedDataParallel):
-        return model.no_sync()
-    return contextlib.nullcontext()
-
-
-@torch.no_grad()
-def share_buffers(model: nn.Module, place: Context) -> None:
-    """Give every rank the buffers of rank 0.
-
-    Between steps each rank has its own batch-norm statistics; DDP levels them only in its next forward pass. What is
-    evaluated, saved and exported must be one model.
-    """
-    if place.world_size > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
-
-
 def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank."""
     if place.world_size == 1:
@@ -78,14 +42,6 @@ def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -
     values: list[Any] = [None] * place.world_size
     dist.all_gather_object(values, value, group=group)
     return values
-
-
-def mean_over_ranks(value: torch.Tensor, place: Context) -> torch.Tensor:
-    """Return the mean of a scalar over all ranks, still on its device."""
-    total = value.detach().clone()
-    if place.world_size > 1:
-        dist.all_reduce(total)
-    return total / place.world_size
 
 
 class Agreement:
@@ -120,36 +76,3 @@ class Agreement:
         work.wait()
         self._pending = None
         return tuple(bool(flag) for flag in flags.tolist())
-
-
-def _fix_buckets(replica: DistributedDataParallel) -> None:
-    """Let DDP lay out its buckets now, for good, by the order in which the model names its parameters.
-
-    By itself it does so after the first backward pass of a process. So the first step after a resume would be summed
-    over ranks in another order than the same step of a run that was not interrupted, and differ in the last bits.
-    """
-    if any(getattr(module, "sparse", False) for module in replica.modules()):
-        return  # DDP keeps sparse gradients in buckets of their own, and takes no others for them
-    module = replica.module
-    replica.module = _EveryParameter(module)
-    try:
-        total = replica()
-        total.backward(torch.zeros_like(total))
-    finally:
-        replica.module = module
-    replica.zero_grad(set_to_none=True)
-
-
-class _EveryParameter(nn.Module):
-    """Has a gradient for each parameter of a model; the last one comes first, as in a model's own backward pass."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self) -> torch.Tensor:
-        total = torch.zeros(())
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                total = total + parameter.sum()
-        return total

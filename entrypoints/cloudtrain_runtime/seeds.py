@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -21,6 +23,48 @@ def seed_everything(seed: int) -> None:
         import numpy as np
 
         np.random.seed(seed % 2**32)  # noqa: NPY002 (users' transforms draw from the global state)
+
+
+class OwnRandom:
+    """Random states of its own on the CPU, of torch, Python and NumPy: they go on from block to block.
+
+    What is drawn inside of `with` leaves no trace outside of it.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._inside: tuple[Any, ...] | None = None
+
+    def __enter__(self) -> None:
+        self._outside = _states()
+        if self._inside is not None:
+            _set_states(self._inside)
+            return
+        torch.default_generator.manual_seed(self._seed)
+        random.seed(self._seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.set_bit_generator(numpy.random.MT19937(self._seed % 2**32))
+
+    def __exit__(self, *failure: object) -> None:
+        self._inside = _states()
+        _set_states(self._outside)
+
+
+def _states() -> tuple[Any, ...]:
+    # NumPy's state is exchanged whole: to copy it would take longer than all the rest. Who has not imported NumPy has
+    # drawn nothing from it.
+    numpy = sys.modules.get("numpy")
+    own = numpy.random.get_bit_generator() if numpy is not None else None
+    return torch.default_generator.get_state(), random.getstate(), own
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    general, python, own = states
+    torch.default_generator.set_state(general)
+    random.setstate(python)
+    if own is not None:
+        sys.modules["numpy"].random.set_bit_generator(own)
 
 
 def random_number(*parts: int) -> int:

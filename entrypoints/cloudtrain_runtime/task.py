@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
 from cloudtrain_runtime.context import context
@@ -49,8 +50,35 @@ class Task(ABC):
         train = context().train
         return torch.optim.AdamW(model.parameters(), lr=train.learning_rate if train else 1e-3)
 
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> Iterable[nn.Module] | None:  # noqa: ARG002
+        """Split layers over `mesh["tensor"]`, and return the modules that `data: fsdp` gathers and frees one by one.
+
+        Called where `train.parallel` asks for more than replicas, before the model is sharded and compiled.
+
+        Args:
+            model: The whole model, to be changed in place, such as by
+                `torch.distributed.tensor.parallel.parallelize_module(block, mesh["tensor"], plan)`.
+            mesh: The ranks by `pipeline`, `replicate`, `shard` and `tensor`; each is there, if need be with size 1.
+
+        Returns:
+            The units, usually the blocks; None lets the entrypoint take the children of lists that repeat a class.
+        """
+        return None
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
+        """Return the model as a chain of modules, each called with what the one before has returned.
+
+        The first is called with what `loss` calls the model with, what the last returns is what `loss` gets. There may
+        be more than `stages`: they are shared out so that each rank takes equally long.
+
+        Args:
+            model: The whole model; the chain is made of its modules, so that parameters keep their names.
+            stages: How many parts there will be.
+        """
+        raise TaskError(f"train.parallel.pipeline: {type(self).__name__} has no method pipeline() for {stages} stages")
+
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:  # noqa: ARG002
-        """Return a learning-rate schedule, advanced once per optimizer step, or None."""
+        """Return a learning-rate schedule, advanced once per optimizer step; None takes the job's `train.schedule`."""
         return None
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:  # noqa: ARG002

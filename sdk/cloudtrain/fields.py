@@ -107,6 +107,13 @@ GigaBytes = Annotated[
     WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["200GB"]}),
 ]
 """Whole gigabytes, written `200GB`."""
+MegaBytes = Annotated[
+    int,
+    unit(lambda value: -(-parse_size(value) // 10**6)),
+    _written("{}MB"),
+    WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["25MB"]}),
+]
+"""Whole megabytes, written `25MB`."""
 Dollars = Annotated[
     float,
     unit(parse_money),

@@ -361,6 +361,18 @@ def _check_parallel(spec: JobSpec, placement: Placement, notes: Notes) -> None:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         message = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide the {world_size} ranks"
         notes.refuse(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
+    elif world_size and parallel.shard and (world_size // group) % parallel.shard:
+        replicas = world_size // group
+        divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
+        message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
+        notes.refuse((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
+    if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
+        stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
+        waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
+        notes.warn(
+            f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
+            f"{better} it would be {less:.0%}"
+        )
     if placement.processes and parallel.tensor > placement.processes:
         notes.warn(
             f"tensor parallelism over {parallel.tensor} ranks leaves the instance, which has {placement.processes}: "

@@ -42,11 +42,12 @@ from cloudtrain.refusals import (
 from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Settings
-from cloudtrain.spec import REQUEST_TAG, JobSpec
+from cloudtrain.spec import REQUEST_TAG, JobSpec, Parallel
 from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
     EarlyStopping,
+    ParallelConfig,
     RunConfig,
     TrainConfig,
 )
@@ -103,7 +104,10 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Samples per optimizer step: `per_rank` x `accumulate` x world size = `global_`."""
+    """Samples per optimizer step: `per_rank` x `accumulate` x data ranks = `global_`.
+
+    Ranks of one tensor group or one pipeline see the same samples.
+    """
 
     per_rank: int
     accumulate: int
@@ -439,6 +443,14 @@ def _run_config(
             seed=train.seed,
             evaluate_every_steps=train.evaluate.every.steps if train.evaluate else None,
             early_stopping=EarlyStopping(early.metric, early.patience, early.min_delta, early.mode) if early else None,
+            parallel=_parallel(train.parallel),
+            activation_checkpointing=train.activation_checkpointing,
+            schedule=train.schedule,
+            warmup_steps=train.warmup.steps or 0 if train.warmup else 0,
+            deterministic=train.deterministic,
+            skip_nonfinite=train.skip_nonfinite,
+            export=train.export,
+            workers=train.workers,
         ),
         checkpoint=CheckpointConfig(
             uri=checkpoints,
@@ -450,6 +462,20 @@ def _run_config(
         ),
         code=code,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
+    )
+
+
+def _parallel(spread: Parallel) -> ParallelConfig:
+    return ParallelConfig(
+        data=spread.data,
+        tensor=spread.tensor,
+        pipeline=spread.pipeline,
+        schedule=spread.schedule,
+        shard=spread.shard,
+        reshard=spread.reshard,
+        static_graph=spread.static_graph,
+        compress=spread.compress,
+        bucket_bytes=None if spread.bucket is None else spread.bucket * 10**6,
     )
 
 

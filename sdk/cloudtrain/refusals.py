@@ -75,10 +75,6 @@ def _unknown_region(region: str, notes: Notes) -> None:
 def check_abilities(spec: JobSpec, notes: Notes) -> None:
     """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
     if spec.train is not None:
-        for name in ("data", "tensor", "pipeline"):
-            if getattr(spec.train.parallel, name) not in ("ddp", 1):
-                use = "use ddp" if name == "data" else "use 1"
-                notes.refuse(("train", "parallel", name), "this version trains with ddp only", use)
         if spec.train.profile is not None:
             notes.refuse(("train", "profile"), "this version does not profile", "remove it")
         for name in ("tensorboard", "mlflow"):

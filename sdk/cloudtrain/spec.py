@@ -23,6 +23,7 @@ from cloudtrain.fields import (
     Duration,
     Every,
     GigaBytes,
+    MegaBytes,
     Real,
     Section,
     Text,
@@ -330,7 +331,27 @@ class Parallel(Section):
     tensor: Whole = Field(default=1, ge=1)
     """Tensor-parallel degree."""
     pipeline: Whole = Field(default=1, ge=1)
-    """Pipeline stages."""
+    """Ranks that hold the model's layers one after the other; accumulate is the number of micro-batches under way."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """Order of the pipeline's micro-batches (with pipeline only)."""
+    shard: Annotated[Whole, Field(ge=1)] | None = Field(None, examples=[8])
+    """Data ranks that hold one copy of the model together, such as those of one instance (with fsdp; default: all)."""
+    reshard: bool = True
+    """Gather parameters again for the backward pass: less memory, more traffic (with fsdp)."""
+    static_graph: bool = False
+    """Tell DDP that each step uses the same parameters in the same order (with ddp)."""
+    compress: Literal["none", "bf16"] = "none"
+    """Send gradients as bf16, which halves the traffic (with ddp)."""
+    bucket: Annotated[MegaBytes, Field(ge=1)] | None = Field(None, examples=["25MB"])
+    """Gradients that are sent at once (with ddp; default: PyTorch's own choice)."""
+
+    def _rules(self) -> Iterator[Finding]:
+        for name in self.model_fields_set - {"data", "tensor", "pipeline", "schedule"}:
+            wants = "fsdp" if name in ("shard", "reshard") else "ddp"
+            if self.data != wants:
+                yield Finding(f"it counts with data: {wants} only", (name,), f"remove it, or use data: {wants}")
+        if "schedule" in self.model_fields_set and self.pipeline == 1:
+            yield Finding("it counts with a pipeline only", ("schedule",), "remove it, or use pipeline: 2 or more")
 
     @property
     def is_plain(self) -> bool:
@@ -377,6 +398,20 @@ class Train(Section):
     """Upper bound of the global gradient norm."""
     learning_rate: Real = Field(default=1e-3, gt=0)
     """Learning rate of the default optimizer, AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls to zero after the warm-up, where the Task has no schedule of its own."""
+    warmup: Every | None = Field(None, examples=["100 steps"])
+    """Optimizer steps in which the learning rate rises from zero, where the Task has no schedule of its own."""
+    activation_checkpointing: bool = False
+    """Compute the activations of each block again in the backward pass: less memory, a third more time."""
+    deterministic: bool = False
+    """Use only algorithms that give the same bits each time; one that has none such ends the run."""
+    skip_nonfinite: Annotated[Whole, Field(ge=0)] | None = Field(None, examples=[3])
+    """Leave out steps whose gradient is not finite, at most so many in a row, then end the run and keep the batch."""
+    export: Literal["last", "best"] = "last"
+    """Weights that the model folder gets: the last, or the best by the metric of early stopping."""
+    workers: Annotated[Whole, Field(ge=0)] | None = Field(None, examples=[4])
+    """Processes per rank that load data; default: up to 8 beside a GPU, none on a CPU."""
     seed: Whole = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of initial weights, sample order and dropout."""
     evaluate: Evaluate | None = None
@@ -390,6 +425,12 @@ class Train(Section):
         if (self.epochs is None) == (self.steps is None):
             both = (("epochs",), ("steps",))
             yield Finding("give exactly one of epochs and steps", (), "for example epochs: 3", both)
+        if self.warmup is not None and self.warmup.steps is None:
+            yield Finding("expected a number of steps such as 100 steps", ("warmup",), "the schedule counts steps")
+        if self.steps is not None and self.warmup is not None and (self.warmup.steps or 0) >= self.steps:
+            about = (("warmup",), ("steps",))
+            message = f"the run ends after step {self.steps}, in the middle of the warm-up"
+            yield Finding(message, ("warmup",), f"use at most {self.steps - 1} steps", about)
         if self.profile is not None and self.steps is not None:
             latest = self.steps - self.profile.steps + 1
             if self.profile.at > latest:

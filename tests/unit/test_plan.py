@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import limits
+from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.locations import Resumed, resumed_at, split_checkpoint, steps_beside, synced_beside
 from cloudtrain.placement import Machine
@@ -90,6 +91,33 @@ def test_the_request_is_the_one_on_file(
         path.write_text(text)
         pytest.fail(f"{path} was missing; it is written now")
     assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("spread", "shown", "global_batch"),
+    [
+        ("{data: fsdp}", "fsdp 16", "1024 samples (16 per rank x 4 x 16 ranks)"),
+        ("{tensor: 4}", "ddp 4 x tensor 4", "256 samples (16 per rank x 4 x 4 data ranks)"),
+        (
+            "{data: fsdp, shard: 2, pipeline: 2, tensor: 2, schedule: gpipe}",
+            "pipeline 2 (gpipe) x fsdp 4 in shards of 2 x tensor 2",
+            "256 samples (16 per rank x 4 x 4 data ranks)",
+        ),
+    ],
+)
+def test_how_a_model_is_spread_is_shown(
+    plan_of: PlanOf, capsys: pytest.CaptureFixture[str], spread: str, shown: str, global_batch: str
+) -> None:
+    print_plan(plan_of(f"train.parallel={spread}"))
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert rows["parallel"].strip() == shown
+    assert {name: text.strip() for name, text in rows.items()}["global batch"] == global_batch
+
+
+def test_a_pipeline_that_mostly_waits_is_warned_of(plan_of: PlanOf) -> None:
+    few = plan_of("train.parallel={pipeline: 4}", "train.accumulate=2")
+    assert [note for note in few.warnings if "60% of each step is waiting; with accumulate 16 it would be 16%" in note]
+    assert not [note for note in plan_of("train.parallel={pipeline: 4}").warnings if "waiting" in note]
 
 
 def test_world_size_and_global_batch(plan_of: PlanOf) -> None:
@@ -298,7 +326,10 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             ["train.parallel={tensor: 3, pipeline: 2}"],
             "tensor 3 x pipeline 2 does not divide the 16 ranks; their",
         ),
-        (["train.parallel.data=fsdp"], "train.parallel.data: this version trains with ddp only; use ddp"),
+        (
+            ["train.parallel={data: fsdp, shard: 3}"],
+            "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
+        ),
         (["train.profile={at: 100}"], "train.profile: this version does not profile"),
         (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),

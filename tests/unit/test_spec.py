@@ -113,6 +113,13 @@ limts: {}
         ("code.args=[1]", "code.args: a Task takes keyword arguments: write a mapping"),
         ("train.steps=10", "train: give exactly one of epochs and steps"),
         ("train.evaluate.every=10m", "train.evaluate.every: expected a number of steps such as 200 steps"),
+        ("train.warmup=10m", "train.warmup: expected a number of steps such as 100 steps"),
+        (
+            "train.parallel.shard=2",
+            "train.parallel.shard: it counts with data: fsdp only; remove it, or use data: fsdp",
+        ),
+        ("train.parallel={data: fsdp, compress: bf16}", "train.parallel.compress: it counts with data: ddp only"),
+        ("train.parallel.schedule=gpipe", "train.parallel.schedule: it counts with a pipeline only"),
         ("checkpoint.every=often", "checkpoint.every: expected a duration such as 10m or a count such as 500 steps"),
         ("limits.cost=500", "limits.cost: expected an amount such as 500 USD"),
         ("data.code=s3://bucket/x", "data.code: cloudtrain uses a channel of this name itself; rename it"),

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +71,43 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How a model and its batches are spread over the ranks: pipeline x data x tensor = world size.
+
+    Attributes:
+        data: `ddp` holds the whole model (or stage) on every data rank, `fsdp` shards it over them.
+        tensor: Ranks that share each layer.
+        pipeline: Ranks that hold the layers one after the other.
+        schedule: Order of the pipeline's micro-batches: `gpipe`, `1f1b`, `interleaved` or `zero_bubble`.
+        shard: Data ranks that hold one copy of the model together (hybrid sharding); None means all of them.
+        reshard: Whether parameters are gathered again for the backward pass instead of kept since the forward pass.
+        static_graph: Tell DDP that each step uses the same parameters in the same order.
+        compress: `bf16` halves what DDP sends of gradients, `none` sends them as they are.
+        bucket_bytes: Gradients that DDP sends at once; None means its own choice.
+    """
+
+    data: str = "ddp"
+    tensor: int = 1
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    shard: int | None = None
+    reshard: bool = True
+    static_graph: bool = False
+    compress: str = "none"
+    bucket_bytes: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every rank holds the whole model."""
+        return self.data == "ddp" and self.group_size == 1
+
+    @property
+    def group_size(self) -> int:
+        """Ranks that see the same samples."""
+        return self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How the shared entrypoint trains a Task. Exactly one of `epochs` and `steps` is set.
 
@@ -80,6 +117,18 @@ class TrainConfig:
         learning_rate: Of the default optimizer.
         clip_grad_norm: Upper bound of the global gradient norm; None leaves gradients alone.
         evaluate_every_steps: Optimizer steps between evaluations; None evaluates after each epoch.
+        parallel: How the model is spread over the ranks.
+        activation_checkpointing: Whether the backward pass computes the activations of each block again.
+        schedule: Of the learning rate, where the Task has none: `constant`, `linear` or `cosine` down to zero.
+        warmup_steps: Optimizer steps in which the learning rate rises from zero, where the Task has no schedule.
+        deterministic: Whether only algorithms are used that give the same bits each time.
+        skip_nonfinite: Steps in a row without a finite gradient that are left out before the run ends; None does not
+            look at each step.
+        export: Weights that the model folder gets: `last`, or `best` by the metric of early stopping.
+        workers: Processes per rank that load data; None lets the runtime choose.
+        profile_at: First step that torch.profiler records, or None.
+        profile_steps: Steps that it records.
+        tensorboard: Whether scalars are written for TensorBoard.
     """
 
     epochs: int | None
@@ -93,6 +142,17 @@ class TrainConfig:
     seed: int
     evaluate_every_steps: int | None
     early_stopping: EarlyStopping | None
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    activation_checkpointing: bool = False
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    deterministic: bool = False
+    skip_nonfinite: int | None = None
+    export: str = "last"
+    workers: int | None = None
+    profile_at: int | None = None
+    profile_steps: int = 0
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,7 +227,8 @@ class RunConfig:
         train = fields.pop("train")
         if train is not None:
             early = train.pop("early_stopping")
-            train = TrainConfig(**train, early_stopping=EarlyStopping(**early) if early else None)
+            spread = ParallelConfig(**train.pop("parallel"))
+            train = TrainConfig(**train, early_stopping=EarlyStopping(**early) if early else None, parallel=spread)
         return cls(**{**fields, "train": train, "checkpoint": CheckpointConfig(**fields["checkpoint"])})
 
 

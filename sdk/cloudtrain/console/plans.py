@@ -11,6 +11,7 @@ from cloudtrain.console import say, table
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
     from cloudtrain.plan import LengthPlan, Plan
+    from cloudtrain_runtime.contract import ParallelConfig
 
 _MOST_LINES = 40
 
@@ -32,8 +33,13 @@ def print_plan(plan: Plan) -> None:
     ]
     if plan.length.steps is not None or plan.length.epochs is not None:
         rows.append(("length", _length(plan.length)))
+    train = plan.config.train
+    if train is not None and not train.parallel.is_plain:
+        rows.append(("parallel", _parallel(train.parallel, cluster.world_size)))
     if plan.batch is not None:
-        per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {cluster.world_size or '?'} ranks"
+        shares = "data ranks" if train is not None and train.parallel.group_size > 1 else "ranks"
+        number = plan.batch.global_ // (plan.batch.per_rank * plan.batch.accumulate)
+        per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {number or '?'} {shares}"
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     if plan.queue is not None:
         rows.append(("queue", _queue(plan.queue)))
@@ -68,6 +74,16 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
     commit = f"commit {source.commit[:12]}" if source.commit else "no commit yet"
     branch = f" on {source.branch}" if source.branch else ""
     return [("source", f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}")]
+
+
+def _parallel(spread: ParallelConfig, world_size: int) -> str:
+    """Return how the model is spread, such as `pipeline 2 (1f1b) x fsdp 4 x tensor 2`."""
+    data = world_size // spread.group_size or "?"
+    shards = f" in shards of {spread.shard}" if spread.shard else ""
+    parts = [f"pipeline {spread.pipeline} ({spread.schedule})"] if spread.pipeline > 1 else []
+    parts.append(f"{spread.data} {data}{shards}")
+    parts += [f"tensor {spread.tensor}"] if spread.tensor > 1 else []
+    return " x ".join(parts)
 
 
 def _length(length: LengthPlan) -> str:

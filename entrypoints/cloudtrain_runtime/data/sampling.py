@@ -1,4 +1,4 @@
-"""Which samples a rank sees, and when.
+"""Which samples of a map-style dataset a rank sees, and when.
 
 The global order of samples depends on seed and epoch only. Rank r of w takes every w-th sample of each global batch,
 from the r-th on, so one process and many make the same steps from the same samples. How far a run has come is a handful
@@ -8,137 +8,30 @@ of numbers, however many samples and ranks there are.
 from __future__ import annotations
 
 import math
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Sampler
 
-from cloudtrain_runtime.context import Context, context
+from cloudtrain_runtime.context import context
+from cloudtrain_runtime.data.order import ORDER_VERSION, Order
+from cloudtrain_runtime.data.position import (
+    DataState,
+    GlobalBatch,
+    MicroBatch,
+    Position,
+    agree_global_batch,
+    ceil_of,
+    micro_steps_of,
+    share_of,
+)
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.events import say
-from cloudtrain_runtime.order import ORDER_VERSION, Order
-from cloudtrain_runtime.seeds import random_number, seed_everything
 
 _CHUNK = 16_384
 """Indices computed at once: few enough that torch does not share them out to threads, whose barriers cost more."""
-
-
-@dataclass
-class Position:
-    """How far training has come. `samples` counts those of the present epoch's global order."""
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
-
-
-@dataclass(frozen=True)
-class DataState:
-    """The position in the data as a checkpoint keeps it, and what it was counted in.
-
-    Attributes:
-        step: Optimizer steps done.
-        epoch: Present epoch, from 0.
-        samples: Samples of its global order that have been used.
-        global_batch: Samples of an optimizer step.
-        batch_size: Samples per rank and micro-step, as the job asked for.
-        accumulate: Micro-steps per optimizer step, as the job asked for.
-        world_size: Ranks.
-        seed: Seed of the present epoch's order.
-        length: Samples in the dataset.
-        order: Version of the order.
-    """
-
-    step: int
-    epoch: int
-    samples: int
-    global_batch: int
-    batch_size: int
-    accumulate: int
-    world_size: int
-    seed: int
-    length: int
-    order: int = ORDER_VERSION
-
-    @property
-    def position(self) -> Position:
-        """The part that training moves."""
-        return Position(self.step, self.epoch, self.samples)
-
-    def to_json(self) -> dict[str, int]:
-        """Return the state as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> DataState:
-        """Read what `to_json` has written.
-
-        Raises:
-            CheckpointError: a number is missing.
-        """
-        try:
-            return cls(**{field.name: int(content[field.name]) for field in fields(cls)})
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not tell its position in the data: {error}") from None
-
-
-def agree_global_batch(
-    saved: DataState | None, batch_size: int, accumulate: int, world_size: int
-) -> tuple[int, str | None]:
-    """Return the samples of an optimizer step, and a sentence about it where there is something to say.
-
-    A run that is resumed with another number of ranks keeps its global batch, and so its steps; a job that asks for
-    another batch_size or accumulate than before gets what it asks for.
-    """
-    asked = batch_size * accumulate * world_size
-    if saved is None:
-        return asked, None
-    kept = saved.global_batch
-    if (batch_size, accumulate) != (saved.batch_size, saved.accumulate):
-        changed = f"the global batch was {kept} samples and is {asked} from step {saved.step} on"
-        return asked, changed if asked != kept else None
-    if world_size == saved.world_size:
-        return kept, None
-    sentence = f"the global batch stays at {kept} samples with {_ranks(world_size)} instead of {saved.world_size}"
-    if kept % world_size:
-        sentence += "; that does not divide, so ranks' shares differ by one sample"
-    micro_steps = _ceil(_ceil(kept, world_size), batch_size)
-    if micro_steps > accumulate:
-        sentence += f"; a step takes {micro_steps} micro-steps, so that none exceeds {batch_size} samples"
-    return kept, sentence
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Samples of one forward and backward pass on this rank.
-
-    Attributes:
-        count: How many of them count; 0 when one sample only stands in so that every rank takes part.
-    """
-
-    count: int
-
-    @property
-    def samples(self) -> int:
-        """How many the loader brings."""
-        return max(self.count, 1)
-
-
-@dataclass(frozen=True)
-class GlobalBatch:
-    """Samples of one optimizer step.
-
-    Attributes:
-        samples: Samples of all ranks together.
-        micro_batches: This rank's share: at least one, and as many as on every other rank.
-    """
-
-    samples: int
-    micro_batches: tuple[MicroBatch, ...]
 
 
 class GlobalOrderSampler(Sampler[list[int]]):
@@ -213,7 +106,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a whole epoch."""
-        return _ceil(self.length, self.global_size)
+        return ceil_of(self.length, self.global_size)
 
     @property
     def epoch(self) -> int:
@@ -267,7 +160,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self._seeds = {saved.epoch: saved.seed} if saved.samples else {}
         return [*notes, note] if note else notes
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state to save, after the steps that `advance` has counted."""
         return self.state(self.position).to_json()
 
@@ -311,14 +204,10 @@ class GlobalOrderSampler(Sampler[list[int]]):
     # ------------------------------------------------------------ the batches
 
     def _micro_steps(self, samples: int) -> int:
-        """Return the micro-steps that so many samples of all ranks take: equal on all of them, so that they line up."""
-        return _ceil(_ceil(samples, self.world_size), self.batch_size)
+        return micro_steps_of(samples, self.world_size, self.batch_size)
 
     def _plan(self, samples: int) -> GlobalBatch:
-        own = len(range(self.rank, samples, self.world_size))
-        least, more = divmod(own, self._micro_steps(samples))
-        counts = [least + (index < more) for index in range(self._micro_steps(samples))]
-        return GlobalBatch(samples, tuple(map(MicroBatch, counts)))
+        return share_of(samples, self.rank, self.world_size, self.batch_size)
 
     def _steps(self, whole: int, rest: int) -> Iterator[GlobalBatch]:
         plan = self._plan(self.global_size)
@@ -369,72 +258,38 @@ class ShardSampler(Sampler[list[int]]):
             yield list(self.indices[at : at + self.batch_size])
 
 
-def make_loader(
-    dataset: Dataset[Any],
-    sampler: Sampler[list[int]],
-    collate: Callable[[Sequence[Any]], Any],
-    place: Context,
-    *,
-    workers: int | None = None,
-) -> DataLoader[Any]:
-    """Return a loader of this rank's batches.
+class EvaluationShards(Sampler[list[int]]):
+    """Batches of this rank's share of an evaluation split, as many as on every other rank where that is needed.
+
+    The forward pass of a sharded model talks to other ranks, so all of them must make it equally often. Where a rank
+    has run out, the first sample stands in, and does not count.
 
     Args:
-        dataset: A split.
-        sampler: What this rank sees of it.
-        collate: The Task's.
-        place: This rank's place.
-        workers: Processes that load; None means up to 8 per rank beside a GPU, and none otherwise.
-    """
-    on_gpu = place.device.type == "cuda"
-    if workers is None:
-        workers = min(8, (os.cpu_count() or 1) // place.local_world_size) if on_gpu else 0
-    epoch = sampler.epoch if isinstance(sampler, GlobalOrderSampler) else 0
-    return DataLoader(
-        _Seeded(dataset, place.seed, epoch) if workers else dataset,
-        batch_sampler=sampler,
-        collate_fn=collate,
-        num_workers=workers,
-        pin_memory=on_gpu,
-        worker_init_fn=ignore_stop_signals if workers else None,
-        # The order of samples is drawn by the sampler; the loader must not touch the global random state.
-        generator=torch.Generator().manual_seed(place.seed),
-    )
-
-
-class _Seeded(Dataset[list[Any]]):
-    """A dataset in a loader's worker, whose random augmentations depend on the batch and not on what came before it.
-
-    A worker starts anew with the run, in the middle of an epoch, too; and each batch may fall to another worker then.
+        length: Samples in the split.
+        batch_size: Samples per rank.
+        data_rank: Which of the shares of the data this rank reads.
+        data_size: How many shares there are.
+        even: Whether every rank has as many batches as the one with the most.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int, epoch: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        self.epoch = epoch
+    def __init__(self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True) -> None:
+        self.length = length
+        self.indices = range(data_rank, length, data_size)
+        self.batch_size = batch_size
+        longest = ceil_of(length, data_size) if even else len(self.indices)
+        self._batches = ceil_of(longest, batch_size)
 
-    def __getitems__(self, indices: list[int]) -> Any:
-        seed_everything(random_number(self.seed, self.epoch, indices[0]) >> 1)
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(indices)
-        return [self.dataset[index] for index in indices]
+    def __len__(self) -> int:
+        return self._batches
 
+    def __iter__(self) -> Iterator[list[int]]:
+        for at in range(self._batches):
+            yield list(self._slice(at)) or [0]
 
-def ignore_stop_signals(worker: int) -> None:  # noqa: ARG001 (the loader's signature)
-    """Let a data-loader worker outlive the notice to stop: its rank still needs it to reach the step boundary."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    @property
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """How many samples of each batch count."""
+        return (MicroBatch(len(self._slice(at))) for at in range(self._batches))
 
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch with every tensor moved to a device."""
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
-
-
-def _ceil(samples: int, parts: int) -> int:
-    return -(-samples // parts)
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+    def _slice(self, batch: int) -> range:
+        return self.indices[batch * self.batch_size : (batch + 1) * self.batch_size]

@@ -1,0 +1,142 @@
+"""A Task's model, spread over the ranks as the job says: its steps in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.parallel.mesh import Mesh
+from cloudtrain_runtime.parallel.pipeline import Pipeline
+from cloudtrain_runtime.parallel.replicas import replicate
+from cloudtrain_runtime.parallel.sharding import find_units, recompute_activations, shard
+from cloudtrain_runtime.ranks import gather
+from cloudtrain_runtime.task import Task
+
+_OLDEST = (2, 6)
+"""First torch with what shards and splits models here."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A model on its ranks.
+
+    Attributes:
+        model: What is optimized, saved and exported: with a pipeline the whole model without the parameters of other
+            stages, so that names stay.
+        replica: What a training loss calls.
+        pipeline: What runs the micro-batches instead, where the model's layers lie on several ranks.
+    """
+
+    model: nn.Module
+    replica: nn.Module
+    pipeline: Pipeline | None
+
+
+def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Tensor], torch.Tensor]) -> Spread:
+    """Build the Task's model and spread it.
+
+    Args:
+        task: The user's.
+        train: The job's train section.
+        mesh: The grid of ranks.
+        scale: What a loss goes through before its backward pass.
+
+    Raises:
+        JobError: the Task or this torch lacks what the job asks for.
+    """
+    _check(task, mesh)
+    model = task.model()
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
+        # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
+        fill(model, mesh.place.device)
+        on_meta = False
+    units: Collection[nn.Module] = ()
+    if not mesh.is_plain or train.activation_checkpointing:
+        units = list((None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)) or find_units(model))
+
+    def placed(part: nn.Module) -> nn.Module:
+        return _placed(part, units, train, mesh, on_meta=on_meta)
+
+    if mesh.pipeline > 1:
+        pipeline = Pipeline(task, model, train, mesh, placed, scale)
+        return Spread(model, model, pipeline)
+    return Spread(model, placed(model), None)
+
+
+def fill(model: nn.Module, device: torch.device) -> None:
+    """Give memory and initial weights to a model that was built on the meta device."""
+    model.to_empty(device=device)
+    own: Any = getattr(model, "init_weights", None)
+    if callable(own):
+        own()
+        return
+    for module in model.modules():
+        reset: Any = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        elif next(module.parameters(recurse=False), None) is not None:
+            raise JobError(
+                f"the model was built on the meta device, and {type(module).__name__} has neither init_weights() nor "
+                "reset_parameters() to draw its weights with"
+            )
+
+
+def whole_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
+    """Return the unsharded state_dict on the CPU, on rank 0; all ranks take part, the others get an empty one."""
+    if mesh.is_plain:
+        state: dict[str, Any] = model.state_dict() if mesh.place.is_main else {}
+    else:
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    holds = mesh.data_rank == mesh.tensor_rank == 0
+    state = {name: _on_cpu(value) for name, value in state.items()} if holds else {}
+    if mesh.pipeline == 1:
+        return state
+    stages = gather(state, mesh.place)
+    return {name: value for stage in stages for name, value in stage.items()} if mesh.place.is_main else {}
+
+
+def _placed(
+    part: nn.Module, units: Collection[nn.Module], train: TrainConfig, mesh: Mesh, *, on_meta: bool
+) -> nn.Module:
+    """Return what a forward pass of a model, or of a stage, goes through."""
+    modules = set(part.modules())
+    inner = [unit for unit in units if unit in modules]
+    device = mesh.place.device
+    if train.activation_checkpointing:
+        recompute_activations(inner or [part])
+    if mesh.is_sharded:
+        for unit in (inner or [part]) if train.compile else ():
+            unit.compile()
+        shard(part, inner, train, mesh)
+    if on_meta:
+        fill(part, device)
+    part.to(device)
+    if mesh.is_sharded:
+        return part
+    # Compiled inside of the replica: no_sync must stay DDP's.
+    compiled: Any = torch.compile(part) if train.compile else part
+    return replicate(compiled, train.parallel, mesh)
+
+
+def _check(task: Task, mesh: Mesh) -> None:
+    version = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    if not mesh.is_plain and version < _OLDEST:
+        raise JobError(f"train.parallel: this torch is {torch.__version__}, and only ddp works before 2.6")
+    for name, method in (("tensor", "parallelize"), ("pipeline", "pipeline")):
+        if mesh.sizes[name] > 1 and getattr(type(task), method) is getattr(Task, method):
+            raise JobError(
+                f"train.parallel.{name}: {mesh.sizes[name]} needs a method {method}() of {type(task).__name__}, which "
+                "tells how its layers are split"
+            )
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
