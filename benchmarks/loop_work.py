@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from cloudtrain_runtime import Batch, GlobalOrderSampler, Task

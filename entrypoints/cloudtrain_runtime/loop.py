@@ -239,14 +239,16 @@ class Trainer:
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
-        total = torch.zeros((), device=self.place.device)
+        shares: list[torch.Tensor] = []
         for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
                 with self._autocast():
-                    loss = self._loss(batch) * weight
+                    loss = self._loss(batch)
+                    if weight != 1.0:  # else two operations for nothing
+                        loss = loss * weight
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+            shares.append(loss.detach().float())
+        return sum(shares[1:], shares[0])
 
     def _loss(self, batch: Any) -> torch.Tensor:
         try:
@@ -262,7 +264,7 @@ class Trainer:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         # A sharded model computes in its own precision; what it returns is fp32.
         dtype = None if self.mesh.is_sharded else PRECISIONS.get(self.train.precision)
-        return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.place.device.type, dtype=dtype)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
         loss = self.mesh.mean(total)

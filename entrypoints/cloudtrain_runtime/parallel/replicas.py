@@ -42,7 +42,7 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
     """Return a block whose backward pass synchronises gradients now, or only adds them up."""
     if isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext() if now else model.no_sync()
-    if hasattr(model, "set_requires_gradient_sync"):  # sharded
+    if hasattr(type(model), "set_requires_gradient_sync"):  # sharded; a module looks long for what it has not
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
     return contextlib.nullcontext()
 
