@@ -86,6 +86,11 @@ class Trainer:
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         built = spread(task, train, self.mesh, self.scaler.scale)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
+        # A sharded model computes in its own precision; what it returns is fp32.
+        precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
+        self.autocast: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if precision is None else torch.autocast(place.device.type, dtype=precision)
+        )
         self.optimizer = task.optimizer(self.model)
         fit_to_meshes(self.optimizer)
         self.feeder = make_feeder(
@@ -242,7 +247,7 @@ class Trainer:
         shares: list[torch.Tensor] = []
         for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
-                with self._autocast():
+                with self.autocast:
                     loss = self._loss(batch)
                     if weight != 1.0:  # else two operations for nothing
                         loss = loss * weight
@@ -260,11 +265,6 @@ class Trainer:
                 "the model has parameters that the loss does not depend on, so ranks wait for gradients that never "
                 "come: remove them from the model, or set requires_grad_(False) on them"
             ) from None
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        # A sharded model computes in its own precision; what it returns is fp32.
-        dtype = None if self.mesh.is_sharded else PRECISIONS.get(self.train.precision)
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self.place.device.type, dtype=dtype)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
         loss = self.mesh.mean(total)
@@ -332,7 +332,7 @@ class Trainer:
         # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
         for micro, batch in batches:
             watch.stir()
-            with self._autocast():
+            with self.autocast:
                 values = {
                     "loss": checked_loss(self.task, self.model, batch) * micro.count,
                     **checked_metrics(self.task, self.model, batch, micro.samples),
