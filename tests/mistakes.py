@@ -35,7 +35,7 @@ tags: {team: vision}
 """A job without a mistake. Edits of it must find their text exactly once."""
 
 FILES: Mapping[str, str | Path] = {
-    "gpt.py": "class GPT:\n    def __init__(self, layers=2): ...\n",
+    "gpt.py": "class GPT(Task):\n    def __init__(self, layers=2): ...\n",
     "train.py": "print('training')\n",
     "requirements.txt": "einops\n",
 }

@@ -40,10 +40,19 @@ BY_HAND: Mapping[str, Any] = {
     "disable_profiler": True,
     "metric_definitions": [
         {"Name": "train/loss", "Regex": r'CLOUDTRAIN \{"event": "step".*"loss": ([-+0-9.eE]+)'},
-        {
-            "Name": "train/samples_per_second",
-            "Regex": r'CLOUDTRAIN \{"event": "step".*"samples_per_second": ([-+0-9.eE]+)',
-        },
+        *(
+            {"Name": f"train/{name}", "Regex": rf'CLOUDTRAIN \{{"event": "step".*"{field}": ([-+0-9.eE]+)'}
+            for name, field in (
+                ("samples_per_second", "samples_per_second"),
+                ("tokens_per_second", "tokens_per_second"),
+                ("data_wait", "data_wait"),
+                *((f"{part}_seconds", part) for part in ("data", "forward", "backward", "optimizer", "checkpoint")),
+                ("mfu", "mfu"),
+                ("memory_bytes", "memory_bytes"),
+                ("learning_rate", "learning_rate"),
+                ("grad_norm", "grad_norm"),
+            )
+        ),
         *(
             {
                 "Name": f"{split}/{name}",
@@ -145,14 +154,14 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
                 "validation": {"s3_data": "s3://my-bucket/val"},
             },
         ),
-        "Pipe": Level(
-            {"data.train": {"uri": "s3://my-bucket/train", "mode": "Pipe"}},
-            inputs={"train": {"s3_data": "s3://my-bucket/train", "input_mode": "Pipe"}},
-        ),
     },
     "entry": {
         "task": Level({"code.task": "mine:Mine", "train.epochs": 3}),
         "script": Level({"code.script": "train.py"}),
+        "script-with-pipe": Level(  # a Task reads files
+            {"code.script": "train.py", "data.piped": {"uri": "s3://my-bucket/piped", "mode": "Pipe"}},
+            inputs={"piped": {"s3_data": "s3://my-bucket/piped", "input_mode": "Pipe"}},
+        ),
         "script-with-tensorboard": Level(
             {"code.script": "train.py", "tracking.tensorboard": True},
             arguments={"tensorboard_output_config": {"s3_output_path": _BASE}},

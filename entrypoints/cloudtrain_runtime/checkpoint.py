@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime import watch
-from cloudtrain_runtime.checkpoints.resuming import resume
+from cloudtrain_runtime.checkpoints.resuming import load_step, resume, state_ahead
 from cloudtrain_runtime.checkpoints.saving import Keeping, Saver
 from cloudtrain_runtime.checkpoints.states import (
     States,
@@ -47,8 +47,10 @@ from cloudtrain_runtime.checkpoints.states import (
     copied_names,
     forget_unsaved,
     may_change_unseen,
+    model_state_of,
     parameter_names,
     put_back,
+    put_back_model,
     rank_key,
     refuse_strangers,
     states_of,
@@ -101,6 +103,9 @@ class Due:
 class Checkpoints:
     """The checkpoints of one run. Every method is called by all ranks together.
 
+    Attributes:
+        group: All ranks, for small messages on the CPU that do not queue behind gradients; None for one rank.
+
     Args:
         config: The job's checkpoint section. An empty uri is the host's /opt/ml/checkpoints.
         place: This rank's place.
@@ -119,6 +124,7 @@ class Checkpoints:
         self._config = config
         self._place = place
         self._agreement = Agreement(place, flags=2)
+        self.group = self._agreement.group
         attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
         keeping = Keeping(config.keep, config.resume == "auto", mesh or {"data": place.world_size})
         group, notice = self._agreement.group, self.notice
@@ -127,6 +133,10 @@ class Checkpoints:
         self._has_asked = False
 
     # ------------------------------------------------------------ going on
+
+    def state_ahead(self) -> Mapping[str, Any]:
+        """Return the `state` of the checkpoint that `resume` will start from, before there is a model."""
+        return state_ahead(self._config, self.storage, self._place)
 
     def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
         """Load the checkpoint to start from into model and optimizers; works at any world size.
@@ -153,7 +163,7 @@ class Checkpoints:
         has_random = self._place.rank < checkpoint.manifest.world_size
         if not has_random:
             loaded["rng"][own] = b""  # the present states, which a rank without saved ones keeps
-        objects = put_back(loaded, model, optimizers, self._place)
+        objects = put_back(loaded, model, optimizers, self._place, names)
         forget_unsaved(names, stepped, optimizers)
         self._saver.last_began = time.monotonic()
         is_own = checkpoint.place == self.storage.uri
@@ -166,6 +176,22 @@ class Checkpoints:
             is_own=is_own,
             has_random=has_random,
         )
+
+    def load_weights(self, step: int, model: nn.Module, place: str = "") -> bool:
+        """Load the model alone from a checkpoint; return whether there is one.
+
+        Args:
+            step: Its step.
+            model: In whatever it is wrapped.
+            place: Uri of the folder that it lies in; by default where this run saves.
+        """
+        storage = open_storage(place) if place else self.storage
+        run = "" if place or self._config.resume == "auto" else self._place.run
+        states = model_state_of(model)
+        if not load_step(storage, step, run, self._place, states):
+            return False
+        put_back_model(states, model)
+        return True
 
     # ------------------------------------------------------------ at each step
 

@@ -13,6 +13,7 @@ import torch
 from cloudtrain_runtime.contract import (
     CODE_CHANNEL,
     CONFIG_CHANNEL,
+    ML_ROOT_VARIABLE,
     MlTree,
     TrainConfig,
     sort_hosts,
@@ -103,7 +104,9 @@ def read_context(environ: Mapping[str, str]) -> Context:
     hosts = tuple(sort_hosts(json.loads(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    device, backend = choose_device(local_rank, local_world_size, config.distribution if config else "")
+    # On this machine torch's own backends stand in for SMDDP, as a local plan says.
+    distribution = config.distribution if config and ML_ROOT_VARIABLE not in environ else ""
+    device, backend = choose_device(local_rank, local_world_size, distribution)
     named = json.loads(environ.get("SM_CHANNELS", "[]"))
     return Context(
         run=config.run if config else "",

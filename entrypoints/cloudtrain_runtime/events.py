@@ -32,4 +32,6 @@ def say(text: str) -> None:
 def _json_value(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _json_value(part) for name, part in value.items()}
     return value

@@ -35,6 +35,7 @@ from cloudtrain_runtime.contract import (
     describe_exit,
     sort_hosts,
 )
+from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
 from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
@@ -79,6 +80,14 @@ def main() -> int:
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _fail(tree, f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
+    if wrong := check_code(tree, config):
+        emit("failed", host=host.name, exit_code=1, message=wrong[0], secondary=False)
+        return _fail(tree, "\n".join(wrong))
+    return _run(tree, config, host, stop)
+
+
+def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
+    """Start this host's workers and wait for them; return the exit code of the container."""
     config = replace(config, processes_per_instance=processes_here(config.processes_per_instance))
     is_installed = config.requirements is None or _install(tree, config.requirements, stop)
     if stop.was_asked():
@@ -112,6 +121,16 @@ def main() -> int:
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
         return _fail(tree, text)
     return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def check_code(tree: MlTree, config: RunConfig) -> list[str]:
+    """Return what is wrong with the Task, as far as its text proves it, one line each.
+
+    The plan has asked the same. A job may come from another version, and what is found here costs no start of workers.
+    """
+    if config.task is None or not isinstance(config.args, dict):
+        return []
+    return [f"error: {finding}" for finding in check_task(tree.code, config.task, config.args)]
 
 
 def processes_here(asked: int | None) -> int | None:

@@ -10,27 +10,43 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from cloudtrain_runtime import ranks, watch
+from cloudtrain_runtime import determinism, watch
+from cloudtrain_runtime.analysis import Analysis
+from cloudtrain_runtime.best import Best, Mark, measured
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
-from cloudtrain_runtime.data import DataState, Position, Step, make_evaluation, make_feeder
+from cloudtrain_runtime.contract.manifest import BEST_STATE
+from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.measures import Meter, Phase
+from cloudtrain_runtime.measures.profiling import Profiling
+from cloudtrain_runtime.measures.tensorboard import Board
+from cloudtrain_runtime.nonfinite import Guard, Losses
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
-from cloudtrain_runtime.task import Task, checked_datasets, checked_loss, checked_metrics
+from cloudtrain_runtime.task import (
+    Task,
+    check_batch,
+    checked_datasets,
+    checked_loss,
+    checked_optimizer,
+    checked_schedule,
+)
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
@@ -46,26 +62,12 @@ class Patience:
     def is_over(self, rule: EarlyStopping, value: float) -> bool:
         """Note an evaluation; return whether it is time to stop."""
         sign = 1.0 if rule.mode == "min" else -1.0
-        if self.best is None or sign * (self.best - value) > rule.min_delta:
+        # What is not finite improves nothing: nothing could ever be better than it.
+        if math.isfinite(value) and (self.best is None or sign * (self.best - value) > rule.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
         return self.waited >= rule.patience
-
-
-@dataclass
-class Meter:
-    """Samples per second since the last reading."""
-
-    samples: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def read(self) -> float:
-        """Return samples per second and start anew."""
-        now = time.monotonic()
-        rate = self.samples / max(now - self.began, 1e-9)
-        self.samples, self.began = 0, now
-        return rate
 
 
 class Trainer:
@@ -80,19 +82,24 @@ class Trainer:
 
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
         self.task, self.train, self.place, self.checkpoint = task, train, place, checkpoint
+        if train.deterministic:
+            determinism.enforce()
         self.datasets = checked_datasets(task)
+        self.best = Best.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
+        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
+        # Stages stay as they were measured at first: a resumed run must not sum in another order.
+        stages = self.checkpoints.state_ahead().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same on all ranks: they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale)
+        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
-        # A sharded model computes in its own precision; what it returns is fp32.
-        precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
-        self.autocast: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext() if precision is None else torch.autocast(place.device.type, dtype=precision)
-        )
-        self.optimizer = task.optimizer(self.model)
+        self.optimizer = checked_optimizer(task, self.model)
         fit_to_meshes(self.optimizer)
+        limit = train.skip_nonfinite
+        self.guard = None if limit is None else Guard(limit, self.optimizer, self.scaler, self.mesh)
+        self.losses = Losses()
+        self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, self._autocast)
         self.feeder = make_feeder(
             self.datasets["train"],
             task.collate,
@@ -104,27 +111,34 @@ class Trainer:
             seed=train.seed,
             workers=train.workers,
         )
-        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
         self.last_step = self.total_steps
-        self.schedule = task.schedule(self.optimizer) or default_schedule(self.optimizer, train, lambda: self.last_step)
+        self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
+            self.optimizer, train, lambda: self.last_step
+        )
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter()
+        self.meter = Meter(task, built.shape, train.precision, place, self.checkpoints.group, self.mesh.stage)
+        self.clock = self.meter.clock
+        self.profiling = Profiling(place, self.clock, train.profile_at, train.profile_steps)
+        self.board: Board | None = None
         self.saved_step = -1
         self.evaluated_step = -1
-        self.has_warned = False
+        self.last_loss: torch.Tensor | None = None
         # Dropout and augmentation differ between ranks, but for those that share each layer.
         self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
         seed_everything(self.own_seed)
 
     # ------------------------------------------------------------ the whole run
 
+    @determinism.explained()
     def run(self) -> None:
         """Train from the newest checkpoint to the end, or to the notice to stop."""
         resumed = self._resume()
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
         parameters = self.mesh.count_parameters(self.model)
+        if self.place.is_main and self.train.tensorboard:
+            self.board = Board(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
             emit(
                 "started",
@@ -150,13 +164,11 @@ class Trainer:
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
+        self.profiling.close()
         self._save(wait=True)
         seconds = time.monotonic() - began
-        final: dict[str, Mapping[str, float]] = {
-            split: self.evaluate(split) for split in ("validation", "test") if split in self.datasets
-        }
-        with watch.exempt():  # as long as the disk takes
-            self._export(final)
+        self.feeder.close()
+        self._finish()
         if self.place.is_main:
             samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
@@ -166,7 +178,11 @@ class Trainer:
                 epochs=self.position.epoch,
                 seconds=seconds,
                 samples_per_second=rate,
+                **({} if self.best is None or self.best.mark is None else {"best_step": self.best.mark.step}),
+                **({} if self.guard is None else {"skipped": self.guard.skipped}),
             )
+        if self.board is not None:
+            self.board.close()
 
     @property
     def position(self) -> Position:
@@ -202,7 +218,9 @@ class Trainer:
             return True
         while not self._is_at_end():
             self.replica.train()
+            self.clock.mark(Phase.DATA)
             for step in self.feeder.epoch():
+                self.profiling.before(self.position.step + 1)
                 self._step(step)
                 due = self.checkpoints.at_boundary(self.position.step)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
@@ -220,42 +238,67 @@ class Trainer:
     def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
         plan = step.plan
+        self.clock.begin(is_logged=self._is_logged(self.position.step + 1))
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
+        batches = self._batches(step) if self.guard is None else self.guard.keeping(self._batches(step))
         forward_backward = self._accumulate if self.pipeline is None else self.pipeline.run
-        total = forward_backward(step.batches, weights)
+        total = forward_backward(batches, weights)
+        self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
-        grad_norm = None
-        if self.train.clip_grad_norm is not None:
-            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm, self.mesh)
-        self.scaler.step(self.optimizer)
+        grad_norm, moves_on = None, True
+        if self.train.clip_grad_norm is not None or self.guard is not None:
+            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm or math.inf, self.mesh)
+        if self.guard is None or grad_norm is None:
+            self.scaler.step(self.optimizer)
+        else:
+            moves_on = self.guard.step(self.position.step + 1, total, grad_norm)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.schedule is not None:
+        if self.schedule is not None and moves_on:
             self.schedule.step()
+        self.last_loss = total
         self.feeder.advance()
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
-        if self.position.step % self.log_every == 0 or self.position.step == 1 or self._is_at_end():
+        if self._is_logged(self.position.step) or self._is_at_end():
             self._log(total, grad_norm)
+        self.clock.mark(Phase.CHECKPOINT)
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.log_every == 0 or step == 1
+
+    def _batches(self, step: Step) -> Iterator[Any]:
+        """Yield a step's micro-batches, and tell the clock who has its time."""
+        # A pipeline asks for all before it begins: it goes forward and backward in one, and waits in both.
+        phase = Phase.FORWARD if self.pipeline is None else Phase.BACKWARD
+        for micro, batch in step:
+            if self.meter.wants_batch:
+                self.meter.see(batch, micro.samples)
+            self.clock.mark(phase)
+            yield batch
+            self.clock.mark(Phase.DATA)
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
         shares: list[torch.Tensor] = []
         for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
-                with self.autocast:
+                with self._autocast():
                     loss = self._loss(batch)
                     if weight != 1.0:  # else two operations for nothing
                         loss = loss * weight
+                self.clock.mark(Phase.BACKWARD)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             shares.append(loss.detach().float())
         return sum(shares[1:], shares[0])
 
     def _loss(self, batch: Any) -> torch.Tensor:
+        if self.position.step == 0:
+            check_batch(self.task, batch)
         try:
             return checked_loss(self.task, self.replica, batch)
         except RuntimeError as error:
@@ -266,30 +309,41 @@ class Trainer:
                 "come: remove them from the model, or set requires_grad_(False) on them"
             ) from None
 
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        # A sharded model computes in its own precision; what it returns is fp32.
+        dtype = None if self.mesh.is_sharded else PRECISIONS.get(self.train.precision)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.place.device.type, dtype=dtype)
+
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        loss = self.mesh.mean(total)
+        self.clock.mark(Phase.LOG)
+        loss = float(self.mesh.mean(total))
+        seen = self.meter.read()
         if self.place.is_main:
-            if not math.isfinite(loss) and not self.has_warned:
-                self.has_warned = True
-                say(f"warning: the loss of step {self.position.step} is not finite; training goes on")
-            extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-            emit(
-                "step",
-                step=self.position.step,
-                epoch=self.position.epoch,
-                loss=float(loss),
-                samples_per_second=self.meter.read(),
-                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-                **extra,
-            )
+            fields = {
+                "step": self.position.step,
+                "epoch": self.position.epoch,
+                "loss": loss,
+                **seen,
+                "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+                **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
+            }
+            emit("step", **fields)
+            if self.board is not None:
+                self.board.step(self.position.step, fields)
+        if self.guard is None:
+            self.losses.note(self.position.step, loss, is_main=self.place.is_main)
 
     # ------------------------------------------------------------ evaluation
 
     def _ends_here(self) -> bool:
         """Evaluate if this step asks for it and it has not been done; return whether training ends early."""
         if self._evaluation_is_due():
-            self._note(self.evaluate("validation"))
+            values = self._evaluate("validation").means
             self.evaluated_step = self.position.step
+            self._note(values)
+            if self._is_best(values):
+                self.checkpoints.settle()  # a save under way is no reason to leave this one out
+                self._save()
         rule = self.train.early_stopping
         return rule is not None and self.patience.waited >= rule.patience
 
@@ -307,53 +361,71 @@ class Trainer:
         rule = self.train.early_stopping
         if rule is None:
             return
-        name = rule.metric.removeprefix("validation/")
-        if name not in values:
-            raise TaskError(f"train.early_stopping.metric: no {rule.metric}; the Task measures {', '.join(values)}")
-        if self.patience.is_over(rule, values[name]) and self.place.is_main:
+        if self.patience.is_over(rule, measured(rule.metric, values)) and self.place.is_main:
             say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
-    @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Return loss and the Task's metrics over a split: exact means, each sample counted once."""
-        batches = make_evaluation(
-            self.datasets[split],
-            self.task.collate,
-            self.place,
-            batch_size=self.train.batch_size,
-            data_rank=self.mesh.data_rank,
-            data_size=self.mesh.data_size,
-            even=not self.mesh.is_plain,
-            workers=self.train.workers,
-        )
-        sums: dict[str, float] = {}
-        self.mesh.share_buffers(self.model)
-        self.model.eval()
-        # The plain model: ranks have different numbers of batches, so its forward pass must not talk to others.
-        for micro, batch in batches:
-            watch.stir()
-            with self.autocast:
-                values = {
-                    "loss": checked_loss(self.task, self.model, batch) * micro.count,
-                    **checked_metrics(self.task, self.model, batch, micro.samples),
-                }
-            for name, value in values.items() if micro.count and self.mesh.tensor_rank == 0 else ():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-        self.replica.train()
-        means: dict[str, float] = {}
-        for part in ranks.gather(sums, self.place):
-            for name, value in part.items():
-                means[name] = means.get(name, 0.0) + value / batches.samples
+    def _is_best(self, values: Mapping[str, float]) -> bool:
+        """Note an evaluation where the best weights are wanted; return whether these are."""
+        if self.best is None or not self.best.improves(self.position.step, values):
+            return False
         if self.place.is_main:
-            emit(
-                "evaluation",
-                split=split,
-                step=self.position.step,
-                epoch=self.position.epoch,
-                samples=batches.samples,
-                **means,
-            )
-        return means
+            emit("best", step=self.position.step, metric=self.best.metric, value=measured(self.best.metric, values))
+        return True
+
+    def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
+        """Measure a split and tell of it; `step` is that of the weights where it is not the present one."""
+        self.clock.mark(Phase.OTHER)
+        found = self.evaluations.measure(split, with_classes=with_classes)
+        if self.place.is_main:
+            at = self.position.step if step is None else step
+            emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=found.samples, **found.means)
+            if self.board is not None:
+                self.board.evaluation(split, at, found.means)
+        return found
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        """Measure the weights that the run ends with, the best where they are wanted, and write the model folder."""
+        final: dict[str, Mapping[str, float]] = {}
+        by_class = self._classified_split()
+        found: Measured | None = None
+        step = self.position.step
+        if "validation" in self.datasets:
+            found = self._evaluate("validation", with_classes=by_class == "validation")
+            final["validation"] = found.means
+            self._is_best(found.means)
+            mark = self._load_best()
+            if mark is not None:
+                step, final["validation"] = mark.step, mark.values
+                if by_class == "validation":
+                    found = self.evaluations.measure("validation", with_classes=True)
+        if "test" in self.datasets:
+            found = self._evaluate("test", step, with_classes=by_class == "test")
+            final["test"] = found.means
+        analysis = None
+        if by_class is not None and found is not None:
+            analysis = Analysis(found.confusion, self.task.classes, split=by_class, step=step, metrics=final)
+        with watch.exempt():  # as long as the disk takes
+            self._export({"step": step, **final}, analysis)
+
+    def _classified_split(self) -> str | None:
+        """Return the split that is analysed by class, if any."""
+        if not self.evaluations.can_predict:
+            return None
+        return next((split for split in ("test", "validation") if split in self.datasets), None)
+
+    def _load_best(self) -> Mark | None:
+        """Load the best weights into the model; return their mark, or None where the present ones are to be taken."""
+        marks = self.best.marks if self.best is not None else []
+        for mark in reversed(marks):
+            if mark.step == self.position.step and not mark.place:
+                return None
+            if self.checkpoints.load_weights(mark.step, self.model, mark.place):
+                return mark
+            if self.place.is_main:
+                say(f"warning: the best weights, of step {mark.step}, are in no checkpoint any more")
+        return None
 
     # ------------------------------------------------------------ saving
 
@@ -362,11 +434,19 @@ class Trainer:
         step = self.position.step
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
+        self.clock.mark(Phase.CHECKPOINT)
+        if self.guard is not None:
+            self.guard.settle()
+        elif not self._is_worth_keeping():
+            return
         self.mesh.share_buffers(self.model)
         state = {
             "data": self.feeder.state().to_json(),
             "patience": asdict(self.patience),
             "evaluated_step": self.evaluated_step,
+            "pipeline": self.pipeline.sizes if self.pipeline is not None else None,
+            BEST_STATE: self.best.to_json() if self.best is not None else None,
+            "nonfinite": self.guard.state_dict() if self.guard is not None else None,
         }
         objects = {
             "scaler": self.scaler.state_dict(),
@@ -374,6 +454,15 @@ class Trainer:
         }
         if self.checkpoints.save(self.position.step, self.model, [self.optimizer], state, objects, wait=wait):
             self.saved_step = self.position.step
+
+    def _is_worth_keeping(self) -> bool:
+        """Return whether the last loss was finite. If not the weights are lost, and must not replace those before."""
+        # With fp16 the loss scale has left out the step.
+        if self.last_loss is None or self.scaler.is_enabled() or math.isfinite(float(self.mesh.mean(self.last_loss))):
+            return True
+        if self.place.is_main:
+            say(f"no checkpoint at step {self.position.step}: its loss is not finite")
+        return False
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""
@@ -386,6 +475,10 @@ class Trainer:
         notes = self.feeder.resume(DataState.from_json(found.state["data"]))
         self.patience = Patience(**found.state["patience"])
         self.evaluated_step = found.state["evaluated_step"]
+        if self.best is not None:
+            self.best.resume(found.state, "" if found.is_own else found.uri.rpartition("/")[0])
+        if self.guard is not None and found.state.get("nonfinite") is not None:
+            self.guard.load_state_dict(found.state["nonfinite"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(objects["scaler"])
         if self.schedule is not None and objects["schedule"] is not None:
@@ -399,8 +492,8 @@ class Trainer:
             say(note)
         return found.uri
 
-    def _export(self, final: Mapping[str, Mapping[str, float]]) -> None:
-        """Write the model folder: model.pt and metrics.json."""
+    def _export(self, final: Mapping[str, Any], analysis: Analysis | None) -> None:
+        """Write the model folder: model.pt, metrics.json and the analysis."""
         weights = whole_weights(self.model, self.mesh)
         if not self.place.is_main:
             return
@@ -408,3 +501,5 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
+        if analysis is not None:
+            say(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")

@@ -6,7 +6,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudtrain_runtime.contract import DEFAULT_RENDEZVOUS_PORT, ML_ROOT_VARIABLE, MlTree, RunConfig, sort_hosts
+from cloudtrain_runtime.contract import (
+    ADDRESSES_VARIABLE,
+    DEFAULT_RENDEZVOUS_PORT,
+    ML_ROOT_VARIABLE,
+    PORT_VARIABLE,
+    MlTree,
+    RunConfig,
+    sort_hosts,
+)
 
 
 def ml_tree(environ: Mapping[str, str]) -> MlTree:
@@ -20,6 +28,11 @@ def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
     return RunConfig.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+def is_by_mpirun(environ: Mapping[str, str]) -> bool:
+    """Return whether mpirun has started this process, as AWS's toolkit does for SMDDP."""
+    return "OMPI_COMM_WORLD_RANK" in environ
+
+
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torch's `env://` start needs and that are not there yet.
 
@@ -27,15 +40,16 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if "RANK" in environ:
         return {}
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        hosts = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))
+    if is_by_mpirun(environ):
+        master = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))[0]
+        addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
         own = {
             "RANK": environ["OMPI_COMM_WORLD_RANK"],
             "WORLD_SIZE": environ["OMPI_COMM_WORLD_SIZE"],
             "LOCAL_RANK": environ["OMPI_COMM_WORLD_LOCAL_RANK"],
             "LOCAL_WORLD_SIZE": environ["OMPI_COMM_WORLD_LOCAL_SIZE"],
-            "MASTER_ADDR": hosts[0],
-            "MASTER_PORT": str(DEFAULT_RENDEZVOUS_PORT),
+            "MASTER_ADDR": addresses.get(master, master),
+            "MASTER_PORT": environ.get(PORT_VARIABLE, str(DEFAULT_RENDEZVOUS_PORT)),
         }
         return {name: value for name, value in own.items() if name not in environ}
     return {}

@@ -12,6 +12,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.errors import JobError
+
+SMDDP_FRAMEWORK = "2.5"
+SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
+"""The newest of AWS's images with SMDDP. Source: AWS's list of Deep Learning Containers, 2026-11."""
 
 _START_SECONDS = 1800
 """How long the first rank waits for the last, and the longest single collective."""
@@ -30,8 +35,7 @@ def join_ranks(place: Context) -> None:
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     if place.backend == "smddp":
-        # Registers the backend; only in AWS's containers with SMDDP.
-        import smdistributed.dataparallel.torch.torch_smddp  # type: ignore[import-not-found] # noqa: F401
+        _register_smddp()
     # CPU tensors (flags, object gathers, checkpoints' plans) always travel by Gloo.
     backend = "gloo" if place.backend == "gloo" else f"cpu:gloo,cuda:{place.backend}"
     timeout = timedelta(seconds=_START_SECONDS)
@@ -39,6 +43,18 @@ def join_ranks(place: Context) -> None:
         dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def _register_smddp() -> None:
+    """Import AWS's data-parallel library, which registers itself with torch as the backend `smddp`."""
+    try:
+        import smdistributed.dataparallel.torch.torch_smddp  # type: ignore[import-not-found] # noqa: F401
+    except ImportError as error:
+        raise JobError(
+            f"AWS's SMDDP library cannot be imported in this image ({error}). The newest with it is AWS's container of "
+            f'PyTorch {SMDDP_FRAMEWORK} ({SMDDP_IMAGE}): use framework: "{SMDDP_FRAMEWORK}", or distribution: '
+            "torch_distributed, which works in every image"
+        ) from error
 
 
 def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -> list[Any]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import linecache
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
 from cloudtrain_runtime.context import context
+from cloudtrain_runtime.contract.methods import METHODS
+from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
 
 Batch = Any
@@ -22,8 +28,22 @@ Batch = Any
 class Task(ABC):
     """A model, its data and its loss. Subclasses take `code.args` as keyword arguments.
 
-    Every method runs once in every rank's process, with the same seed in all of them.
+    `model`, `datasets`, `optimizer`, `parallelize`, `pipeline` and `schedule` run once in every rank's process, with
+    the same seed in all of them; `loss` runs for each micro-batch, `metrics` for each batch of an evaluation and
+    `collate` for every batch, perhaps in a DataLoader's process.
+
+    Shapes: B is `train.batch_size`, the samples of one rank and micro-step; the last batch of a split may have fewer.
+
+    Attributes:
+        classes: Names of the classes that `predict` tells by number; empty where they have none.
+        tokens_per_sample: Tokens of one training sample, where it has some: throughput is then told in tokens, too.
+        flops_per_sample: FLOPs of one sample's forward and backward pass, for the utilisation of the device; None has
+            them counted, where that can be done.
     """
+
+    classes: Sequence[str] = ()
+    tokens_per_sample: int | None = None
+    flops_per_sample: float | None = None
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -31,22 +51,27 @@ class Task(ABC):
 
     @abstractmethod
     def datasets(self) -> Mapping[str, Dataset[Any]]:
-        """Return map-style datasets by split: `train`, and optionally `validation` and `test`.
+        """Return datasets by split: `train`, and optionally `validation` and `test`.
 
-        Every rank must see the same samples in the same order.
+        Map-style, iterable, or a `FileStream`. Every rank must see the same samples in the same order: the entrypoint
+        shares them out.
         """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the mean loss over the batch's samples, a scalar.
+        """Return the mean loss over the batch's samples, a scalar with a gradient.
 
         Args:
             model: Call this one (it synchronises gradients), not a model kept in `self`.
-            batch: What `collate` returned, on this rank's device.
+            batch: What `collate` returned, on this rank's device; tensors are `[B, ...]`.
         """
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer; by default AdamW with the job's `train.learning_rate`."""
+        """Return the optimizer of the model's parameters; by default AdamW with the job's `train.learning_rate`.
+
+        Args:
+            model: On this rank's device, and sharded if the job says so: its parameters may be DTensors.
+        """
         train = context().train
         return torch.optim.AdamW(model.parameters(), lr=train.learning_rate if train else 1e-3)
 
@@ -82,25 +107,94 @@ class Task(ABC):
         return None
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:  # noqa: ARG002
-        """Return further metrics of an evaluation batch: by name, a tensor with one value per sample.
+        """Return further metrics of an evaluation batch: by name, a tensor `[B]` with one value per sample.
 
         They are averaged exactly over all samples of all ranks.
         """
         return {}
 
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        """Return the predicted and the true class of each sample: two tensors of whole numbers from 0, [B] each.
+
+        Optional, for models that classify. With it the run ends with an analysis of the test split (or of the
+        validation split, where there is no other): `analysis.md` and `analysis.json` in the model folder, with the
+        confusion matrix and precision, recall and F1 of each class. An attribute `classes` names them, in the order of
+        their numbers.
+        """
+        raise TaskError(f"{type(self).__name__} has no method predict()")
+
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Return a batch of samples; by default torch's default_collate."""
+        """Return a batch of up to B samples: tensors `[B, ...]`, or tuples, lists and mappings of them.
+
+        By default torch's default_collate.
+        """
         return default_collate(list(samples))
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _told_at(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make the TaskErrors of a check, whose first argument is the Task, begin with the place of the Task's method."""
+
+    def decorate(check: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(check)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                return check(*args, **kwargs)
+            except TaskError as error:
+                raise TaskError(place_of(args[0], name) + str(error)) from None
+
+        return checked
+
+    return decorate
+
+
+def place_of(task: object, name: str) -> str:
+    """Return where a Task's method is written, as `digits.py:31:5  `; an empty string for the entrypoint's own."""
+    method = inspect.unwrap(getattr(type(task), name, place_of))
+    code = getattr(method, "__code__", None)
+    if code is None or code.co_filename == __file__:
+        return ""
+    lines = linecache.getlines(code.co_filename)
+    first = code.co_firstlineno - 1  # of a decorator, where there is one
+    line = next((line for line in range(first, len(lines)) if _is_def(lines[line], code.co_name)), None)
+    column = 0 if line is None else len(lines[line]) - len(lines[line].lstrip())
+    return f"{_short(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
+
+
+def _is_def(text: str, name: str) -> bool:
+    return text.split("(", maxsplit=1)[0].split() in (["def", name], ["async", "def", name])
+
+
+def _short(file: str) -> str:
+    path, folder = Path(file), Path.cwd()  # the code folder
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
+
+
+@_told_at("model")
+def checked_model(task: Task) -> nn.Module:
+    """Return the Task's model.
+
+    Raises:
+        TaskError: it is no module.
+    """
+    model: Any = task.model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"model() must return an nn.Module; it returned {_kind(model)}")
+    return model
 
 
 SPLITS = ("train", "validation", "test")
 
 
+@_told_at("datasets")
 def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     """Return the Task's datasets.
 
     Raises:
-        TaskError: they are not datasets by split, or one has no length or no samples.
+        TaskError: they are not datasets by split, or one is neither map-style nor iterable, or empty.
     """
     datasets: Any = task.datasets()
     if not isinstance(datasets, Mapping):
@@ -111,34 +205,106 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
         found = ", ".join(map(str, datasets)) or "none"
         raise TaskError(f"datasets() must have train, and may have validation and test; it has {found}")
     for split, dataset in datasets.items():
+        if is_iterable(dataset):
+            continue  # nobody can know how long it is
         if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
             kind = type(dataset).__name__
-            raise TaskError(f"the {split} dataset needs __len__ and __getitem__ (map-style); {kind} has not both")
+            raise TaskError(
+                f"the {split} dataset needs __len__ and __getitem__ (map-style), or an __iter__ that begins anew for "
+                f"each epoch (iterable); {kind} has neither"
+            )
         if len(dataset) == 0:
             raise TaskError(f"the {split} dataset is empty")
     return dict(datasets)
 
 
+@_told_at("optimizer")
+def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the Task's optimizer of a model.
+
+    Raises:
+        TaskError: it is none, or one of other parameters than the model's.
+    """
+    optimizer: Any = task.optimizer(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TaskError(f"optimizer() must return a torch.optim.Optimizer; it returned {_kind(optimizer)}")
+    own = {id(parameter) for parameter in model.parameters()}
+    taken = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    others = sum(id(parameter) not in own for parameter in taken)
+    if others:
+        raise TaskError(
+            f"optimizer() must take the parameters of the model that it is given; {others} of {len(taken)} are not "
+            "among them, so nobody would synchronise or save them"
+        )
+    return optimizer
+
+
+@_told_at("schedule")
+def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """Return the Task's learning-rate schedule, or None.
+
+    Raises:
+        TaskError: it is none that advances once per step, or one of another optimizer.
+    """
+    schedule: Any = task.schedule(optimizer)
+    if schedule is None:
+        return None
+    expected = "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None"
+    if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        raise TaskError(f"{expected}; it returned {_kind(schedule)}")
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise TaskError(f"{expected}; ReduceLROnPlateau waits for a metric, and this one advances with each step")
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise TaskError("schedule() must return one of the optimizer that it is given; this one is another's")
+    return schedule
+
+
+@_told_at("collate")
+def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (the place is the Task's)
+    """Look at what the Task's `collate` has made.
+
+    Raises:
+        TaskError: there is no tensor in it.
+    """
+    from torch.utils._pytree import tree_leaves
+
+    plain = (type(None), bool, int, float, complex, str, bytes)
+    if all(isinstance(leaf, plain) for leaf in tree_leaves(batch)):
+        raise TaskError(
+            "collate() must return tensors, or tuples, lists and mappings of them; "
+            f"there is none in what it returned, {_kind(batch)}"
+        )
+
+
+@_told_at("loss")
 def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
     """Return the Task's loss of a batch.
 
     Raises:
-        TaskError: it is not a scalar tensor.
+        TaskError: it is not a scalar tensor, or in training has no gradient.
     """
     loss: Any = task.loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
+        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else _kind(loss)
         raise TaskError(f"loss() must return a scalar tensor, the mean over the batch's samples; it returned {got}")
+    if not loss.requires_grad and torch.is_grad_enabled():
+        raise TaskError(
+            "loss() must return a tensor that depends on the model's parameters; this one has no gradient: "
+            "was it detached, made from .item(), or computed under no_grad?"
+        )
     return loss
 
 
+@_told_at("metrics")
 def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
     """Return the Task's metrics of an evaluation batch.
 
     Raises:
-        TaskError: a metric has not one value per sample, or is called `loss`.
+        TaskError: they are no mapping, one has not one value per sample, or is called `loss`.
     """
-    metrics: Mapping[str, Any] = task.metrics(model, batch)
+    metrics: Any = task.metrics(model, batch)
+    if not isinstance(metrics, Mapping):
+        raise TaskError(f"metrics() must return a mapping from name to tensor; it returned {_kind(metrics)}")
     for name, values in metrics.items():
         if name == "loss":
             raise TaskError("metrics() must not have a metric called loss: that is the Task's own")
@@ -149,6 +315,47 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
                 f"expected [{samples}] (no mean: the entrypoint averages over all samples of all ranks)"
             )
     return metrics
+
+
+def predicts(task: Task) -> bool:
+    """Return whether the Task tells the classes of samples."""
+    return type(task).predict is not Task.predict
+
+
+@_told_at("predict")
+def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predicted and true classes of a batch.
+
+    Raises:
+        TaskError: they are not one whole number per sample each.
+    """
+    result: Any = task.predict(model, batch)
+    parts = result if isinstance(result, tuple) and len(result) == 2 else ()  # noqa: PLR2004
+    if not parts or not all(_is_class_of_each(part, samples) for part in parts):
+        raise TaskError(
+            "predict() must return the predicted and the true class of each sample: two tensors of whole numbers "
+            f"of the shape [{samples}]; it returned {_shape_of(result)}"
+        )
+    return parts
+
+
+def _is_class_of_each(value: Any, samples: int) -> bool:
+    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    return list(value.shape) == [samples]
+
+
+def _shape_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of the shape {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {', '.join(map(_shape_of, value)) or 'nothing'}"
+    return f"a {type(value).__name__}"
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
@@ -169,7 +376,39 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
         tasks = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
         known = ", ".join(name for name in tasks if name != "Task") or "none"
         raise TaskError(f"code.task: {class_name} in {module.__file__} is not a Task (Tasks there: {known})")
+    if inspect.isabstract(found):
+        missing = ", ".join(f"{name}()" for name in sorted(found.__abstractmethods__))
+        raise TaskError(f"code.task: {class_name} in {module.__file__} has no {missing}")
     try:
-        return found(**arguments)
+        task = found(**arguments)
     except TypeError as error:
-        raise TaskError(f"code.args: {class_name} cannot be created: {error}") from error
+        if _takes(found, arguments):
+            raise  # of what its __init__ does
+        raise TaskError(f"code.args: {class_name} cannot be created: {error}") from None
+    _check_signatures(task)
+    return task
+
+
+def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it tells no signature
+        return True
+    return True
+
+
+def _check_signatures(task: Task) -> None:
+    """Refuse methods that cannot be called as the entrypoint calls them, however they came into the class."""
+    for name, method in METHODS.items():
+        try:
+            signature = inspect.signature(getattr(task, name))
+        except (TypeError, ValueError):  # it tells none
+            continue
+        try:
+            signature.bind(*method.parameters)
+        except TypeError:
+            found = ", ".join(inspect.signature(getattr(type(task), name)).parameters)
+            expected = ", ".join(("self", *method.parameters))
+            raise TaskError(f"{place_of(task, name)}{name}({found}): expected {name}({expected})") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import io
 import json
@@ -13,14 +14,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
-from cloudtrain_runtime import watch
-from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig
+from cloudtrain_runtime import determinism, watch
+from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import say
+from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
+from cloudtrain_runtime.host.groups import keep_groups
+from cloudtrain_runtime.host.variables import mpirun_variables
 from cloudtrain_runtime.marks import mark_lines
-from cloudtrain_runtime.place import read_run_config, torchrun_variables
+from cloudtrain_runtime.place import is_by_mpirun, ml_tree, read_run_config, torchrun_variables
 
 
 def main() -> None:
@@ -30,8 +35,10 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
-        record_failure(f"{type(error).__name__}: {error}", traceback.format_exc())
-        say_traceback(traceback.format_exc())
+        callstack = traceback.format_exc()
+        record_failure(f"{type(error).__name__}: {error}", callstack)
+        say_traceback(callstack)
+        report_alone(f"failed: {type(error).__name__}: {error}", callstack)
         # Without the interpreter's shutdown, which may abort (see `leave`) and then hide the reason.
         leave(1)
 
@@ -41,6 +48,8 @@ def run_rank() -> None:
     config = read_run_config(os.environ)
     if config is None:
         sys.exit("no run.json: this script is started by cloudtrain's launcher or by AWS's training toolkit")
+    if is_by_mpirun(os.environ):
+        os.environ.update(mpirun_variables(ml_tree(os.environ), config, os.environ))
     os.environ.update(torchrun_variables(os.environ))
     mark_lines(os.environ)
     watch.arm(os.environ)
@@ -83,24 +92,61 @@ def record_failure(message: str, callstack: str) -> None:
     part.replace(path)
 
 
+def report_alone(title: str, callstack: str = "", exit_code: int = 1) -> None:
+    """Write down why this rank failed where no agent of torchrun does it: under AWS's toolkit and its mpirun.
+
+    The toolkit leaves a failure file alone that is there already. What only followed another rank's failure is not
+    written: on the first host it would take the place of the cause, which the toolkit finds in mpirun's output.
+    """
+    if ERROR_FILE_VARIABLE in os.environ or read_run_config(os.environ) is None:
+        return
+    failure = Failure(
+        rank=int(os.environ.get("RANK", "0")),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        title=title,
+        traceback=callstack,
+        exit_code=exit_code,
+        failed_at=int(time.time()),
+        secondary=is_echo(f"{title}\n{callstack}"),
+    )
+    tell(failure)
+    if not failure.secondary:
+        write_reason(failure, replace=False)
+
+
 def run_script(config: RunConfig) -> None:
     """Run the user's script as `python script.py ARGS` would."""
     script = Path(config.script or "").absolute()
-    sys.argv = [str(script), *(config.args if isinstance(config.args, list) else [])]
+    sys.argv = [str(script), *arguments(config, os.environ)]
     sys.path[0] = str(script.parent)
+    keep_groups()
     code: str | int | None = 0
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit_:
         code = exit_.code
+    if code:
+        is_told = isinstance(code, str)
+        title = f"failed: {code}" if is_told else f"ended with {describe_exit(int(code))}"
+        report_alone(title, exit_code=1 if is_told else int(code))
     leave(code)
+
+
+def arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+    """Return the script's argv. Its local rank stands first, as `python -m torch.distributed.launch` has put it."""
+    given = config.args if isinstance(config.args, list) else []
+    option = config.local_rank_option
+    return [*([f"{option}={environ['LOCAL_RANK']}"] if option else []), *given]
 
 
 def run_task(config: RunConfig) -> None:
     """Train the Task."""
+    if config.train is not None and config.train.deterministic:
+        determinism.prepare()
     from cloudtrain_runtime import ranks
     from cloudtrain_runtime.context import context
     from cloudtrain_runtime.loop import Trainer
+    from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
     from cloudtrain_runtime.task import load_task
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
@@ -111,12 +157,14 @@ def run_task(config: RunConfig) -> None:
         from dataclasses import replace
 
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
-    ranks.join_ranks(place)
     try:
+        ranks.join_ranks(place)
+        tell_bandwidth(place, config.network_gbps)
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
         record_failure(str(error), "")
         say(f"{_rank()}error: {error}")
+        report_alone(f"failed: {error}")
         leave(1)
     leave(0)
 
@@ -133,6 +181,8 @@ def leave(code: str | int | None) -> None:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
+    if not code:
+        end_mpi()
     # What the shutdown would have done for files that nobody closed.
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):
@@ -141,6 +191,24 @@ def leave(code: str | int | None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
+
+
+def end_mpi() -> None:
+    """Finalize MPI where this process has begun it: for mpirun a rank that ends without it has failed.
+
+    Usually mpi4py does so in the interpreter's shutdown. Asked of the library itself, because SMDDP may have begun it.
+    """
+    if not is_by_mpirun(os.environ):
+        return
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    path = next((line.split()[-1] for line in lines if "/libmpi.so" in line), None)
+    if path is None:
+        return
+    library, is_begun, is_ended = ctypes.CDLL(path), ctypes.c_int(), ctypes.c_int()
+    library.MPI_Initialized(ctypes.byref(is_begun))
+    library.MPI_Finalized(ctypes.byref(is_ended))
+    if is_begun.value and not is_ended.value:
+        library.MPI_Finalize()
 
 
 if __name__ == "__main__":

@@ -56,3 +56,8 @@ class Digits(Task):
         """Return 1 for each image that is classified right, else 0."""
         images, labels = batch
         return {"accuracy": (model(images).argmax(dim=1) == labels).float()}
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the predicted and the true digit of each image: the run ends with an analysis of the test split."""
+        images, labels = batch
+        return model(images).argmax(dim=1), labels

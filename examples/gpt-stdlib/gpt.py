@@ -1,15 +1,17 @@
 """A small byte-level GPT that learns the source text of the Python that runs it.
 
-Shapes: B samples, T bytes of context, D model width, V = 256 byte values.
+Shapes: B samples, T bytes of context, D model width, H heads of K values each, V = 256 byte values.
 """
 
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
@@ -33,23 +35,41 @@ class Windows(Dataset[torch.Tensor]):
         return self.text_N[start : start + self.length + 1].long()
 
 
+class Embedding(nn.Module):
+    """Byte embeddings and learned positions."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.zeros(length, width))
+
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
+        """Map bytes [B, T] to [B, T, D]."""
+        vectors_BTD: torch.Tensor = self.bytes(x_BT) + self.positions[: x_BT.shape[1]]
+        return vectors_BTD
+
+
 class Block(nn.Module):
     """Causal self-attention and a feed-forward layer, each behind a norm and beside a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.to_qkv = nn.Linear(width, 3 * width, bias=False)
+        # Three layers, so that tensor parallelism can give each rank whole heads of all three.
+        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.to_out = nn.Linear(width, width, bias=False)
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Map [B, T, D] to [B, T, D]."""
-        b, t, d = x_BTD.shape
-        qkv = self.to_qkv(self.norm_1(x_BTD)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
-        x_BTD = x_BTD + self.to_out(attended.transpose(1, 2).reshape(b, t, d))
+        normed_BTD = self.norm_1(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = (
+            project(normed_BTD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for project in (self.to_q, self.to_k, self.to_v)
+        )
+        attended_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        x_BTD = x_BTD + self.to_out(attended_BHTK.transpose(1, 2).flatten(2))
         return x_BTD + self.feed_forward(self.norm_2(x_BTD))
 
 
@@ -58,15 +78,14 @@ class Model(nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Parameter(torch.zeros(length, width))
+        self.embedding = Embedding(width, length)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, VOCABULARY))
 
     def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
         """Map bytes [B, T] to scores [B, T, V]."""
-        scores: torch.Tensor = self.head(self.blocks(self.bytes(x_BT) + self.positions[: x_BT.shape[1]]))
-        return scores
+        scores_BTV: torch.Tensor = self.head(self.blocks(self.embedding(x_BT)))
+        return scores_BTV
 
 
 class GPT(Task):
@@ -85,6 +104,7 @@ class GPT(Task):
     ) -> None:
         self.layers, self.width, self.heads, self.length = layers, width, heads, context_bytes
         self.files = files
+        self.tokens_per_sample = context_bytes  # so that throughput is told in tokens, too
 
     def model(self) -> nn.Module:
         """Return the model: bytes [B, T] to scores [B, T, 256]."""
@@ -106,6 +126,21 @@ class GPT(Task):
         """Return the mean cross entropy in nats per byte."""
         scores_BTV = model(batch[:, :-1])
         return F.cross_entropy(scores_BTV.flatten(0, 1), batch[:, 1:].flatten())
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> Iterable[nn.Module]:
+        """Give each rank of a tensor group some heads and some of the feed-forward layer; return the blocks."""
+        blocks: Any = model.blocks
+        first, last = ColwiseParallel(), RowwiseParallel()
+        plan = {"to_q": first, "to_k": first, "to_v": first, "to_out": last, "feed_forward.0": first}
+        if mesh["tensor"].size() > 1:
+            for block in blocks:
+                parallelize_module(block, mesh["tensor"], {**plan, "feed_forward.2": last})
+        return list(blocks)
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
+        """Return what computes the scores, one after the other."""
+        parts: Any = model
+        return [parts.embedding, *parts.blocks, parts.head]
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:
         """Return each window's share of bytes that are predicted right."""

@@ -17,6 +17,7 @@ from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
 from cloudtrain.capacity import FIRST_PAUSE_SECONDS
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
+from cloudtrain.conventions import Conventions, read_conventions
 from cloudtrain.earlier import EarlierRun, saved_by
 from cloudtrain.entry import find_module
 from cloudtrain.errors import (
@@ -157,7 +158,7 @@ def _plan(
     left_behind = list(_left_behind(spec, contents))
     if left_behind:
         raise SpecError(left_behind)
-    code = dataclasses.replace(contents.info, source=read_source(spec.code_directory))
+    code = dataclasses.replace(contents.info, source=read_source(spec.code_directory), conventions=_conventions(spec))
     stamp = "" if local else _stamp_data(spec)
     settings = settings or find_settings(spec)
     resumed = _find_resumed(spec, settings, local=local, cloud=cloud)
@@ -165,6 +166,11 @@ def _plan(
         spec, code, local=local, settings=settings, now=now, suffix=suffix, data_stamp=stamp, resumed=resumed
     )
     return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
+
+
+def _conventions(spec: JobSpec) -> Conventions:
+    script = spec.code.script
+    return Conventions() if script is None else read_conventions(spec.code_directory, script)
 
 
 def _stamp_data(spec: JobSpec) -> str:

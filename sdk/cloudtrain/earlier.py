@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from cloudtrain.conventions import Conventions
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.locations import Resumed, steps_beside
 from cloudtrain.plan import CodeInfo
@@ -68,7 +69,8 @@ class EarlierRun:
     def code(self) -> CodeInfo:
         """The code, which lies where the run has put it."""
         bundle = self._content["bundle"]
-        return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"])
+        conventions = Conventions((self._content.get("config") or {}).get("local_rank_option"))
+        return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
 
     @property
     def saved(self) -> Resumed:

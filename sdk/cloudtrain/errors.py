@@ -60,10 +60,10 @@ class Problem:
     """One mistake in a job file, in `--set` or in a constructor call.
 
     Attributes:
-        file: The file's name, or the option or constructor that the value came from.
+        file: Name of the job file or of one of the code, or the option or constructor that the value came from.
         line: 1-based line of the value, or None where there is no file.
         column: 1-based column of the value, or None.
-        path: Dotted path of the field, such as `cluster.instances`.
+        path: Dotted path of the field, such as `cluster.instances`; empty for a mistake in the code.
         message: What is wrong and what was expected.
         hint: The nearest legal value or what to do; may be empty.
     """
@@ -81,16 +81,21 @@ class Problem:
         return _one_line(f"{place}  {body}" + (f"; {self.hint}" if self.hint else ""))
 
 
+def _order(problem: Problem) -> tuple[bool, str, int, int, str]:
+    code = problem.file if problem.file.endswith(".py") else ""
+    return problem.line is None, code, problem.line or 0, problem.column or 0, problem.path
+
+
 def _one_line(text: str) -> str:
     """Return a text without line breaks and terminal escapes, which a job file may hold."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class SpecError(UserError):
-    """A job does not validate. `problems` holds all of them, in file order."""
+    """A job does not validate. `problems` holds all of them, in file order, those of the code last."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda p: (p.line is None, p.line or 0, p.column or 0, p.path)))
+        self.problems = tuple(sorted(problems, key=_order))
         super().__init__("\n".join(map(str, self.problems)))
 
 

@@ -11,7 +11,7 @@ from cloudtrain.document import FieldPath
 from cloudtrain.errors import nearest
 from cloudtrain.notes import Notes
 from cloudtrain.request import LAUNCHER_CLOUDTRAIN, LAUNCHER_TOOLKIT
-from cloudtrain.spec import JobSpec
+from cloudtrain.spec import JobSpec, Train
 
 TORCH_DISTRIBUTED = "torch_distributed"
 PROCESSES_ON_CPU = 2
@@ -151,7 +151,16 @@ def _distribution(spec: JobSpec, candidates: list[_Candidate], machine: Machine 
                 f"use {TORCH_DISTRIBUTED}, or one of {legal}",
             )
     if machine is not None:
-        notes.warn(f"{asked} starts ranks with AWS's mpirun; on this machine torchrun stands in for it")
+        notes.warn(
+            f"{asked} starts ranks with AWS's mpirun and joins them by SMDDP; on this machine torchrun stands in for "
+            "the one, Gloo or NCCL for the other"
+        )
+    else:
+        notes.warn(
+            f"{asked}: AWS's toolkit starts the ranks. It hands on no notice to stop, so a stop, a spot interruption "
+            "and the end of limits.runtime cost the work since the last checkpoint; it starts no rank again"
+            f"{' (limits.retries)' if spec.limits.retries else ''}; and nobody watches for a hang"
+        )
     return asked
 
 
@@ -366,6 +375,8 @@ def _check_parallel(spec: JobSpec, placement: Placement, notes: Notes) -> None:
         divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
         message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
         notes.refuse((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
+    if spec.train is not None and parallel.pipeline > 1:
+        _check_pipeline(spec.train, notes)
     if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
         stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
         waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
@@ -378,6 +389,28 @@ def _check_parallel(spec: JobSpec, placement: Placement, notes: Notes) -> None:
             f"tensor parallelism over {parallel.tensor} ranks leaves the instance, which has {placement.processes}: "
             "every layer then waits for the network"
         )
+
+
+def _check_pipeline(train: Train, notes: Notes) -> None:
+    """Check that the schedule of a pipeline fits its micro-batches and the rest of the section."""
+    at, parallel = ("train", "parallel"), train.parallel
+    stages, schedule = parallel.pipeline, parallel.schedule
+    if schedule == "1f1b" and train.accumulate < stages:
+        notes.refuse(
+            (*at, "schedule"),
+            f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}",
+            f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
+        )
+    if schedule in ("interleaved", "zero_bubble") and train.accumulate % stages:
+        notes.refuse(
+            (*at, "schedule"),
+            f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}",
+            f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
+        )
+    if schedule == "zero_bubble" and train.compile:
+        notes.refuse((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
+    if parallel.static_graph:
+        notes.refuse((*at, "static_graph"), "it does not work with a pipeline", "remove it")
 
 
 def _version(text: str) -> tuple[int, ...]:

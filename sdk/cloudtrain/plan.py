@@ -17,6 +17,7 @@ from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.catalog import Prices, bundled_prices
+from cloudtrain.conventions import Conventions
 from cloudtrain.cost import CostPlan, Time, bound_time, cost_of, price_cluster
 from cloudtrain.errors import SpecError
 from cloudtrain.locations import (
@@ -35,9 +36,11 @@ from cloudtrain.refusals import (
     check_queue,
     check_resume,
     check_settings,
+    choose_local_rank,
     warn_of_code,
     warn_of_last_save,
     warn_of_price,
+    warn_of_spawn,
 )
 from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.service_job import render_service_job
@@ -80,13 +83,15 @@ class Source:
 class CodeInfo:
     """The code that travels. `digest` is sha256 over names, modes and contents; `bytes` counts them.
 
-    `source` says where it comes from; the same code is the same code wherever it comes from.
+    `source` says where it comes from; the same code is the same code wherever it comes from. `conventions` says how
+    the job's script wants to be started.
     """
 
     digest: str
     bytes: int
     files: int
     source: Source | None = field(default=None, compare=False)
+    conventions: Conventions = field(default_factory=Conventions)
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,11 @@ def make_plan(
     checkpoints = locations.checkpoints
     if sync:
         checkpoints = "" if isolated else script_saves_to(spec, locations, run, go_on_in, notes, is_local=is_local)
+    local_rank = choose_local_rank(spec, code.conventions, notes)
+    warn_of_spawn(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
     config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
+    network_gbps = None if is_local else _network_gbps(spec)
+    config = replace(config, network_gbps=network_gbps, local_rank_option=local_rank)
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)
@@ -451,6 +460,9 @@ def _run_config(
             skip_nonfinite=train.skip_nonfinite,
             export=train.export,
             workers=train.workers,
+            tensorboard=spec.tracking.tensorboard,
+            profile_at=train.profile.at if train.profile else None,
+            profile_steps=train.profile.steps if train.profile else 0,
         ),
         checkpoint=CheckpointConfig(
             uri=checkpoints,
@@ -463,6 +475,14 @@ def _run_config(
         code=code,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
     )
+
+
+def _network_gbps(spec: JobSpec) -> float | None:
+    """Return the rating of the network between instances, the slowest where the type is left open; or None."""
+    found = [catalog.find_instance(name) for name in spec.cluster.types]
+    ratings = [None if instance is None else instance.network_gbps for instance in found]
+    known = [rating for rating in ratings if rating is not None]
+    return min(known) if spec.cluster.instances > 1 and len(known) == len(ratings) else None
 
 
 def _parallel(spread: Parallel) -> ParallelConfig:

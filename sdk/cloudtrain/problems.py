@@ -27,6 +27,7 @@ class Finding:
         about: Every field that was compared, where `at` is not the only one. A finding about a value that is wrong
             itself says nothing.
         is_key: Whether the field's name is to blame, not its value.
+        place: Where it stands, if that is a file of the code.
     """
 
     message: str
@@ -34,6 +35,7 @@ class Finding:
     hint: str = ""
     about: tuple[FieldPath, ...] = ()
     is_key: bool = False
+    place: Place | None = None
 
     def below(self, path: FieldPath) -> Finding:
         """Return the finding with paths that start further out."""
@@ -75,7 +77,9 @@ def explain(
 
 
 def place_finding(finding: Finding, place_of: Callable[[FieldPath, bool], Place]) -> Problem:
-    """Return the problem that a finding is, at the place of its value or key."""
+    """Return the problem that a finding is, at the place of its value or key, or in the file of the code."""
+    if finding.place is not None:
+        return Problem(finding.place.file, finding.place.line, finding.place.column, "", finding.message, finding.hint)
     place = place_of(finding.at, finding.is_key)
     return Problem(place.file, place.line, place.column, dotted(finding.at), finding.message, finding.hint)
 

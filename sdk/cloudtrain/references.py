@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entry import check_syntax, check_task, find_module
+from cloudtrain.entry import check_syntax, check_task
 from cloudtrain.errors import nearest
 from cloudtrain.problems import Finding
 
@@ -54,7 +54,7 @@ class References:
         if self.requirements is not None:
             yield from self._file("requirements", self.requirements)
         if self.task is not None:
-            yield from self._task(self.task)
+            yield from check_task(self.directory, self.task, self.args if isinstance(self.args, Mapping) else None)
 
     def _file(self, field: str, name: str) -> Iterator[Finding]:
         path = self.directory / name
@@ -67,17 +67,7 @@ class References:
 
     def _syntax(self, path: Path) -> Iterator[Finding]:
         if path.suffix == ".py" and is_there(path) and path.is_file():
-            for at, message, hint in check_syntax(path, ("code", "script")):
-                yield Finding(message, at, hint)
-
-    def _task(self, task: str) -> Iterator[Finding]:
-        module, _, class_name = task.partition(":")
-        found = find_module(self.directory, module)
-        if found is None:
-            yield from _missing(("code", "task"), self.directory / (module.replace(".", "/") + ".py"), "file")
-        elif isinstance(self.args, Mapping):
-            for at, message, hint in check_task(found, class_name, self.args):
-                yield Finding(message, at, hint, is_key=len(at) > len(("code", "args")))
+            yield from check_syntax(path, ("code", "script"))
 
     def _channel(self, name: str, path: Path) -> Iterator[Finding]:
         at = ("data", name, "uri")

@@ -10,6 +10,7 @@ from datetime import date
 from typing import Any
 
 from cloudtrain import catalog, limits
+from cloudtrain.conventions import Conventions
 from cloudtrain.errors import nearest
 from cloudtrain.fields import BUCKET_PATTERN
 from cloudtrain.limits import Violation
@@ -74,13 +75,13 @@ def _unknown_region(region: str, notes: Notes) -> None:
 
 def check_abilities(spec: JobSpec, notes: Notes) -> None:
     """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
-    if spec.train is not None:
-        if spec.train.profile is not None:
-            notes.refuse(("train", "profile"), "this version does not profile", "remove it")
-        for name in ("tensorboard", "mlflow"):
-            if getattr(spec.tracking, name):
-                message = "this version tracks a Task by event lines only; a script may write what it likes"
-                notes.refuse(("tracking", name), message, "remove it")
+    if spec.train is not None and spec.tracking.mlflow:
+        message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
+        notes.refuse(("tracking", "mlflow"), message, "remove it")
+    for name, channel in spec.data.items() if spec.train is not None else ():
+        if channel.mode == "Pipe":
+            message = "a Task reads a channel's files, and Pipe mode brings one stream without their names"
+            notes.refuse(("data", name, "mode"), message, "use FastFile, which streams while it is read, or File")
 
 
 def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:
@@ -175,6 +176,44 @@ def warn_of_code(spec: JobSpec, size: int, notes: Notes) -> None:
         notes.warn("checkpoint.every is longer than limits.runtime: only the last one would be written")
     if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
         notes.warn(f"the run ends after {train.steps} steps, before the first evaluation")
+
+
+def choose_local_rank(spec: JobSpec, conventions: Conventions, notes: Notes) -> str | None:
+    """Return the option by which each rank of a script gets its local rank, or None.
+
+    `python -m torch.distributed.launch` has passed it, torchrun does not. Where the job passes it itself, or the script
+    does not ask for it, nothing is added.
+    """
+    option, args = conventions.local_rank, spec.code.args
+    if option is None or spec.code.script is None:
+        return None
+    given = [f"--{name}" for name in args] if isinstance(args, dict) else [str(word).partition("=")[0] for word in args]
+    if any(word.replace("_", "-") == "--local-rank" for word in given):
+        return None
+    notes.decide(
+        f"{spec.code.script} defines {option}: each rank gets {option}=<its local rank>, as torch.distributed.launch "
+        "passed it"
+    )
+    return option
+
+
+def warn_of_spawn(
+    spec: JobSpec, conventions: Conventions, processes: int | None, *, is_local: bool, notes: Notes
+) -> None:
+    """Note that a script starts the ranks of its host itself, beside those that are started for it."""
+    if conventions.spawn is None:
+        return
+    if processes != 1:
+        notes.warn(
+            f"{conventions.spawn} starts processes with torch.multiprocessing.spawn, and cloudtrain starts "
+            f"{processes or 'several'} ranks on each instance, each of which would do so: where these are its ranks, "
+            "use cluster.processes_per_instance: 1"
+        )
+    if is_local and spec.cluster.instances > 1:
+        notes.warn(
+            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of "
+            "its own finds the first host's address in MASTER_ADDR, here and on SageMaker"
+        )
 
 
 def warn_of_last_save(spec: JobSpec, notes: Notes) -> None:

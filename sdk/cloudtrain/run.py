@@ -131,6 +131,9 @@ class Progress:
         damaged: What was found damaged since then, one sentence each.
         metrics: Latest value by `split/name`.
         failures: Failure events, one per host that reported one.
+        slow_ranks: By rank, what is told of one that keeps the others waiting.
+        bandwidth_gbps: What an all-reduce over all ranks achieved at the start, in Gbit/s.
+        slow_network: What is wrong with that, or None.
         marks: Times (seconds since the epoch) and steps of the last minutes, since the workers started last; the newest
             is last.
     """
@@ -148,6 +151,9 @@ class Progress:
     resumed_from: str | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
+    slow_ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    bandwidth_gbps: float | None = None
+    slow_network: str | None = None
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:
@@ -206,13 +212,18 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
         last_step=event.get("step", 0),
         resumed_from=event.get("resumed_from"),
         failures=(),
+        slow_ranks={},
         marks=(),
     )
 
 
 def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    named = {"loss": "train/loss", "samples_per_second": "train/samples_per_second", "grad_norm": "train/grad_norm"}
-    values = {metric: event[key] for key, metric in named.items() if isinstance(event.get(key), int | float)}
+    values = {f"train/{name}": event[name] for name in _STEP_METRICS if isinstance(event.get(name), int | float)}
+    split = event.get("split")
+    if isinstance(split, dict):
+        values |= {
+            f"train/{part}_seconds": split[part] for part in STEP_PARTS if isinstance(split.get(part), int | float)
+        }
     return dataclasses.replace(
         progress,
         last_step=event.get("step", progress.last_step),
@@ -220,6 +231,19 @@ def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
         metrics={**progress.metrics, **values},
         marks=_add_mark(progress.marks, event),
     )
+
+
+_STEP_METRICS = (
+    "loss",
+    "samples_per_second",
+    "tokens_per_second",
+    "grad_norm",
+    "data_wait",
+    "mfu",
+    "memory_bytes",
+)
+STEP_PARTS = ("data", "forward", "backward", "optimizer", "checkpoint")
+"""What the time of a step goes to; `train/<part>_seconds` are the metrics."""
 
 
 def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
@@ -279,6 +303,18 @@ def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
     )
 
 
+def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    rank = int(event["rank"])
+    others = {other: text for other, text in progress.slow_ranks.items() if other != rank}
+    told = f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, most of it in "
+    mine = {} if event.get("is_over") else {rank: told + str(event["part"])}
+    return dataclasses.replace(progress, slow_ranks={**others, **mine})
+
+
+def _fold_bandwidth(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    return dataclasses.replace(progress, bandwidth_gbps=float(event["gbps"]), slow_network=event.get("warning"))
+
+
 def _fold_finished(progress: Progress, event: Mapping[str, Any]) -> Progress:
     return dataclasses.replace(
         _fold_step(progress, event),
@@ -297,6 +333,8 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "checkpoint": _fold_checkpoint,
     "checkpoint_missed": _fold_missed,
     "checkpoint_damaged": _fold_damaged,
+    "straggler": _fold_straggler,
+    "bandwidth": _fold_bandwidth,
     "finished": _fold_finished,
     "stopped": _fold_step,
     "failed": _fold_failed,
@@ -304,6 +342,9 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
 
 
 # ---------------------------------------------------------------- status
+
+MUCH_DATA_WAIT = 0.2
+"""Share of a step that is told: the devices wait for it."""
 
 _WHY_MISSED = {
     "late": "the one before is still being written",
@@ -464,6 +505,16 @@ class Status:
         late = [] if missed is None or not missed.alarm else [self._describe_missed(missed, now)]
         return (*late, *self.progress.damaged)
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return what makes the run slower than it could be, one sentence each."""
+        progress, told = self.progress, []
+        wait = progress.metrics.get("train/data_wait", 0.0)
+        if wait > MUCH_DATA_WAIT and not self.state.is_final:
+            told.append(f"{wait:.0%} of each step waits for data: more train.workers, or data nearer to the instance")
+        if progress.slow_network is not None:
+            told.append(progress.slow_network)
+        return (*told, *(() if self.state.is_final else progress.slow_ranks.values()))
+
     def _describe_missed(self, missed: Missed, now: float | None) -> str:
         checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
         last = "there is none yet"
@@ -550,6 +601,7 @@ class Status:
                 "age_seconds": round(age, 1),
             },
             "alarms": list(self.alarms(now)),
+            "warnings": list(self.warnings()),
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),
         }

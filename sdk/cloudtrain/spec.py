@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr, ValidationError
 
-from cloudtrain.document import Document, FieldPath, dotted, parse_scalar, read_document
+from cloudtrain.document import Document, FieldPath, Place, parse_scalar, read_document
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.fields import (
     Dollars,
@@ -372,7 +372,7 @@ class Tracking(Section):
     """Where metrics go besides the event lines."""
 
     tensorboard: bool = False
-    """Copy what is written to /opt/ml/output/tensorboard to S3 while the job runs."""
+    """Write a Task's curves for TensorBoard, and copy /opt/ml/output/tensorboard to S3 while the job runs."""
     mlflow: Annotated[str, _MLFLOW_FORM] | None = None
     """ARN of a SageMaker MLflow tracking server or app, or the uri of a tracking server."""
 
@@ -607,9 +607,9 @@ class JobSpec(Section):
 
     def problem_of(self, finding: Finding) -> Problem:
         """Return the problem that a finding is, with the place where its value was written."""
-        if self._document is None:
-            return Problem(f"{type(self).__name__}(...)", None, None, dotted(finding.at), finding.message, finding.hint)
         document = self._document
+        if document is None:
+            return place_finding(finding, lambda _at, _key: Place(f"{type(self).__name__}(...)"))
         # `train: s3://...` is short for `train: {uri: s3://...}`: the field that was written is named.
         is_short = (
             (finding.at[-1:] == ("uri",) or finding.at[-2:] == ("queue", "name"))

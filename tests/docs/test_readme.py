@@ -61,7 +61,7 @@ def test_the_mistakes_are_real(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(
         "name: digits\ncode:\n  task: digits:Digits\ncluster:\n  instance_type: ml.p4d.24xlarge\n  instnces: 2\n"
         "train:\n  epochs: twelve\n  precision: bf61\n",
-        digits_py="class Digits: ...",
+        digits_py="class Digits(Task): ...",
     )
     done = cli("validate", "job.yaml", cwd=path.parent)
     assert done.code == 2

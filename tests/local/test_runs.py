@@ -49,7 +49,10 @@ def test_the_main_job(cli: Cli, tmp_path: Path) -> None:
     promised = {"plan.json", "request.json", "state.json", "events.jsonl", "logs", "hosts", "checkpoints", "model"}
     assert promised <= {path.name for path in folder.iterdir()}
     with tarfile.open(content["artifacts"]["model"]) as archive:
-        assert sorted(archive.getnames()) == ["metrics.json", "model.pt"]
+        assert sorted(archive.getnames()) == ["analysis.json", "analysis.md", "metrics.json", "model.pt"]
+        analysis = json.load(archive.extractfile("analysis.json"))  # type: ignore[arg-type]
+    assert analysis["accuracy"] == pytest.approx(content["metrics"]["test/accuracy"], abs=1e-5)
+    assert sum(score["support"] for score in analysis["classes"]) == analysis["samples"] == 270
     assert processes_of(content["run"]) == []
     # What was run is what was planned.
     request = json.loads((folder / "request.json").read_text())
@@ -161,8 +164,13 @@ if here["RANK"] == here["PRINT_RANK"]:
 
 @pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
 def test_the_toolkits_distributions_run_here_too(cli: Cli, small: Small, distribution: str) -> None:
-    done = cli("submit", small(), "--local", "--follow", "--json", "--set", f"cluster.distribution={distribution}")
+    shape = ("--instances", "2", "--set=cluster.processes_per_instance=2", f"--set=cluster.distribution={distribution}")
+    done = cli("submit", small(), "--local", "--follow", "--json", *shape)
     assert done.code == 0, done.err
+    events = Path(done.json["artifacts"]["folder"], "events.jsonl").read_text()
+    (started,) = [event for event in map(json.loads, events.splitlines()) if event["event"] == "started"]
+    assert (started["world_size"], started["backend"]) == (4, "gloo")
+    assert started["hosts"] == 2
 
 
 def test_two_runs_at_once_do_not_meet(cli: Cli, small: Small) -> None:

@@ -2,14 +2,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cloudtrain_runtime import launch
-from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, parse_event
 from cloudtrain_runtime.host import toolkit
 
+ENTRYPOINTS = Path(launch.__file__).parent.parent
 CONFIG = RunConfig(
     run="demo-261120-101500-1a2b3c",
     task=None,
@@ -123,3 +125,52 @@ def test_a_run_json_that_cannot_be_read_is_the_failure(tmp_path: Path, content: 
     assert done.returncode == 1
     assert expected in tree.failure.read_text()
     assert "Traceback" not in done.stderr
+
+
+TASK = """
+from cloudtrain_runtime import Task
+
+class Digits(Task):
+    def __init__(self, layers=2): ...
+    def model(self): return 1
+    def datasets(self): return {}
+    def loss(self, batch): return 1
+    def optimizer(self): return 1
+"""
+
+
+def test_a_wrong_task_ends_the_host_before_a_process_is_started(tmp_path: Path) -> None:
+    tree = MlTree(tmp_path)
+    config = replace(
+        CONFIG, task="digits:Digits", script=None, args={"layrs": 3}, train=None, requirements="requirements.txt"
+    )
+    for folder in (tree.run_config.parent, tree.code):
+        folder.mkdir(parents=True)
+    tree.run_config.write_text(config.to_json())
+    (tree.code / "digits.py").write_text(TASK)
+    started = tmp_path / "started"
+    (tree.code / "sitecustomize.py").write_text(f"open({str(started)!r}, 'a').write('.')")
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "cloudtrain_runtime.launch"],
+        cwd=tree.code,
+        env={**os.environ, "CLOUDTRAIN_ML_ROOT": str(tmp_path), "PYTHONPATH": f"{tree.code}:{ENTRYPOINTS}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    told = [
+        'error: code.args.layrs: Digits takes no such argument; did you mean "layers"?',
+        "error: digits.py:8:5  loss(self, batch): expected loss(self, model, batch)",
+        "error: digits.py:9:5  optimizer(self): expected optimizer(self, model)",
+    ]
+    assert tree.failure.read_text().splitlines() == told
+    first, *printed = done.stdout.splitlines()
+    event = parse_event(first)
+    assert event is not None
+    assert (event["event"], event["host"], event["exit_code"], event["secondary"]) == ("failed", "algo-1", 1, False)
+    assert event["message"] == told[0]
+    assert printed == told
+    assert not started.exists()  # -S keeps it out of the launcher itself, and nothing else has run

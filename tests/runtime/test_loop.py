@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cloudtrain_runtime import context
 from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
-from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.loop import Patience, Trainer
 from cloudtrain_runtime.task import Task
 
@@ -283,7 +283,39 @@ def test_a_loss_that_is_not_finite_is_null(train: Run) -> None:
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             return super().loss(model, batch) * float("nan")
 
-    assert set(losses(train(task=Broken())).values()) == {None}
+    events = train(replace(TRAIN, epochs=None, steps=2), task=Broken(), every_steps=1)
+    assert set(losses(events).values()) == {None}
+    assert not any(event["event"] == "checkpoint" for event in events), "lost weights were saved"
+    with pytest.raises(JobError, match=r"not finite at 3 logged steps in a row, the last is step 3"):
+        train(task=Broken())
+
+
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": None, "steps": 9}])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_of_the_job_goes_on_after_a_resume(
+    train: Run, tmp_path: Path, schedule: str, length: dict[str, int | None]
+) -> None:
+    class Plain(Fragile):
+        def schedule(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002 (the Task's signature)
+            return None
+
+    config = replace(TRAIN, schedule=schedule, warmup_steps=3, **length)  # type: ignore[arg-type]
+    whole = train(config, task=Plain(1000), uri=str(tmp_path / "whole"))
+    with pytest.raises(_Killed):
+        train(config, task=Plain(5), every_steps=1)
+    rest = train(config, task=Plain(1000), every_steps=1)
+    expected, found = rates(whole), rates(rest)
+    steps = max(expected)
+    assert found == {step: rate for step, rate in expected.items() if step > 5}
+    assert losses(rest) == {step: loss for step, loss in losses(whole).items() if step > 5}
+    # An event tells the rate of the step that follows.
+    assert [expected[step] for step in (1, 2, 3)] == pytest.approx([0.05 * 2 / 3, 0.05, 0.05])
+    assert expected[steps] == pytest.approx(0.0, abs=1e-9)
+    assert steps == (9 if length["epochs"] is None else 12)
+
+
+def rates(events: Events) -> dict[int, float]:
+    return {event["step"]: event["learning_rate"] for event in events if event["event"] == "step"}
 
 
 def test_a_task_without_training_data_says_so(train: Run) -> None:
@@ -308,8 +340,8 @@ def test_an_early_stopping_metric_that_is_not_measured_says_so(train: Run) -> No
         ("datasets", lambda: {"train": [1], "val": [1]}, "it has train, val"),
         ("datasets", lambda: {"train": [1], "test": []}, "the test dataset is empty"),
         ("datasets", lambda: {"train": iter(())}, "the train dataset needs __len__"),
-        ("loss", lambda model, batch: None, "must return a scalar tensor.*returned NoneType"),
-        ("loss", lambda model, batch: 0.5, "must return a scalar tensor.*returned float"),
+        ("loss", lambda model, batch: None, "must return a scalar tensor.*returned None"),
+        ("loss", lambda model, batch: 0.5, "must return a scalar tensor.*returned a float"),
         ("loss", lambda model, batch: model(batch[0]), r"must return a scalar tensor.*shape \[4, 1\]"),
         ("metrics", lambda model, batch: {"loss": torch.ones(4)}, "must not have a metric called loss"),
         ("metrics", lambda model, batch: {"error": torch.ones(())}, r"one value per sample: error .* expected \[4\]"),
@@ -334,3 +366,20 @@ def test_epochs_are_counted_in_samples_at_any_batch_size(train: Run) -> None:
 def test_to_resume_at_the_end_says_that_nothing_is_left(train: Run, capfd: pytest.CaptureFixture[str]) -> None:
     train(replace(TRAIN, epochs=2))
     assert losses(train(replace(TRAIN, epochs=1))) == {}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_curves_are_written_where_they_are_asked_for(asked: bool, train: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = train(replace(TRAIN, tensorboard=asked, steps=8, epochs=None))
+    folder = tmp_path / "ml" / "output" / "tensorboard"
+    assert folder.exists() == asked
+    if asked:
+        curves = EventAccumulator(str(folder))
+        curves.Reload()
+        told = {each.step: each.value for each in curves.Scalars("train/loss")}
+        assert told == pytest.approx(losses(events), rel=1e-5)  # events have 6 digits
+        assert {each.step for each in curves.Scalars("validation/error")} == {6, 8}
+        assert len(curves.Scalars("split/backward")) == 8

@@ -41,7 +41,7 @@ name: demo
 code: {script: train.py, args: {lr: 0.1}}
 cluster: {instance_type: ml.g5.xlarge}
 """
-FILES = {"mine_py": "class Mine:\n    def __init__(self, layers=2): ...\n", "train_py": ""}
+FILES = {"mine_py": "class Mine(Task):\n    def __init__(self, layers=2): ...\n", "train_py": ""}
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
 RUN = "demo-261120-101500-1a2b3c"
 ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")

@@ -74,7 +74,7 @@ def checks(job: Callable[..., Path]) -> Callable[..., dict[str, Check]]:
     """Check a job with these settings of it; return the checks by name."""
 
     def check(*overrides: str, text: str = JOB) -> dict[str, Check]:
-        path = job(text, mine_py="class Mine:\n    def __init__(self): ...\n", train_py="")
+        path = job(text, mine_py="class Mine(Task):\n    def __init__(self): ...\n", train_py="")
         found = cloudtrain.check(cloudtrain.validate(path, overrides))
         assert len({each.name for each in found}) == len(found)
         return {each.name: each for each in found}

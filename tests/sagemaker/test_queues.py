@@ -198,7 +198,7 @@ def test_attempts_in_their_order() -> None:
 
 @pytest.fixture
 def plan(job: Callable[..., Path]) -> Plan:
-    path = job(JOB, mine_py="class Mine:\n    def __init__(self): ...\n")
+    path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self): ...\n")
     account = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
     return make_plan(JobSpec.from_yaml(path), account, CodeInfo("d" * 64, 1000, 3), run=RUN, now=BEGAN)
 

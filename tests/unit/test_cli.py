@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from support import EXAMPLES, Cli
 
-from cloudtrain import console
+from cloudtrain import api, console
+from cloudtrain.errors import SpecError
+from cloudtrain.spec import JobSpec
 
 WriteJob = Callable[..., Path]
 
@@ -57,7 +59,7 @@ def test_every_example_validates_and_plans(cli: Cli, example: str) -> None:
 
 
 def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob) -> None:
-    path = job(THREE_MISTAKES, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
+    path = job(THREE_MISTAKES, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n")
     for command in (["validate"], ["plan"], ["submit", "--local"], ["submit"]):
         done = cli(command[0], path, *command[1:])
         assert done.code == 2
@@ -67,8 +69,55 @@ def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob)
         assert "Traceback" not in done.err
 
 
+def test_a_wrong_task_is_told_beside_the_jobs_own_mistakes(cli: Cli, job: WriteJob) -> None:
+    """In one pass, with file, line and column of the code; nothing of it is imported."""
+    source = """\
+raise SystemExit("imported")
+from base import Base
+
+class Mine(Base):
+    def loss(self, batch): return 1
+    def optimiser(self, model): return 1
+"""
+    base = "from cloudtrain_runtime import Task\nclass Base(Task):\n    def model(self): return 1\n"
+    path = job(THREE_MISTAKES, mine_py=source, base_py=base)
+    code = path.parent / "mine.py"
+    told = [
+        f'{code}:4:1  Mine has no datasets(self); return a mapping such as {{"train": dataset}}',
+        f"{code}:5:5  loss(self, batch): expected loss(self, model, batch)",
+        f'{code}:6:5  optimiser(self, model): a Task has no such method; did you mean "optimizer"?',
+    ]
+    for command in (["validate"], ["plan"], ["submit", "--local"], ["submit"], ["check"]):
+        done = cli(command[0], path, *command[1:])
+        assert done.code == 2
+        assert done.out == ""
+        lines = done.err.splitlines()
+        assert [line.split()[0] for line in lines[:3]] == [f"{path}:5:3", f"{path}:7:11", f"{path}:8:14"]
+        assert lines[3:-1] == told
+    done = cli("plan", path, "--json")
+    assert done.json["problems"][4] == {
+        "file": str(code),
+        "line": 5,
+        "column": 5,
+        "path": "",
+        "message": "loss(self, batch): expected loss(self, model, batch)",
+        "hint": "",
+    }
+
+
+def test_a_job_of_python_has_its_task_looked_at(job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a file below the working folder is named from there."""
+    folder = job("", mine_py="class Mine: ...\n").parent
+    monkeypatch.chdir(folder)
+    spec = JobSpec(
+        name="demo", code={"task": "mine:Mine"}, cluster={"instance_type": "ml.g5.xlarge"}, train={"steps": 1}
+    )
+    with pytest.raises(SpecError, match=r"^mine.py:1:1  Mine is not a Task"):
+        api.plan(spec)
+
+
 def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
-    path = job(THREE_MISTAKES, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
+    path = job(THREE_MISTAKES, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n")
     done = cli("validate", path, "--json")
     assert done.code == 2
     assert done.json["ok"] is False
@@ -223,7 +272,7 @@ def test_a_file_that_is_ignored_is_refused(
     train = "train: {epochs: 1}\n" if "task" in code else ""
     path = job(
         f"name: demo\ncode: {{{code}}}\ncluster: {{instance_type: ml.g5.xlarge}}\n{train}",
-        mine_py="class Mine: ...\n",
+        mine_py="class Mine(Task): ...\n",
         train_py="",
         **{"extra.txt": ""},
     )

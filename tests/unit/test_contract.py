@@ -80,10 +80,19 @@ def test_cloudwatch_reads_our_event_lines() -> None:
     definitions = {d["Name"]: re.compile(d["Regex"]) for d in metric_definitions()}
     assert len(definitions) <= 40
     assert all(len(d["Regex"]) <= 500 for d in metric_definitions())
-    step = format_event("step", {"step": 120, "epoch": 1, "loss": 2.31e-5, "samples_per_second": 812.4, "time": 1.5})
+    split = {"data": 0.5, "forward": 1.5, "backward": 2.5, "optimizer": 0.25, "checkpoint": 0.125}
+    seen = {"data_wait": 0.1, "split": split, "mfu": 0.41, "memory_bytes": 12345, "grad_norm": 0.7}
+    told = {"step": 120, "epoch": 1, "loss": 2.31e-5, "samples_per_second": 812.4, "tokens_per_second": 9.5, **seen}
+    step = format_event("step", {**told, "learning_rate": 1e-4, "time": 1.5})
     test = format_event("evaluation", {"split": "test", "step": 9, "loss": 0.5, "accuracy": 0.97, "time": 1.5})
     assert definitions["train/loss"].search(step)[1] == "2.31e-05"  # type: ignore[index]
     assert definitions["train/samples_per_second"].search(step)[1] == "812.4"  # type: ignore[index]
+    for name, value in seen.items():
+        if name != "split":
+            assert definitions[f"train/{name}"].search(step)[1] == str(value)  # type: ignore[index]
+    for part, seconds in split.items():
+        assert definitions[f"train/{part}_seconds"].search(step)[1] == str(seconds)  # type: ignore[index]
+    assert definitions["train/learning_rate"].search(step)[1] == "0.0001"  # type: ignore[index]
     assert definitions["test/accuracy"].search(test)[1] == "0.97"  # type: ignore[index]
     assert definitions["validation/loss"].search(test) is None
     assert definitions["train/loss"].search(test) is None

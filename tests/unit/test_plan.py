@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture
 def plan_of(job: WriteJob) -> Callable[..., Plan]:
     def plan(*overrides: str, text: str = GOOD, settings: Settings = SETTINGS, **arguments: Any) -> Plan:
-        path = job(text, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n", train_py="")
+        path = job(text, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n", train_py="")
         spec = JobSpec.from_yaml(path, overrides)
         return make_plan(spec, settings, CODE, run=RUN, now=NOW, **arguments)
 
@@ -115,7 +115,7 @@ def test_how_a_model_is_spread_is_shown(
 
 
 def test_a_pipeline_that_mostly_waits_is_warned_of(plan_of: PlanOf) -> None:
-    few = plan_of("train.parallel={pipeline: 4}", "train.accumulate=2")
+    few = plan_of("train.parallel={pipeline: 4, schedule: gpipe}", "train.accumulate=2")
     assert [note for note in few.warnings if "60% of each step is waiting; with accumulate 16 it would be 16%" in note]
     assert not [note for note in plan_of("train.parallel={pipeline: 4}").warnings if "waiting" in note]
 
@@ -330,8 +330,27 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             ["train.parallel={data: fsdp, shard: 3}"],
             "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
         ),
-        (["train.profile={at: 100}"], "train.profile: this version does not profile"),
-        (["tracking.tensorboard=true"], "tracking.tensorboard: this version tracks a Task by event lines only"),
+        (
+            ["data.train={uri: s3://bucket/x, mode: Pipe}"],
+            "data.train.mode: a Task reads a channel's files",
+        ),
+        (
+            ["train.parallel={pipeline: 4}", "train.accumulate=3"],
+            "1f1b with 4 stages needs accumulate 4 or more, and it is 3; set train.accumulate to 16, or",
+        ),
+        (
+            ["train.parallel={pipeline: 4, schedule: zero_bubble}", "train.accumulate=6"],
+            "train.parallel.schedule: zero_bubble needs an accumulate that 4 stages divide, and it is 6",
+        ),
+        (
+            ["train.parallel={pipeline: 2, schedule: zero_bubble}", "train.compile=true"],
+            "train.parallel.schedule: zero_bubble does not work with train.compile",
+        ),
+        (
+            ["train.parallel={pipeline: 2, static_graph: true}"],
+            "train.parallel.static_graph: it does not work with a pipeline",
+        ),
+        (["tracking.mlflow=https://mlflow.example.com"], "tracking.mlflow: this version tracks a Task by event lines"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
         (
             ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
@@ -700,3 +719,27 @@ def test_a_script_tracks_with_tensorboard_and_mlflow(plan_of: PlanOf) -> None:
     }
     request = plan_of("tracking.mlflow=https://mlflow.example.com", text=text).request
     assert request["Environment"]["MLFLOW_TRACKING_URI"] == "https://mlflow.example.com"
+
+
+def test_a_task_is_seen_by_tensorboard_and_a_profile(plan_of: PlanOf) -> None:
+    plan = plan_of("tracking.tensorboard=true", "train.profile={at: 100, steps: 3}")
+    assert plan.config.train is not None
+    assert (plan.config.train.tensorboard, plan.config.train.profile_at, plan.config.train.profile_steps) == (
+        True,
+        100,
+        3,
+    )
+    assert plan.request["TensorBoardOutputConfig"] == {"S3OutputPath": "s3://bucket/cloudtrain"}
+    plain = plan_of()
+    assert plain.config.train is not None
+    assert (plain.config.train.tensorboard, plain.config.train.profile_at) == (False, None)
+
+
+def test_the_network_that_a_measurement_is_held_against(plan_of: PlanOf) -> None:
+    def rating(*overrides: str, **arguments: Any) -> float | None:
+        return plan_of(*overrides, **arguments).config.network_gbps
+
+    assert rating("cluster.instances=2") == 400
+    assert rating("cluster.instances=1") is None, "there is none between instances"
+    assert rating("cluster={instances: 2, prefer: [ml.p5.48xlarge, ml.p4d.24xlarge]}") == 400, "the slower one"
+    assert rating("cluster.instances=2", **local()) is None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import RunNotFoundError
 from cloudtrain.run import (
     RUN_ID_CHARACTERS,
@@ -81,6 +82,30 @@ def test_events_tell_the_progress() -> None:
     }
 
 
+def test_a_step_tells_where_its_time_goes() -> None:
+    split = {"data": 0.03, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "checkpoint": 0}
+    seen = {"tokens_per_second": 5e4, "data_wait": 0.3, "split": split, "mfu": 0.41, "memory_bytes": 2e9}
+    slow = {"event": "straggler", "rank": 5, "host": "algo-2", "ratio": 1.4, "part": "forward", "is_over": False}
+    network = {"event": "bandwidth", "gbps": 31.5, "warning": "EFA is not active?"}
+    events = [*EVENTS[:2], network, {**EVENTS[5], **seen}, slow]
+    status = Status("x", "local", State.RUNNING, progress=fold_events(events))
+    metrics = status.to_json()["metrics"]
+    assert metrics["train/data_seconds"] == 0.03
+    assert metrics["train/checkpoint_seconds"] == 0
+    assert metrics["train/data_wait"] == 0.3
+    assert metrics["train/mfu"] == 0.41
+    rows = dict(status_rows(status, 0.0))
+    assert rows["step"] == "100 ms: data 30%, forward 20%, backward 40%, optimizer 10%, checkpoint 0%"
+    assert rows["device"] == "50,000 tokens/s, MFU 41.0%, 2.0 GB of memory per rank at most"
+    assert not any(name in rows for name in ("train/data_seconds", "train/mfu", "train/data_wait"))
+    data, efa, rank = status.to_json()["warnings"]
+    assert data.startswith("30% of each step waits for data")
+    assert efa == "EFA is not active?"
+    assert rank == "rank 5 on algo-2 takes 1.40 x the median of all ranks, most of it in forward"
+    over = fold_events([*events, {**slow, "is_over": True}, {**EVENTS[5], **seen, "data_wait": 0.1}])
+    assert Status("x", "local", State.RUNNING, progress=over).warnings() == ("EFA is not active?",)
+
+
 def test_an_event_that_is_not_ours_tells_nothing() -> None:
     strange = [{"event": name, "step": "x"} for name in ("started", "step", "checkpoint", "evaluation", "finished")]
     assert fold_events([*EVENTS, {"event": "checkpoint"}]) == fold_events(EVENTS)
@@ -91,7 +116,7 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
     "name",
     [
         *("started", "step", "evaluation", "checkpoint", "checkpoint_missed", "checkpoint_damaged"),
-        *("failed", "stopped", "finished", "new"),
+        *("failed", "stopped", "finished", "straggler", "bandwidth", "profile", "new"),
     ],
 )
 def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:

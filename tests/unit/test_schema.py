@@ -105,7 +105,7 @@ def test_a_broken_file_is_refused_by_the_schema_and_by_validate(
     assert [place for place in errors(broken) if place.startswith(path)] != []
     if "retries" not in new:  # AWS's own limit, which the plan keeps
         with pytest.raises(SpecError):
-            JobSpec.from_yaml(job(broken, mine_py="class Mine: ...\n", train_py=""))
+            JobSpec.from_yaml(job(broken, mine_py="class Mine(Task): ...\n", train_py=""))
 
 
 def test_the_reference_page_is_the_models() -> None:

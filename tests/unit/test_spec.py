@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from cloudtrain import api
-from cloudtrain.entry import check_task
 from cloudtrain.errors import SpecError, UserError
 from cloudtrain.spec import Cluster, Code, JobSpec, Spot
 from cloudtrain.units import Cadence
@@ -18,6 +17,7 @@ code: {task: "mine:Mine", args: {layers: 4}}
 cluster: {instance_type: ml.p4d.24xlarge, instances: 2}
 train: {epochs: 3, learning_rate: 1e-3}
 """
+MINE = "class Mine(Task):\n    def __init__(self, layers=2): ...\n"
 
 
 def problems_of(path: Path, *overrides: str, instances: int | None = None) -> list[str]:
@@ -29,7 +29,7 @@ def problems_of(path: Path, *overrides: str, instances: int | None = None) -> li
 
 
 def test_a_job_is_read(job: WriteJob) -> None:
-    path = job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
+    path = job(GOOD, mine_py=MINE)
     spec = JobSpec.from_yaml(path)
     assert spec.name == "demo"
     assert spec.cluster.instances == 2
@@ -40,7 +40,7 @@ def test_a_job_is_read(job: WriteJob) -> None:
 
 
 def test_a_job_is_frozen(job: WriteJob) -> None:
-    spec = JobSpec.from_yaml(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"))
+    spec = JobSpec.from_yaml(job(GOOD, mine_py=MINE))
     with pytest.raises(ValueError, match="frozen"):
         spec.name = "other"  # type: ignore[misc]
 
@@ -60,7 +60,7 @@ train:
   precision: bf61
 limts: {}
 """,
-        mine_py="class Mine:\n    def __init__(self, layers=2): ...\n",
+        mine_py=MINE,
     )
     assert problems_of(path) == [
         'job.yaml:6:3  cluster.instnces: unknown field; did you mean "instances"?',
@@ -160,30 +160,28 @@ limts: {}
     ],
 )
 def test_each_mistake_says_what_was_expected(job: WriteJob, change: str, expected: str) -> None:
-    found = problems_of(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), change)
+    found = problems_of(job(GOOD, mine_py=MINE), change)
     assert any(expected in problem for problem in found), found
     assert any(f"--set {change}" in problem or "job.yaml:" in problem for problem in found)
 
 
 def test_an_override_is_named_as_the_origin(job: WriteJob) -> None:
-    assert problems_of(
-        job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), "cluster.instances=many"
-    ) == [
+    assert problems_of(job(GOOD, mine_py=MINE), "cluster.instances=many") == [
         '--set cluster.instances=many  cluster.instances: expected a whole number, got "many"; for example instances: 2'
     ]
-    assert problems_of(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), instances=0) == [
+    assert problems_of(job(GOOD, mine_py=MINE), instances=0) == [
         "--instances 0  cluster.instances: expected at least 1, got 0; use at least 1"
     ]
 
 
 def test_an_override_must_be_path_and_value(job: WriteJob) -> None:
     with pytest.raises(UserError, match="expected path=value"):
-        JobSpec.from_yaml(job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"), ["cluster.spot"])
+        JobSpec.from_yaml(job(GOOD, mine_py=MINE), ["cluster.spot"])
 
 
 def test_overrides_are_read_as_yaml(job: WriteJob) -> None:
     spec = JobSpec.from_yaml(
-        job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"),
+        job(GOOD, mine_py=MINE),
         ["train.learning_rate=1e-4", "cluster.spot={max_wait: 36h}", "tags.team=vision"],
     )
     assert spec.train is not None
@@ -195,7 +193,7 @@ def test_overrides_are_read_as_yaml(job: WriteJob) -> None:
 
 def test_spot_and_environment_take_what_people_write(job: WriteJob) -> None:
     text = GOOD.replace("instances: 2", "instances: 2, spot: true") + "tags: {cost-center: 42, live: true}\n"
-    spec = JobSpec.from_yaml(job(text, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n"))
+    spec = JobSpec.from_yaml(job(text, mine_py=MINE))
     assert spec.cluster.spot is not None
     assert spec.tags == {"cost-center": "42", "live": "true"}
 
@@ -233,7 +231,7 @@ train: {epochs: none, precison: bf16}
 limits: {runtime: 2h}
 data: {train: "s3:/bucket", code: s3://bucket/code}
 """,
-        mine_py="class Mine: ...\n",
+        mine_py="class Mine(Task): ...\n",
         train_py="",
     )
     assert [problem.partition("  ")[2].partition(":")[0] for problem in problems_of(path)] == [
@@ -274,7 +272,7 @@ tags: {version: 1.10}
 
 
 def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> None:
-    path = job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n")
+    path = job(GOOD, mine_py=MINE)
     data = tmp_path / "data"
     data.mkdir()
     assert "no file lies in" in problems_of(path, f"data.train={data}")[0]
@@ -285,7 +283,7 @@ def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> N
 
 
 def test_what_else_is_refused(job: WriteJob, tmp_path: Path) -> None:
-    path = job(GOOD, mine_py="class Mine:\n    def __init__(self, layers=2): ...\n", train_py="def f(:\n")
+    path = job(GOOD, mine_py=MINE, train_py="def f(:\n")
     shorter = ["cluster.spot={max_wait: 1h}", "limits.runtime=2h"]
     assert "max_wait: shorter than limits.runtime, 2h" in problems_of(path, *shorter)[0]
     inside = ["data.train=s3://bucket/data", "checkpoint.uri=s3://bucket/data/saved"]
@@ -305,7 +303,7 @@ def test_empty_sections_are_none(job: WriteJob) -> None:
     path = job(
         GOOD.replace("instances: 2", "instances: 2, spot: , prefer: , network: ")
         + "limits:\ntags:\ndata:\ncheckpoint:\n",
-        mine_py="class Mine:\n    def __init__(self, layers=2): ...\n",
+        mine_py=MINE,
     )
     assert JobSpec.from_yaml(path).limits.runtime == 86400
 
@@ -351,7 +349,7 @@ def test_data_that_would_be_uploaded_is_asked_for_secrets(job: WriteJob) -> None
 
 
 def test_an_isolated_job_downloads_nothing(job: WriteJob) -> None:
-    path = job(GOOD, mine_py="class Mine: ...\n", **{"requirements.txt": "einops"})
+    path = job(GOOD, mine_py="class Mine(Task): ...\n", **{"requirements.txt": "einops"})
     overrides = ["code.args={}", "code.requirements=requirements.txt", "cluster.network.isolation=true"]
     assert "an isolated container cannot download packages" in problems_of(path, *overrides)[0]
 
@@ -386,32 +384,3 @@ def test_every_field_has_one_sentence() -> None:
             if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.target).startswith("_"):
                 is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert is_text, f"{section.name}.{ast.unparse(statement.target)} has no docstring"
-
-
-@pytest.mark.parametrize(
-    ("source", "arguments", "expected"),
-    [
-        ("class Mine:\n def __init__(self, a, b=1, *, c, d=2): ...", {"a": 1, "c": 2}, []),
-        (
-            "class Mine:\n def __init__(self, a, b=1, *, c, d=2): ...",
-            {},
-            ["needs the argument a", "needs the argument c"],
-        ),
-        ("class Mine:\n def __init__(self, **anything): ...", {"x": 1}, []),
-        ("class Mine(Base): ...", {"x": 1}, []),
-        ("from elsewhere import Mine", {"x": 1}, []),
-        ("from elsewhere import *", {"x": 1}, []),
-        ("Mine = make()", {"x": 1}, []),
-        ("class Other: ...", {}, ["mine.py has no class Mine"]),
-        ("x = 1", {}, ["mine.py has no class Mine"]),
-        ("class Mine(:", {}, ["mine.py:1 is not valid Python"]),
-    ],
-)
-def test_a_task_is_checked_by_its_source_text(
-    tmp_path: Path, source: str, arguments: dict[str, int], expected: list[str]
-) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(source)
-    found = [message for _, message, _ in check_task(path, "Mine", arguments)]
-    assert len(found) == len(expected)
-    assert all(part in message for part, message in zip(expected, found, strict=True)), found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -11,7 +12,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from cloudtrain_runtime.checkpoints.records import Record, set_aside, survey
 from cloudtrain_runtime.checkpoints.shards import CheckpointReader
-from cloudtrain_runtime.checkpoints.states import States, misfits, other_optimizer, saved_optimizer
+from cloudtrain_runtime.checkpoints.states import (
+    States,
+    misfits,
+    other_optimizer,
+    saved_optimizer,
+    tensor_shapes,
+)
 from cloudtrain_runtime.checkpoints.storage import Storage, open_storage
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig
@@ -88,6 +95,45 @@ def resume(
         damaged.append(found.uri)
         if place.is_main:
             _report_damage(found, look.damage)
+
+
+def state_ahead(config: CheckpointConfig, storage: Storage, place: Context) -> Mapping[str, Any]:
+    """Return what the checkpoint that `resume` would begin with has in its manifest; nothing for a new run."""
+    found = _newest(config, storage, place, [])
+    return {} if found is None else found.manifest.state
+
+
+def load_step(storage: Storage, step: int, run: str, place: Context, target: States) -> bool:
+    """Load a complete checkpoint of a step into states; return whether there is one. Called by all ranks together.
+
+    Args:
+        storage: Where it lies.
+        step: Optimizer steps done.
+        run: The run that must have written it; an empty string for any.
+        place: This rank's place.
+        target: The states to load into; what else is in the checkpoint is left out.
+
+    Raises:
+        CheckpointError: it is another model's, or it cannot be read.
+    """
+    found: Found | None = gather(_of_step(storage, step, run) if place.is_main else None, place)[0]
+    if found is None:
+        return False
+    look = _load(found, target, place)
+    if look.damage and place.is_main:
+        _report_damage(found, look.damage)
+    return not look.damage
+
+
+def _of_step(storage: Storage, step: int, run: str) -> Found | None:
+    try:
+        chosen = newest(survey(storage), run=run, step=step)
+    except OSError as error:
+        say(f"what checkpoints there are cannot be told: {error}")
+        return None
+    if chosen is None or chosen.manifest is None:
+        return None
+    return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
 
 
 def newest(
@@ -170,7 +216,9 @@ def _load(found: Found, target: States, place: Context) -> _Look:
     """
     parent, _, folder = found.uri.rpartition("/")
     reader = CheckpointReader(open_storage(parent), folder, found.manifest)
-    look: _Look = gather(_examine(reader, target) if place.is_main else _Look(), place)[0]
+    # The stages of a pipeline make up the model together.
+    shapes = {name: shape for part in gather(tensor_shapes(target["model"]), place) for name, shape in part.items()}
+    look: _Look = gather(_examine(reader, target, shapes) if place.is_main else _Look(), place)[0]
     if look.damage:
         return look
     if look.trouble is not None:
@@ -190,7 +238,7 @@ def _load(found: Found, target: States, place: Context) -> _Look:
     return look
 
 
-def _examine(reader: CheckpointReader, target: States) -> _Look:
+def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list[int]]) -> _Look:
     """Return what is damaged about the metadata, why it cannot be read, or what of the model does not fit to it."""
     try:
         metadata = reader.read_metadata()
@@ -200,7 +248,7 @@ def _examine(reader: CheckpointReader, target: States) -> _Look:
         return _Look(trouble=str(error))  # the other ranks must hear of it
     stepped, kinds = saved_optimizer(metadata)
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-    misfit = next(misfits(metadata, target["model"]), None) or other_optimizer(kinds, target["optimizer"])
+    misfit = next(misfits(metadata, shapes), None) or other_optimizer(kinds, target.get("optimizer", {}))
     return _Look(misfit=misfit, stepped=stepped)
 
 

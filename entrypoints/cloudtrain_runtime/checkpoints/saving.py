@@ -31,7 +31,7 @@ from cloudtrain_runtime.checkpoints.storage import Storage
 from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
-from cloudtrain_runtime.contract.manifest import Manifest
+from cloudtrain_runtime.contract.manifest import Manifest, best_steps
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.ranks import gather
 
@@ -398,7 +398,7 @@ class Saver:
         """
         damage: list[str] = []
         try:
-            doomed = self._ranks.share(lambda: self._doomed(save.step))
+            doomed = self._ranks.share(lambda: self._doomed(save))
             if doomed:
                 found = self._ranks.gather(lambda: list(self._faults(folder, shards)))
                 damage = [fault for faults_ in found for fault in faults_]
@@ -411,15 +411,24 @@ class Saver:
     def _faults(self, folder: str, shards: CheckpointWriter) -> Iterator[str]:
         return faults(self.storage, folder, shards.files, note=self._note_progress)
 
-    def _doomed(self, step: int) -> list[str]:
+    def _doomed(self, save: _Save) -> list[str]:
         """Return the folders to delete: complete ones beyond those to keep, and what was never finished before them.
 
-        What was found damaged stays: it may be all that is left of a run.
+        What was found damaged stays: it may be all that is left of a run. So does the one with the best weights, or
+        with the next best when that could not be saved.
         """
-        records = [record for record in survey(self.storage) if record.step <= step and self._is_ours(record)]
+        records = [record for record in survey(self.storage) if record.step <= save.step and self._is_ours(record)]
         steps = sorted({record.step for record in records if record.is_complete})
         kept = steps[-self._keeping.keep :]
-        return [record.folder for record in records if record.verdict != "damaged" and kept and record.step < kept[0]]
+        best = [step for step in best_steps(save.state) if step in steps][-1:]
+        return [
+            record.folder
+            for record in records
+            if record.verdict != "damaged"
+            and kept
+            and record.step < kept[0]
+            and not (record.is_complete and record.step in best)
+        ]
 
     def _is_ours(self, record: Record) -> bool:
         return self._keeping.is_shared or writer_of(self.storage, record) == self._place.run

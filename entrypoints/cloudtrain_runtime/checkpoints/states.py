@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import random
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from cloudtrain_runtime.context import Context
@@ -54,6 +60,13 @@ def states_of(
         "objects": _packed(dict(objects)),
         "rng": {rank_key(place.rank): _packed(random_states(place))},
     }
+
+
+def model_state_of(model: nn.Module) -> States:
+    """Return the state of the model alone, to load a checkpoint's into it."""
+    parameters = _places(model)
+    state = {name: _settled(value, parameters) for name, value in get_model_state_dict(model).items()}
+    return {"model": state}
 
 
 @contextlib.contextmanager
@@ -125,19 +138,52 @@ def copied_names(states: States, model: nn.Module) -> frozenset[str]:
     )
 
 
-def put_back(states: States, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], place: Context) -> Any:
+def put_back(
+    states: States,
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    place: Context,
+    names: Sequence[str] | None = None,
+) -> Any:
     """Set the model, the optimizers and this rank's random states to loaded ones; return the objects.
 
     Without states of this rank (it did not exist when the checkpoint was written) the random states stay as they are.
+
+    Args:
+        states: What was loaded.
+        model: As for `states_of`.
+        optimizers: As for `states_of`.
+        place: This rank's place.
+        names: What `parameter_names` told of the states to load into.
     """
-    model_state = {
-        name: _unpacked(value) if isinstance(value, bytes) else value for name, value in states["model"].items()
-    }
-    set_state_dict(model, list(optimizers), model_state_dict=model_state, optim_state_dict=states.get("optimizer", {}))
+    optimizers = list(optimizers)
+    if names is not None:
+        _rename(states, optimizers, names)
+    optimizer_state = states.get("optimizer", {})
+    set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
     own = states["rng"].get(rank_key(place.rank))
     if own:
-        _set_random(_unpacked(own), place)
+        set_random_states(_unpacked(own), place)
     return _unpacked(states["objects"]) if states["objects"] else {}
+
+
+def put_back_model(states: States, model: nn.Module) -> None:
+    """Set the model alone to loaded states."""
+    set_model_state_dict(model, _model_state(states))
+
+
+def _model_state(states: States) -> dict[str, Any]:
+    return {name: _unpacked(value) if isinstance(value, bytes) else value for name, value in states["model"].items()}
+
+
+def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
+    """Give the loaded groups this rank's parameters: of a pipeline the checkpoint knows only those of one stage."""
+    if set(parameter_names(states)) == set(names):
+        return
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    left = iter(names)
+    for loaded, own in zip(states["optimizer"].get("param_groups", ()), groups, strict=False):
+        loaded["params"] = list(itertools.islice(left, len(own["params"])))
 
 
 def parameter_names(states: States) -> list[str]:
@@ -178,15 +224,19 @@ def other_optimizer(kinds: Collection[str], optimizer_state: Mapping[str, Any]) 
     return f"its optimizer keeps {', '.join(sorted(saved))}, this one {', '.join(sorted(own))}"
 
 
-def misfits(metadata: Metadata, model_state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of the model a checkpoint lacks, has in another shape, or has too much."""
+def tensor_shapes(model_state: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the shapes of a model's tensors by name, whole where they are sharded."""
+    tensors = (torch.Tensor, ShardedTensor)
+    return {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
+
+
+def misfits(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
+    """Yield what of a model, given by its shapes, a checkpoint lacks, has in another shape, or has too much."""
     saved = {
         name.removeprefix("model."): list(entry.size)
         for name, entry in metadata.state_dict_metadata.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
-    tensors = (torch.Tensor, ShardedTensor)
-    own = {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
     for name, shape in own.items():
         if name not in saved:
             yield f"it has no {name}"
@@ -256,7 +306,8 @@ def random_states(place: Context) -> dict[str, Any]:
     return states
 
 
-def _set_random(states: Mapping[str, Any], place: Context) -> None:
+def set_random_states(states: Mapping[str, Any], place: Context) -> None:
+    """Set this rank's random generators to what `random_states` has returned."""
     torch.set_rng_state(states["torch"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -192,6 +192,9 @@ class RunConfig:
         request: Identity of the plan.
         hang_seconds: Without a step for so long beyond the slowest one so far, the run counts as hung and is ended;
             None never ends it.
+        network_gbps: Rating of one instance's network in Gbit/s; None where there is none to hold a measurement
+            against: on one instance, locally, or for a type that the catalog does not know.
+        local_rank_option: Option by which the script takes its local rank, as it spells it, or None.
     """
 
     run: str
@@ -207,6 +210,8 @@ class RunConfig:
     code: str = ""
     request: str = ""
     hang_seconds: float | None = 600.0
+    network_gbps: float | None = None
+    local_rank_option: str | None = None
     version: int = VERSION
 
     def to_json(self) -> str:

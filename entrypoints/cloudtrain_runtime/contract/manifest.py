@@ -22,6 +22,9 @@ MANIFEST_VERSION: Final = 2
 BLOCK_BYTES: Final = 8 * 2**20
 """Files are checked in pieces of this size, so that a rank that reads part of a file checks what it reads."""
 
+BEST_STATE: Final = "best"
+"""Entry of `Manifest.state` that names the steps with the best weights so far."""
+
 _NAME = re.compile(r"step-(\d{8,})(?:-([0-9a-f]{8}))?")
 
 
@@ -34,6 +37,12 @@ def step_of(name: str) -> int | None:
     """Return the step of a checkpoint's folder, or None for another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def best_steps(state: Mapping[str, Any]) -> list[int]:
+    """Return the steps that had the best weights when a state was saved, of those in the same place; the best last."""
+    best = state.get(BEST_STATE) or {}
+    return [int(mark["step"]) for mark in best.get("marks", ()) if not mark["place"]]
 
 
 @dataclass(frozen=True)

@@ -10,30 +10,23 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain_runtime.contract import FAILURE_CHARACTERS, describe_exit
-from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.contract import describe_exit
+from cloudtrain_runtime.events import say
+from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
 from cloudtrain_runtime.host.template import COMMAND, Template, start_template
 from cloudtrain_runtime.launch import count_gpus
-from cloudtrain_runtime.place import ml_tree
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 _LINGER_SECONDS = 0.3
 """The first host keeps the rendezvous' store; the others say goodbye to it, and log a stack trace when it has gone."""
-
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|DistBackendError|DistNetworkError"
-    r"|ncclRemoteError|Socket closed|Timed out waiting"
-)
-"""What a healthy rank says when another one has gone: an effect, not the cause."""
 
 
 def main(argv: list[str]) -> int:
@@ -110,42 +103,24 @@ def _record_collectives() -> None:
 def _report(failures: Mapping[int, ProcessFailure]) -> None:
     """Write the failure file and the event for the rank that failed first on this host."""
     rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), item[1].timestamp))
-    host = os.environ.get("SM_CURRENT_HOST", "")
     title, traceback = _describe(failure)
-    place = f"rank {rank}" + (f" on {host} (local rank {failure.local_rank})" if host else "")
-    message = f"{place} {title}"
-    emit(
-        "failed",
+    told = Failure(
         rank=rank,
         local_rank=failure.local_rank,
-        host=host,
+        title=title,
+        traceback=traceback,
         exit_code=failure.exitcode,
-        message=message,
-        secondary=_is_secondary(failure),
         failed_at=failure.timestamp,
+        secondary=_is_secondary(failure),
     )
-    text = "\n".join([message, *_last_lines(traceback, FAILURE_CHARACTERS - len(message) - 1)])
-    path = ml_tree(os.environ).failure
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
-    say(text)
-
-
-def _last_lines(text: str, characters: int) -> list[str]:
-    """Return as many whole lines from the end of a text as fit."""
-    lines: list[str] = []
-    for line in reversed(text.rstrip().splitlines()):
-        characters -= len(line) + 1
-        if characters < 0:
-            break
-        lines.insert(0, line)
-    return lines
+    tell(told)
+    write_reason(told, replace=True)
 
 
 def _is_secondary(failure: ProcessFailure) -> bool:
     title, traceback = _describe(failure)
     # torchrun ends the other workers itself, with SIGTERM.
-    return failure.exitcode == -signal.SIGTERM or _PEER_LOST.search(f"{title}\n{traceback}") is not None
+    return failure.exitcode == -signal.SIGTERM or is_echo(f"{title}\n{traceback}")
 
 
 def _describe(failure: ProcessFailure) -> tuple[str, str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig
 
 
 def read_config(tree: MlTree, name: str) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     resources = read_config(tree, "resourceconfig")
     inputs = read_config(tree, "inputdataconfig")
     parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
-    own = {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
+    own = hyperparameters(user_args)
+    own |= {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
     channels = sorted(inputs)
     return {
         "SM_MODEL_DIR": str(tree.model),
@@ -64,6 +66,38 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_INPUT_DATA_CONFIG": json.dumps(inputs),
         "SM_FRAMEWORK_PARAMS": json.dumps({n: v for n, v in parameters.items() if n.startswith("sagemaker_")}),
     }
+
+
+def hyperparameters(argv: list[str]) -> dict[str, Any]:
+    """Return what a script's arguments say as `--key value`: what SageMaker's own SDK calls hyperparameters.
+
+    Values are read as JSON, as AWS's toolkit reads them; an option without a value is true.
+    """
+    found: dict[str, Any] = {}
+    for word, following in zip(argv, [*argv, "--"][1:], strict=True):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name:
+            is_flag = not equals and following.startswith("--")
+            found[name] = True if is_flag else _decode(value if equals else following)
+    return found
+
+
+def mpirun_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what our launcher would have set for a rank that AWS's toolkit has started with mpirun.
+
+    For the toolkit our worker is the script, and it has no arguments. And a rank of another host has the variables of
+    that host's login shell, or those of the first host.
+    """
+    argv = config.args if isinstance(config.args, list) else []
+    gpus = int(environ.get("SM_NUM_GPUS") or 0)
+    entry_point = config.script or WORKER_SCRIPT
+    own = sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point)
+    interface = own["SM_NETWORK_INTERFACE_NAME"]
+    wanted = {
+        **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),
+        **({"OMP_NUM_THREADS": "1"} if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1" else {}),  # as torchrun
+    }
+    return {**own, **{name: value for name, value in wanted.items() if name not in environ}}
 
 
 def _decode(text: Any) -> Any:

@@ -20,7 +20,7 @@ def clip(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) -> torch.T
     Nothing waits for the device. Without a bound (infinity) the gradients stay as they are.
     """
     parameters = list(parameters)
-    if mesh.is_plain:
+    if mesh.is_plain and most != math.inf:
         return nn.utils.clip_grad_norm_(parameters, most)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients, mesh)

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from cloudtrain_runtime.contract import ParallelConfig
@@ -34,34 +34,31 @@ def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> nn.Module
     if device.type == "cpu" and mesh.data_size > 2 and not config.static_graph:  # noqa: PLR2004
         _fix_buckets(replica)
     if config.compress == "bf16":
-        replica.register_comm_hook(mesh.data_group, _send_as_bf16)
+        # torch refuses this hook without NCCL, by its name; on Gloo it does the same.
+        replica.register_comm_hook(mesh.data_group, lambda group, bucket: bf16_compress_hook(group, bucket))  # noqa: PLW0108
     return replica
 
 
 def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]:
     """Return a block whose backward pass synchronises gradients now, or only adds them up."""
     if isinstance(model, DistributedDataParallel):
-        return contextlib.nullcontext() if now else model.no_sync()
+        # A static graph is found out in the first backward pass, which must synchronise for it.
+        knows_graph = not model.static_graph or model._static_graph_delay_allreduce_enqueued  # noqa: SLF001
+        return contextlib.nullcontext() if now or not knows_graph else model.no_sync()
     if hasattr(type(model), "set_requires_gradient_sync"):  # sharded; a module looks long for what it has not
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
     return contextlib.nullcontext()
 
 
-def _send_as_bf16(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients in bf16.
-
-    torch's own hook divides in bf16 before it sends, and needs NCCL 2.10; this one runs on Gloo as well.
-    """
-    whole: torch.Tensor = bucket.buffer()
-    size = dist.get_world_size(group)
-    small = whole.to(torch.bfloat16)
-    work: Any = dist.all_reduce(small, group=group, async_op=True)
-
-    def restored(_: torch.futures.Future[Any]) -> torch.Tensor:
-        return whole.copy_(small).div_(size)
-
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(restored)
-    return averaged
+def average_gradients(replica: DistributedDataParallel) -> None:
+    """Average over the data ranks what backward passes without synchronisation have added up."""
+    module = replica.module
+    replica.module = _EveryParameter(module)
+    try:
+        total = replica()
+        total.backward(torch.zeros_like(total))
+    finally:
+        replica.module = module
 
 
 def _fix_buckets(replica: DistributedDataParallel) -> None:
@@ -72,13 +69,7 @@ def _fix_buckets(replica: DistributedDataParallel) -> None:
     """
     if any(getattr(module, "sparse", False) for module in replica.modules()):
         return  # DDP keeps sparse gradients in buckets of their own, and takes no others for them
-    module = replica.module
-    replica.module = _EveryParameter(module)
-    try:
-        total = replica()
-        total.backward(torch.zeros_like(total))
-    finally:
-        replica.module = module
+    average_gradients(replica)
     replica.zero_grad(set_to_none=True)
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.measures.flops import shape_of
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.pipeline import Pipeline
 from cloudtrain_runtime.parallel.replicas import replicate
 from cloudtrain_runtime.parallel.sharding import find_units, recompute_activations, shard
 from cloudtrain_runtime.ranks import gather
-from cloudtrain_runtime.task import Task
+from cloudtrain_runtime.task import Task, checked_model
 
 _OLDEST = (2, 6)
 """First torch with what shards and splits models here."""
@@ -32,14 +34,24 @@ class Spread:
             stages, so that names stay.
         replica: What a training loss calls.
         pipeline: What runs the micro-batches instead, where the model's layers lie on several ranks.
+        shape: The whole model without its numbers, as it was built: what its FLOPs are counted on. None on a CPU, whose
+            utilisation nobody asks for.
     """
 
     model: nn.Module
     replica: nn.Module
     pipeline: Pipeline | None
+    shape: nn.Module | None = None
 
 
-def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Tensor], torch.Tensor]) -> Spread:
+def spread(
+    task: Task,
+    train: TrainConfig,
+    mesh: Mesh,
+    scale: Callable[[torch.Tensor], torch.Tensor],
+    dataset: Dataset[Any],
+    stages: Sequence[int] | None = None,
+) -> Spread:
     """Build the Task's model and spread it.
 
     Args:
@@ -47,12 +59,18 @@ def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Te
         train: The job's train section.
         mesh: The grid of ranks.
         scale: What a loss goes through before its backward pass.
+        dataset: Training samples, to measure the stages of a pipeline with.
+        stages: Links of each stage, as the run had them before.
 
     Raises:
         JobError: the Task or this torch lacks what the job asks for.
     """
     _check(task, mesh)
-    model = task.model()
+    if train.parallel.schedule == "zero_bubble":
+        # Gradients of weights are computed past FSDP's hooks, which would gather them.
+        train = replace(train, parallel=replace(train.parallel, reshard=False))
+    model = checked_model(task)
+    shape = None if mesh.place.device.type == "cpu" else shape_of(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
         # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
@@ -66,9 +84,9 @@ def spread(task: Task, train: TrainConfig, mesh: Mesh, scale: Callable[[torch.Te
         return _placed(part, units, train, mesh, on_meta=on_meta)
 
     if mesh.pipeline > 1:
-        pipeline = Pipeline(task, model, train, mesh, placed, scale)
-        return Spread(model, model, pipeline)
-    return Spread(model, placed(model), None)
+        pipeline = Pipeline(task, model, train, mesh, placed, scale, dataset, stages)
+        return Spread(model, model, pipeline, shape)
+    return Spread(model, placed(model), None, shape)
 
 
 def fill(model: nn.Module, device: torch.device) -> None:

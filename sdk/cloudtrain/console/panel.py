@@ -16,12 +16,15 @@ from cloudtrain.console.view import (
     Row,
     alarm_rows,
     checkpoint_row,
+    device_row,
     harmless,
     limit_row,
     metrics_row,
     progress_row,
     spent_row,
     state_rows,
+    step_row,
+    warning_rows,
 )
 from cloudtrain.units import format_duration
 
@@ -49,6 +52,7 @@ _STYLES = {
     "cloud": "bold red",
     "alarm": "bold red",
     "limit": "bold yellow",
+    "slow": "bold yellow",
 }
 
 
@@ -94,10 +98,13 @@ class Panel:
             age = format_duration(max(0.0, now - self.told))
             yield "cloud", f"no answer for {age}: {self.trouble}"
         yield from alarm_rows(status, now)
+        yield from warning_rows(status)
         rows = (
             progress_row(status, now),
             limit_row(status, now),
             metrics_row(status),
+            step_row(status),
+            device_row(status),
             checkpoint_row(status, now),
             spent_row(status, now, told=self.told),
         )

@@ -12,13 +12,17 @@ from cloudtrain.console.view import (
     alarm_rows,
     checkpoint_row,
     describe_phases,
+    device_row,
     limit_row,
+    plain_metrics,
     progress_row,
     spent_row,
     state_rows,
+    step_row,
+    warning_rows,
 )
 from cloudtrain.errors import EXIT_INTERRUPTED
-from cloudtrain.run import State
+from cloudtrain.run import MUCH_DATA_WAIT, State
 from cloudtrain.units import format_duration
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     if len(reason) > 1:
         rows.append(("", f"the traceback is in: {program()} logs {status.reference}"))
     rows += [(name, red(text)) for name, text in alarm_rows(status, moment)]
+    rows += warning_rows(status)
     if phases := describe_phases(status, moment):
         rows.append(("phases", phases))
     rows += [row for row in state_rows(status, moment) if row[0] == "for"]
@@ -74,11 +79,17 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
-    rows += [(name, f"{value:.4g}") for name, value in sorted(progress.metrics.items())]
-    rows += [row for row in (checkpoint_row(status, moment),) if row is not None]
+    shown = {**plain_metrics(status), **{name: progress.metrics[name] for name in _ALSO if name in progress.metrics}}
+    rows += [(name, f"{value:.4g}") for name, value in sorted(shown.items())]
+    seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
+    rows += [row for row in seen if row is not None]
     rows += [("" if name == "checkpoint" else name, place) for name, place in place_rows(status)[1:]]
     spent = spent_row(status, moment, told=moment)
     return [*rows, *([] if spent is None else [spent]), *pool_rows(status)]
+
+
+_ALSO = ("train/samples_per_second", "train/grad_norm")
+"""What the table of a status shows and the live view has elsewhere, or not at all."""
 
 
 def place_rows(status: Status) -> list[tuple[str, str]]:
@@ -167,9 +178,11 @@ def _started(event: Mapping[str, Any]) -> str:
 
 
 def _step(event: Mapping[str, Any]) -> str:
+    wait = event.get("data_wait") or 0
+    slow = f"  {wait:.0%} of the step waits for data" if wait > MUCH_DATA_WAIT else ""
     return (
         f"step {event['step']:>6}  epoch {event['epoch']:>3}  loss {_number(event['loss'])}  "
-        f"{event['samples_per_second'] or 0:,.0f} samples/s"
+        f"{event['samples_per_second'] or 0:,.0f} samples/s{slow}"
     )
 
 
@@ -179,10 +192,30 @@ def _evaluation(event: Mapping[str, Any]) -> str:
     return f"{event['split']} after step {event['step']}: {values}"
 
 
+def _best(event: Mapping[str, Any]) -> str:
+    return f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}"
+
+
+def _skipped(event: Mapping[str, Any]) -> str:
+    return f"step {event['step']} left out, its gradient is not finite; loss {_number(event['loss'])}"
+
+
 def _checkpoint(event: Mapping[str, Any]) -> str:
     stall = event.get("stall_seconds")
     waited = "" if stall is None else f", training waited {stall:.3f} s"
     return f"checkpoint of step {event['step']}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.2f} s{waited}"
+
+
+def _straggler(event: Mapping[str, Any]) -> str:
+    where = f"rank {event['rank']} on {event['host']}"
+    if event["is_over"]:
+        return f"{where} keeps up again"
+    return f"{where} is slow: {event['ratio']:.2f} x the median of all ranks, most of it in {event['part']}"
+
+
+def _bandwidth(event: Mapping[str, Any]) -> str:
+    rated = f", the network is rated {event['rated_gbps']:,.0f}" if event.get("rated_gbps") else ""
+    return f"{event['world_size']} ranks exchange data at {event['gbps']:,.1f} Gbit/s{rated}"
 
 
 def _missed(event: Mapping[str, Any]) -> str:
@@ -198,10 +231,17 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,
+    "best": _best,
+    "skipped": _skipped,
     "checkpoint": _checkpoint,
     "checkpoint_missed": _missed,
     "checkpoint_damaged": lambda event: (
         f"the checkpoint of step {event['step']} is damaged and set aside, at {event['uri']}: {event['detail']}"
+    ),
+    "straggler": _straggler,
+    "bandwidth": _bandwidth,
+    "profile": lambda event: (
+        f"profile of steps {event['first_step']} to {event['last_step']} of every rank: {event['uri']}"
     ),
     "failed": lambda event: f"failed: {event['message']}",
     "stopped": lambda event: f"stopped after step {event['step']}",

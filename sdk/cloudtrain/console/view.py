@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import EXIT_DONE
+from cloudtrain.run import STEP_PARTS
 from cloudtrain.units import format_duration
 
 if TYPE_CHECKING:
@@ -21,6 +22,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
 _METRICS = 6
+_SHOWN_ELSEWHERE = frozenset(
+    f"train/{name}"
+    for name in (
+        "samples_per_second",
+        "tokens_per_second",
+        "grad_norm",
+        "data_wait",
+        "mfu",
+        "memory_bytes",
+        *(f"{part}_seconds" for part in STEP_PARTS),
+    )
+)
 _SOON_SECONDS = 300
 _DAY_SECONDS = 86400
 
@@ -68,14 +81,49 @@ def limit_row(status: Status, now: float) -> Row | None:
 
 def metrics_row(status: Status) -> Row | None:
     """Return the latest metrics in one line, those of the whole run before those of a step, or None."""
-    metrics = dict(status.progress.metrics)
-    rate = metrics.pop("train/samples_per_second", None)
-    metrics.pop("train/grad_norm", None)
+    metrics = plain_metrics(status)
+    rate = status.progress.metrics.get("train/samples_per_second")
     names = sorted(metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] != "test", name))
     parts = [f"{name} {metrics[name]:.4g}" for name in names[:_METRICS]]
     if rate is not None:
         parts.append(f"{rate:,.0f} samples/s")
     return ("metrics", "  ".join(parts)) if parts else None
+
+
+def plain_metrics(status: Status) -> dict[str, float]:
+    """Return the metrics that are not shown in another form."""
+    return {name: value for name, value in status.progress.metrics.items() if name not in _SHOWN_ELSEWHERE}
+
+
+def step_row(status: Status) -> Row | None:
+    """Return where the time of a step goes, in one line, or None while that is not known."""
+    metrics = status.progress.metrics
+    parts = {part: metrics.get(f"train/{part}_seconds") for part in STEP_PARTS}
+    known = {part: seconds for part, seconds in parts.items() if seconds is not None}
+    total = sum(known.values())
+    if not total:
+        return None
+    shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in known.items())
+    return "step", f"{_short(total)}: {shares}"
+
+
+def device_row(status: Status) -> Row | None:
+    """Return tokens per second, utilisation and memory of a rank, or None where nothing is known of them."""
+    metrics = status.progress.metrics
+    tokens, mfu, memory = (metrics.get(f"train/{name}") for name in ("tokens_per_second", "mfu", "memory_bytes"))
+    parts = [] if tokens is None else [f"{tokens:,.0f} tokens/s"]
+    parts += [] if mfu is None else [f"MFU {mfu:.1%}"]
+    parts += [] if memory is None else [f"{memory / 1e9:.1f} GB of memory per rank at most"]
+    return ("device", ", ".join(parts)) if parts else None
+
+
+def warning_rows(status: Status) -> list[Row]:
+    """Return what makes the run slower than it could be."""
+    return [("slow", harmless(text)) for text in status.warnings()]
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def checkpoint_row(status: Status, now: float) -> Row | None:

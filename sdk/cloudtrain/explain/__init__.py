@@ -24,7 +24,9 @@ __all__ = ["Explanation", "Facts", "FailureClass", "explain", "read_facts"]
 
 _MESSAGE_CHARACTERS = 400
 _PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
-_OWN_REASON = re.compile(r"^rank \d+ |^hang: |^AlgorithmError|^torchrun on |^pip could not install|^the container of ")
+_OWN_REASON = re.compile(
+    r"^rank \d+ |^error: |^hang: |^AlgorithmError|^torchrun on |^pip could not install|^the container of "
+)
 """Reasons that only repeat what a process has said: the log knows more."""
 
 _TOLD_BY_RANK = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")

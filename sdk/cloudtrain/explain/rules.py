@@ -668,11 +668,11 @@ RULES: tuple[Rule, ...] = (
         needles=("SIGABRT",),
     ),
     # ------------------------------------------------------------ the job's own code
-    # cloudtrain_runtime/task.py and loop.py, printed by worker.py as `error: ...`
+    # cloudtrain_runtime/task.py and loop.py, printed by worker.py as `error: ...`; contract/signatures.py, by launch.py
     _rule(
         C.USER_CODE,
         _PRINTED,
-        r"^error: (?:code\.|train\.|\w+\(\) must|the \w+ dataset|loss\(\)|metrics\(\))",
+        r"^error: (?:.*\.py(?::\d+:\d+)?  |code\.|train\.|\w+\(\) must|the \w+ dataset|loss\(\)|metrics\(\))",
         "Mend what the message names, and try it here first: cloudtrain submit JOB --local.",
         needles=("error: ",),
     ),

@@ -1,0 +1,221 @@
+"""The analysis of a split that was classified: confusion matrix, and how well each class is told."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_FEW_CLASSES = 20
+"""So many columns of a confusion matrix can be read."""
+
+_MANY_CLASSES = 1000
+"""Beyond, the matrix would be larger than most models: only the pairs that were confused most are told."""
+
+_MOST_CONFUSED = 20
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How well a class is told.
+
+    Attributes:
+        precision: Share of what was predicted as it that is it; None when nothing was.
+        recall: Share of what is it that was predicted as it; None when nothing is it.
+        f1: Harmonic mean of both; None when neither is told.
+        support: Samples that are it.
+    """
+
+    name: str
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    support: int
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Two classes that were taken for each other, and how often."""
+
+    true: str
+    predicted: str
+    count: int
+
+
+class Analysis:
+    """What a model makes of a split.
+
+    Args:
+        confusion: How often each pair of a true and a predicted class was seen. Samples with a class below 0 are left
+            out.
+        names: Names of the classes in the order of their numbers; a class beyond them has its number as name.
+        split: The split.
+        step: Of the weights.
+        metrics: Means by split and name.
+    """
+
+    def __init__(
+        self,
+        confusion: Counter[tuple[int, int]],
+        names: Sequence[str],
+        *,
+        split: str,
+        step: int,
+        metrics: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        self._pairs = Counter({pair: count for pair, count in confusion.items() if min(pair) >= 0})
+        self._classes = sorted({*range(len(names)), *(kind for pair in self._pairs for kind in pair)})
+        self._names = {kind: str(names[kind]) if kind < len(names) else str(kind) for kind in self._classes}
+        self._true: Counter[int] = Counter()
+        self._predicted: Counter[int] = Counter()
+        for (true, predicted), count in self._pairs.items():
+            self._true[true] += count
+            self._predicted[predicted] += count
+        self.split, self.step, self.metrics = split, step, metrics
+
+    @property
+    def samples(self) -> int:
+        """How many have a class."""
+        return self._pairs.total()
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples whose class was predicted."""
+        return sum(self._pairs[kind, kind] for kind in self._classes) / max(self.samples, 1)
+
+    @property
+    def scores(self) -> list[ClassScore]:
+        """By class."""
+        return [self._score(kind) for kind in self._classes]
+
+    @property
+    def averages(self) -> dict[str, dict[str, float]]:
+        """Means of the scores over classes that occur: `macro` counts each alike, `weighted` by its support."""
+        scores = [score for score in self.scores if score.support]
+        return {
+            "macro": {name: _mean([getattr(score, name) or 0.0 for score in scores]) for name in _SCORES},
+            "weighted": {
+                name: sum((getattr(score, name) or 0.0) * score.support for score in scores) / max(self.samples, 1)
+                for name in _SCORES
+            },
+        }
+
+    @property
+    def most_confused(self) -> list[Confusion]:
+        """The most frequent mistakes."""
+        wrong = Counter({pair: count for pair, count in self._pairs.items() if pair[0] != pair[1]})
+        ordered = sorted(wrong.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST_CONFUSED]
+        return [Confusion(self._names[true], self._names[guess], count) for (true, guess), count in ordered]
+
+    @property
+    def matrix(self) -> list[list[int]]:
+        """Samples by true class (row) and predicted class (column)."""
+        return [[self._pairs[true, guess] for guess in self._classes] for true in self._classes]
+
+    def write(self, folder: Path) -> Path:
+        """Write `analysis.json` and `analysis.md`; return the latter."""
+        (folder / "analysis.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        text = folder / "analysis.md"
+        text.write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
+        return text
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of `analysis.json`."""
+        return {
+            "split": self.split,
+            "step": self.step,
+            "samples": self.samples,
+            "metrics": {split: dict(values) for split, values in self.metrics.items()},
+            "accuracy": self.accuracy,
+            "averages": self.averages,
+            "classes": [asdict(score) for score in self.scores],
+            "confusion": self.matrix if len(self._classes) <= _MANY_CLASSES else None,
+            "most_confused": [asdict(confusion) for confusion in self.most_confused],
+        }
+
+    # ------------------------------------------------------------ for people
+
+    def _lines(self) -> Iterator[str]:
+        yield f"# Analysis of the {self.split} split"
+        yield ""
+        yield f"{self.samples:,} samples, weights of step {self.step:,}, accuracy {self.accuracy:.4f}."
+        yield ""
+        yield from self._metric_lines()
+        yield from self._class_lines()
+        yield from self._matrix_lines()
+        if self.most_confused:
+            yield "## Most confused"
+            yield ""
+            yield from _table(
+                ("true", "predicted", "samples"),
+                [(each.true, each.predicted, f"{each.count:,}") for each in self.most_confused],
+            )
+
+    def _metric_lines(self) -> Iterator[str]:
+        names = list(dict.fromkeys(name for values in self.metrics.values() for name in values))
+        rows = [
+            (split, *(f"{values[name]:.6g}" if name in values else "" for name in names))
+            for split, values in self.metrics.items()
+        ]
+        yield "## Metrics"
+        yield ""
+        yield from _table(("split", *names), rows)
+
+    def _class_lines(self) -> Iterator[str]:
+        yield "## Classes"
+        yield ""
+        rows = [
+            (score.name, *(_rounded(getattr(score, name)) for name in _SCORES), f"{score.support:,}")
+            for score in self.scores
+        ]
+        for name, values in self.averages.items():
+            rows.append((f"*{name} average*", *(_rounded(values[each]) for each in _SCORES), f"{self.samples:,}"))
+        yield from _table(("class", *_SCORES, "support"), rows)
+
+    def _matrix_lines(self) -> Iterator[str]:
+        if len(self._classes) > _FEW_CLASSES:
+            return
+        names = [self._names[kind] for kind in self._classes]
+        yield "## Confusion matrix"
+        yield ""
+        yield "Rows are true classes, columns predicted ones."
+        yield ""
+        rows = [(f"**{name}**", *map(str, row)) for name, row in zip(names, self.matrix, strict=True)]
+        yield from _table(("", *names), rows)
+
+    # ------------------------------------------------------------ numbers
+
+    def _score(self, kind: int) -> ClassScore:
+        hits, predicted, support = self._pairs[kind, kind], self._predicted[kind], self._true[kind]
+        both = predicted + support
+        return ClassScore(
+            self._names[kind],
+            hits / predicted if predicted else None,
+            hits / support if support else None,
+            2 * hits / both if both else None,
+            support,
+        )
+
+
+_SCORES = ("precision", "recall", "f1")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(len(values), 1)
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield _row(heads)
+    yield _row(["---"] + ["---:"] * (len(heads) - 1))
+    yield from (_row(row) for row in rows)
+    yield ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -1,0 +1,371 @@
+"""Classes as their source text tells them: modules of a code folder, names, bases. Nothing of it is imported.
+
+Standard library only. What the text cannot prove is `Beyond.UNKNOWN`: a base from elsewhere, a name bound twice, a
+class that a decorator may replace. Whoever asks has to stay silent about that.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import sys
+import tokenize
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+RUNTIME: Final = "cloudtrain_runtime"
+
+
+class Beyond(enum.Enum):
+    """What stands for a class that is not written in the code folder."""
+
+    TASK = "Task"
+    PLAIN = "object, or a base such as ABC that brings nothing"
+    UNKNOWN = "anything"
+
+
+_PLAIN: Final = {("abc", "ABC"), ("typing", "Generic"), ("typing", "Protocol"), ("builtins", "object")}
+_HARMLESS_DECORATORS: Final = {"dataclass", "final"}
+_REACHES_EVERYTHING: Final = {"exec", "eval", "globals", "locals", "vars", "setattr", "delattr"}
+"""With these a module or class may bind names that its text does not show."""
+_ANY_NAME: Final = "*"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What keeps Python from reading a file; line and column count from 1."""
+
+    file: str
+    line: int | None
+    column: int | None
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A module's text.
+
+    Attributes:
+        name: Dotted, from the code folder.
+        file: Path from the code folder.
+        bound: By name, the statements at the module's outermost level that bind it; None for any other binding.
+        patched: By class name, the attributes that are set from outside of the class.
+        is_open: Whether it may bind names that its text does not show.
+    """
+
+    name: str
+    file: str
+    bound: Mapping[str, Sequence[ast.stmt | None]]
+    patched: Mapping[str, frozenset[str]]
+    is_open: bool
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes at its outermost level."""
+        return [name for name, nodes in self.bound.items() if any(isinstance(node, ast.ClassDef) for node in nodes)]
+
+    def only(self, name: str) -> ast.stmt | None:
+        """Return the one statement that binds a name; None where there is none, or a choice."""
+        nodes = self.bound.get(name, ())
+        return nodes[0] if len(nodes) == 1 else None
+
+    def absolute(self, statement: ast.ImportFrom) -> str | None:
+        """Return the dotted name of the module that a statement imports from; None where it leaves the code folder."""
+        if statement.level == 0:
+            return statement.module
+        parts = self.name.split(".")
+        if not self.file.endswith("__init__.py"):
+            parts.pop()
+        if len(parts) < statement.level:  # the first dot is the package itself
+            return None
+        parts = parts[: len(parts) - statement.level + 1]
+        return ".".join([*parts, *([statement.module] if statement.module else [])])
+
+
+@dataclass(frozen=True, eq=False)
+class Class:
+    """A class's text.
+
+    Attributes:
+        bound: By name, the statement that binds it last; None where that is not an ordinary `def`.
+        is_opaque: Whether a decorator, a metaclass or the like may make another class of it.
+    """
+
+    module: Module
+    node: ast.ClassDef
+    bound: Mapping[str, ast.stmt | None]
+    is_opaque: bool
+
+    @property
+    def name(self) -> str:
+        """The class's own name."""
+        return self.node.name
+
+
+@dataclass(frozen=True)
+class Member:
+    """A method and the class that defines it; `node` is None where the text does not tell what it is."""
+
+    owner: Class
+    node: Function | None
+
+
+Order = Sequence[Class | Beyond]
+"""A method resolution order, without `object`."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The modules of a code folder, each read once.
+
+    Attributes:
+        broken: What could not be read.
+    """
+
+    directory: Path
+    broken: list[Broken] = field(default_factory=list)
+    _modules: dict[str, Module | None] = field(default_factory=dict)
+    _classes: dict[ast.ClassDef, Class] = field(default_factory=dict)
+
+    def module(self, name: str) -> Module | None:
+        """Return a module of the folder, or None where it has no such one or Python cannot read it."""
+        if name not in self._modules:
+            path = find_module(self.directory, name)
+            self._modules[name] = None if path is None else self._read(name, path)
+        return self._modules[name]
+
+    def resolve(self, module: Module, name: str) -> Class | Beyond:
+        """Return the class that a name of a module means."""
+        return self._resolve(module, name, frozenset())
+
+    def order(self, found: Class) -> Order:
+        """Return a class's method resolution order; what comes behind an unknown class is not told."""
+        return self._order(found, frozenset())
+
+    def _read(self, name: str, path: Path) -> Module | None:
+        file = path.relative_to(self.directory).as_posix()
+        tree = parse(path, file)
+        if isinstance(tree, Broken):
+            self.broken.append(tree)
+            return None
+        return _module(name, file, tree) if tree is not None else Module(name, file, {}, {}, is_open=True)
+
+    def _resolve(self, module: Module, name: str, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
+        if (module.file, name) in seen:
+            return Beyond.UNKNOWN
+        seen |= {(module.file, name)}
+        statement = module.only(name)
+        if isinstance(statement, ast.ClassDef):
+            return self._class(module, statement)
+        if isinstance(statement, ast.ImportFrom):
+            source = module.absolute(statement)
+            alias = _alias(statement, name)
+            return self._imported(source, alias.name, seen) if source and alias else Beyond.UNKNOWN
+        is_builtin = name not in module.bound and not module.is_open
+        return self._imported("builtins", name, seen) if is_builtin else Beyond.UNKNOWN
+
+    def _imported(self, source: str, name: str, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
+        """Return what `from source import name` brings."""
+        top = source.partition(".")[0]
+        if (source, name) in _PLAIN:
+            return Beyond.PLAIN
+        if top == RUNTIME:
+            return Beyond.TASK if name == "Task" else Beyond.UNKNOWN
+        module = None if top in sys.stdlib_module_names else self.module(source)
+        return Beyond.UNKNOWN if module is None else self._resolve(module, name, seen)
+
+    def _base(self, module: Module, node: ast.expr, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
+        """Return the class that an expression among a class's bases means."""
+        if isinstance(node, ast.Subscript):  # Base[Settings]
+            return self._base(module, node.value, seen)
+        *prefix, name = dotted(node).split(".")
+        if not prefix:
+            return self._resolve(module, name, seen) if name else Beyond.UNKNOWN
+        statement = module.only(prefix[0])
+        alias = _alias(statement, prefix[0]) if isinstance(statement, ast.Import | ast.ImportFrom) else None
+        if alias is None:
+            return Beyond.UNKNOWN
+        source: str | None = alias.name if alias.asname else prefix[0]
+        if isinstance(statement, ast.ImportFrom):
+            package = module.absolute(statement)
+            source = f"{package}.{alias.name}" if package else None
+        return self._imported(".".join([source, *prefix[1:]]), name, seen) if source else Beyond.UNKNOWN
+
+    def _class(self, module: Module, node: ast.ClassDef) -> Class:
+        if node not in self._classes:
+            self._classes[node] = _class(module, node)
+        return self._classes[node]
+
+    def _order(self, found: Class, seen: frozenset[tuple[str, str]]) -> Order:
+        key = (found.module.file, found.name)
+        if found.is_opaque or key in seen:
+            return [Beyond.UNKNOWN]
+        seen |= {key}
+        bases = [self._base(found.module, node, seen) for node in found.node.bases]
+        told = [base for base in bases if base is not Beyond.PLAIN]
+        orders = [self._order(base, seen) if isinstance(base, Class) else [base] for base in told]
+        if len(orders) > 1 and any(Beyond.UNKNOWN in order for order in orders):
+            return [found, Beyond.UNKNOWN]  # it may stand before any of them
+        merged = _merge([*orders, told])
+        return [found, *(merged if merged is not None else [Beyond.UNKNOWN])]
+
+
+def find_module(directory: Path, module: str) -> Path | None:
+    """Return the file of a module below a code folder, or None."""
+    name = module.replace(".", "/")
+    # A package hides a module of the same name.
+    for candidate in (directory / name / "__init__.py", directory / f"{name}.py"):
+        try:
+            if candidate.is_file():
+                return candidate
+        except (OSError, ValueError):  # a name that no file system takes
+            continue
+    return None
+
+
+def parse(path: Path, name: str) -> ast.Module | Broken | None:
+    """Return a file's syntax tree, or what keeps Python from reading it; None where it is too deep to tell.
+
+    Args:
+        path: The file.
+        name: What to call it.
+    """
+    try:
+        with tokenize.open(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's text, such as an escape that is none
+            return ast.parse(file.read())
+    except OSError as error:
+        return Broken(name, None, None, f"cannot be read: {error.strerror}")
+    except (RecursionError, MemoryError):  # of the tree; Python itself may read the file
+        return None
+    except (SyntaxError, ValueError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
+        return Broken(name, line, max(column or 1, 1) if line else None, f"is not valid Python: {reason}")
+
+
+def find_member(order: Order, name: str) -> Member | Beyond:
+    """Return what a name means on a class with this order: `Beyond.PLAIN` where nothing there binds it."""
+    for found in order:
+        if found is Beyond.UNKNOWN or (found is Beyond.TASK and not name.startswith("__")):
+            return found
+        if isinstance(found, Class) and name in found.bound:
+            node = found.bound[name]
+            return Member(found, node if isinstance(node, Function) else None)
+    return Beyond.PLAIN
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is in a function or statement, but for what is in functions and classes in it."""
+    waiting = list(ast.iter_child_nodes(node))  # no recursion: a sum of a thousand terms is as deep
+    while waiting:
+        child = waiting.pop()
+        yield child
+        if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(child)
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b` for such an expression, or an empty string for another one."""
+    if isinstance(node, ast.Name):
+        return node.id
+    inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{inner}.{node.attr}" if inner and isinstance(node, ast.Attribute) else ""
+
+
+def _module(name: str, file: str, tree: ast.Module) -> Module:
+    bound = _bound(tree.body)
+    patched: dict[str, frozenset[str]] = {}
+    is_open = "__getattr__" in bound
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            bound |= {each: [*bound.get(each, []), None] for each in node.names}
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            owner = dotted(node.value)
+            patched[owner] = patched.get(owner, frozenset()) | {node.attr}
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr") and node.args:
+            patched[dotted(node.args[0])] = frozenset({_ANY_NAME})
+        elif (isinstance(node, ast.Name) and node.id in _REACHES_EVERYTHING) or (
+            isinstance(node, ast.alias) and node.name == "*"
+        ):
+            is_open = True
+    return Module(name, file, bound, patched, is_open)
+
+
+def _class(module: Module, node: ast.ClassDef) -> Class:
+    decorators = [dotted(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
+    names = [each.rpartition(".")[2] for each in decorators]
+    bound = {name: nodes[-1] for name, nodes in _bound(node.body).items()}
+    patched = module.patched.get(node.name, frozenset())
+    bound |= dict.fromkeys(patched)
+    bound |= dict.fromkeys(name for name in _set_on_self(node) if name in bound)  # hides the method of that name
+    if "dataclass" in names:
+        bound.setdefault("__init__", None)
+    used = {each.id for each in own_nodes(node) if isinstance(each, ast.Name)}
+    is_opaque = (
+        bool(set(names) - _HARMLESS_DECORATORS)
+        or bool(node.keywords)
+        or "__init_subclass__" in bound
+        or _ANY_NAME in patched
+        or bool(used & _REACHES_EVERYTHING)
+        or any(isinstance(base, ast.Starred) for base in node.bases)
+    )
+    return Class(module, node, bound, is_opaque)
+
+
+def _set_on_self(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and dotted(each.value) == "self":
+            yield each.attr
+
+
+def _bound(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt | None]]:
+    found: dict[str, list[ast.stmt | None]] = {}
+    for statement in body:
+        for name in _names(statement):
+            found.setdefault(name, []).append(statement)
+        if not isinstance(statement, Function | ast.ClassDef):
+            for node in own_nodes(statement):
+                for name in _names(node) if not isinstance(node, ast.alias) else ():
+                    found.setdefault(name, []).append(None)
+    return found
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node binds itself."""
+    if isinstance(node, Function | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name is not None:
+        yield node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest is not None:
+        yield node.rest
+
+
+def _alias(statement: ast.Import | ast.ImportFrom, name: str) -> ast.alias | None:
+    for alias in statement.names:
+        if (alias.asname or alias.name.partition(".")[0]) == name:
+            return alias
+    return None
+
+
+def _merge(orders: Sequence[Order]) -> Order | None:
+    """Return Python's C3 linearization of the bases' orders, or None where there is none."""
+    merged: list[Class | Beyond] = []
+    while orders := [order for order in orders if order]:
+        heads = (order[0] for order in orders if not any(order[0] in other[1:] for other in orders))
+        head = next(heads, None)
+        if head is None:
+            return None
+        merged.append(head)
+        orders = [order[1:] if order[0] is head else order for order in orders]
+    return merged

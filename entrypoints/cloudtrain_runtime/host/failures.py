@@ -1,0 +1,90 @@
+"""A failure written down: in `/opt/ml/output/failure`, which SageMaker shows, and as one event line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+
+from cloudtrain_runtime.contract import FAILURE_CHARACTERS
+from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.place import ml_tree
+
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|DistBackendError|DistNetworkError"
+    r"|ncclRemoteError|Socket closed|Timed out waiting"
+)
+"""What a healthy rank says when another one has gone: an effect, not the cause."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed.
+
+    Attributes:
+        title: What happened, in one line: `failed: ValueError: no such column`.
+        failed_at: Seconds since the epoch.
+        secondary: Whether it only followed another rank's failure.
+    """
+
+    rank: int
+    local_rank: int
+    title: str
+    traceback: str
+    exit_code: int
+    failed_at: int
+    secondary: bool = False
+
+    @property
+    def message(self) -> str:
+        """The one line, with the place."""
+        host = os.environ.get("SM_CURRENT_HOST", "")
+        return f"rank {self.rank}{f' on {host} (local rank {self.local_rank})' if host else ''} {self.title}"
+
+
+def is_echo(text: str) -> bool:
+    """Return whether an error's text is what a healthy rank says when another one has gone."""
+    return _PEER_LOST.search(text) is not None
+
+
+def tell(failure: Failure) -> None:
+    """Emit the event of a failure."""
+    emit(
+        "failed",
+        rank=failure.rank,
+        local_rank=failure.local_rank,
+        host=os.environ.get("SM_CURRENT_HOST", ""),
+        exit_code=failure.exit_code,
+        message=failure.message,
+        secondary=failure.secondary,
+        failed_at=failure.failed_at,
+    )
+
+
+def write_reason(failure: Failure, *, replace: bool) -> None:
+    """Write the file that SageMaker shows.
+
+    Args:
+        failure: What to write.
+        replace: Whether what another process has written there is replaced.
+    """
+    tail = _last_lines(failure.traceback, FAILURE_CHARACTERS - len(failure.message) - 1)
+    text = "\n".join([failure.message, *tail])
+    path = ml_tree(os.environ).failure
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:
+        file.write(text[:FAILURE_CHARACTERS])
+    if replace:
+        say(text)
+
+
+def _last_lines(text: str, characters: int) -> list[str]:
+    """Return as many whole lines from the end of a text as fit."""
+    lines: list[str] = []
+    for line in reversed(text.rstrip().splitlines()):
+        characters -= len(line) + 1
+        if characters < 0:
+            break
+        lines.insert(0, line)
+    return lines

@@ -1,0 +1,63 @@
+"""Scalars for TensorBoard: what step and evaluation events tell, as curves."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain_runtime.errors import JobError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_FLUSH_SECONDS = 10
+"""How much of the curves is lost when the process is killed."""
+
+_NO_SCALARS = ("event", "split", "step", "epoch", "time", "samples")
+
+
+class Board:
+    """Files of one run for TensorBoard.
+
+    Args:
+        folder: Where they lie; the same after a restart.
+        first_step: Step that the run starts from: what an earlier attempt wrote of later ones is hidden.
+
+    Raises:
+        JobError: the package tensorboard is missing.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise JobError(
+                "tracking.tensorboard: true needs the package tensorboard, which this environment lacks: add "
+                "tensorboard to code.requirements (locally: pip install tensorboard), or remove tracking.tensorboard"
+            )
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=first_step + 1, flush_secs=_FLUSH_SECONDS)
+        # A worker that fails leaves through its exit handlers.
+        atexit.register(self.close)
+
+    def step(self, step: int, fields: Mapping[str, Any]) -> None:
+        """Add what a step event tells."""
+        self._add(step, "train", {name: value for name, value in fields.items() if name != "split"})
+        self._add(step, "split", fields.get("split") or {})
+
+    def evaluation(self, split: str, step: int, values: Mapping[str, float]) -> None:
+        """Add the means of a split."""
+        self._add(step, split, values)
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self._writer.close()
+        atexit.unregister(self.close)
+
+    def _add(self, step: int, group: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in _NO_SCALARS and isinstance(value, int | float):
+                self._writer.add_scalar(f"{group}/{name}", value, step)

@@ -1,0 +1,116 @@
+"""What stands in for a model that lies on several ranks, where a Task's loss and metrics call it.
+
+On every rank the call tells what the micro-batch gives to the first stage; on the last one it is answered with what the
+pipeline returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, checked_prediction
+
+Call = tuple[torch.Tensor, ...]
+"""What a model is called with."""
+
+
+def call_of(task: Task, batch: Batch, *, training: bool) -> Call:
+    """Return what the Task's loss of a batch calls the model with.
+
+    Raises:
+        TaskError: it does not call the model, or not with tensors by position.
+    """
+    try:
+        task.loss(_Caller().train(training), batch)
+    except _Called as called:
+        return called.call
+    raise TaskError("train.parallel.pipeline: loss() does not call the model")
+
+
+def loss_of(task: Task, output: Any, batch: Batch, *, training: bool) -> torch.Tensor:
+    """Return the Task's loss of a batch for which the pipeline returned `output`.
+
+    Raises:
+        TaskError: it is not a scalar, or loss() calls the model twice.
+    """
+    return checked_loss(task, _Answer(output).train(training), batch)
+
+
+def metrics_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
+    """Return the Task's metrics of an evaluation batch for which the pipeline returned `output`.
+
+    Raises:
+        TaskError: metrics() calls the model with something else than loss() does.
+    """
+    return checked_metrics(task, _Answer(output, call).eval(), batch, samples)
+
+
+def prediction_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return predicted and true classes of an evaluation batch for which the pipeline returned `output`.
+
+    Raises:
+        TaskError: predict() calls the model with something else than loss() does.
+    """
+    return checked_prediction(task, _Answer(output, call, "predict").eval(), batch, samples)
+
+
+class _Called(BaseException):
+    """Ends a loss where it calls the model. No Exception, which the loss might catch."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+
+class _StandIn(nn.Module):
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"with train.parallel.pipeline a loss can only call the model: there is no model.{name}")
+
+
+class _Caller(_StandIn):
+    def forward(self, *args: Any, **named: Any) -> NoReturn:
+        raise _Called(_checked(args, named))
+
+
+class _Answer(_StandIn):
+    """Answers a call with an output: one call of a loss, or those of another method, which must be like the loss's."""
+
+    def __init__(self, output: Any, expected: Call | None = None, method: str = "metrics") -> None:
+        super().__init__()
+        self.output, self.expected, self.method, self.calls = output, expected, method, 0
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        call = _checked(args, named)
+        self.calls += 1
+        if self.expected is None and self.calls > 1:
+            raise TaskError("train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once")
+        if self.expected is not None and not _are_equal(call, self.expected):
+            raise TaskError(
+                f"train.parallel.pipeline: {self.method}() calls the model with something else than loss() does, and "
+                "a pipeline runs once for both"
+            )
+        return self.output
+
+
+def _checked(args: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
+    if named:
+        raise TaskError(
+            f"train.parallel.pipeline: loss() calls the model with {', '.join(named)} by name; a pipeline takes "
+            "tensors by position"
+        )
+    for place, value in enumerate(args, start=1):
+        if not isinstance(value, torch.Tensor):
+            raise TaskError(
+                "train.parallel.pipeline: a pipeline takes tensors, and what loss() calls the model with has a "
+                f"{type(value).__name__} in place {place}"
+            )
+    return args
+
+
+def _are_equal(left: Call, right: Call) -> bool:
+    return len(left) == len(right) and all(map(torch.equal, left, right))

@@ -1,0 +1,146 @@
+"""Scripts that know nothing of cloudtrain, or only its checkpoints, run unchanged on 2 x 2 ranks and train together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import EXAMPLES, Cli
+
+pytestmark = pytest.mark.processes
+
+RANKS = 4
+NEEDS = {"script-lightning": "lightning", "script-accelerate": "accelerate"}
+
+# Found by every interpreter of the run before the tests' own. Each process that wraps a model in DDP writes down at its
+# end who it is and what weights it has come to.
+PROBE = """
+import hashlib, importlib.machinery, json, os, runpy, sys
+
+NAME = "torch.nn.parallel.distributed"
+
+class Watched:
+    def find_spec(self, name, path=None, target=None):
+        if name != NAME:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec.loader = Loader(name, spec.origin)
+        return spec
+
+class Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module):
+        super().exec_module(module)
+        plain = module.DistributedDataParallel.__init__
+        def __init__(self, *args, **options):
+            plain(self, *args, **options)
+            from multiprocessing.util import Finalize
+            import torch.distributed as dist
+            first = digest(self)
+            Finalize(None, write, (self, dist.get_rank(), dist.get_world_size(), first), exitpriority=0)
+        module.DistributedDataParallel.__init__ = __init__
+
+def digest(model):
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+
+def write(model, rank, world_size, first):
+    told = {"world_size": world_size, "host": os.environ["SM_CURRENT_HOST"], "first": first, "last": digest(model)}
+    with open(f"{os.environ['RECORDS']}/{rank}", "x") as file:
+        json.dump(told, file)
+
+sys.meta_path.insert(0, Watched())
+runpy.run_path(os.environ["GUARD"] + "/sitecustomize.py")
+"""
+
+
+@pytest.fixture
+def probed(tmp_path: Path) -> list[str]:
+    """Return the settings by which every process of a run tells what it trains."""
+    folder = tmp_path / "probe"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(PROBE)
+    (tmp_path / "records").mkdir()
+    guard = os.environ["PYTHONPATH"]
+    values = {"PYTHONPATH": f"{folder}:{guard}", "GUARD": guard, "RECORDS": str(tmp_path / "records")}
+    return [f"--set=code.env.{name}={value}" for name, value in values.items()]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Callable[[str], Path]:
+    def copy(name: str) -> Path:
+        module = NEEDS.get(name, "torch")
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"NOT TESTED: {name} needs {module}: pip install 'cloudtrain[frameworks]'")
+        return Path(shutil.copytree(EXAMPLES / name, tmp_path / name)) / "job.yaml"
+
+    return copy
+
+
+def check_ranks(records: Path) -> None:
+    """Check that all ranks have trained, and together: from the same weights to the same other ones."""
+    told = [json.loads((records / str(rank)).read_text()) for rank in range(RANKS)]
+    assert [each["world_size"] for each in told] == [RANKS] * RANKS
+    assert [each["host"] for each in told] == ["algo-1", "algo-1", "algo-2", "algo-2"]
+    assert len({each["last"] for each in told}) == len({each["first"] for each in told}) == 1
+    assert told[0]["last"] != told[0]["first"]
+
+
+def model_of(status: dict[str, Any]) -> dict[str, torch.Tensor]:
+    with tarfile.open(status["artifacts"]["model"]) as archive:
+        file = archive.extractfile("model.pt")
+        assert file is not None
+        found: dict[str, torch.Tensor] = torch.load(file, weights_only=True)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        ("script-ddp", 2),  # reads LOCAL_RANK, as every script for torchrun
+        ("script-lightning", 2),
+        ("script-accelerate", 2),
+        ("script-launch", 2),  # takes --local_rank
+        ("script-sagemaker", 2),
+        ("script-spawn", 1),  # starts two ranks by itself
+    ],
+)
+def test_a_script_runs_as_it_is(
+    cli: Cli, example: Callable[[str], Path], probed: list[str], tmp_path: Path, name: str, processes: int
+) -> None:
+    shape = ("--instances", "2", f"--set=cluster.processes_per_instance={processes}", "--set=code.args.epochs=1")
+    done = cli("submit", example(name), "--local", "--follow", "--json", *shape, *probed)
+    assert done.code == 0, done.err
+    assert f"world size {RANKS}: saved" in done.err
+    check_ranks(tmp_path / "records")
+    assert all(torch.isfinite(value).all() for value in model_of(done.json).values())
+
+
+def test_an_estimators_script_finds_its_variables(cli: Cli, example: Callable[[str], Path]) -> None:
+    shape = ("--instances", "2", "--set=cluster.processes_per_instance=2", "--set=code.args.batch-size=50")
+    done = cli("submit", example("script-sagemaker"), "--local", "--follow", "--json", *shape)
+    assert done.code == 0, done.err
+    for host in ("algo-1", "algo-2"):
+        assert f"{host} of ['algo-1', 'algo-2']: {{'epochs': 3, 'lr': 0.1, 'batch-size': 50}}" in done.err
+    losses = [float(each) for each in re.findall(r"loss=([0-9.]+);", done.err)]
+    assert losses[-1] < losses[0]
+    with tarfile.open(done.json["artifacts"]["output"]) as archive:
+        file = archive.extractfile("result.json")
+        assert file is not None
+        assert json.load(file)["world_size"] == RANKS
+
+
+def test_ranks_of_a_script_that_starts_its_own_are_not_doubled_in_silence(
+    cli: Cli, example: Callable[[str], Path]
+) -> None:
+    path = example("script-spawn")
+    two = cli("plan", path, "--json", "--set=cluster.processes_per_instance=2").json["warnings"]
+    assert any(re.match(r"train.py:\d+ starts processes with torch.multiprocessing.spawn", text) for text in two), two
+    assert not any("spawn" in text for text in cli("plan", path, "--json").json["warnings"])

@@ -1,0 +1,185 @@
+"""Steps that are left out on the device, and analyses and rates, each by itself."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_support import TRAIN
+from torch import nn
+
+from cloudtrain_runtime import determinism
+from cloudtrain_runtime.analysis import Analysis
+from cloudtrain_runtime.best import Best
+from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.contract import EarlyStopping
+from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.nonfinite import Guard, is_fused
+from cloudtrain_runtime.parallel.mesh import Mesh
+from cloudtrain_runtime.schedules import default_schedule, share_of_rate
+
+NAN = float("nan")
+
+
+def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool) -> tuple[list[float], Guard]:
+    """Take steps with these gradients; return the rate of each, and what guarded them. The batches are numbers."""
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    assert is_fused(optimizer)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 100)
+    mesh = Mesh(replace(read_context({}), output_dir=folder))
+    guard = Guard(limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device)
+    rates = []
+    for number, gradient in enumerate(gradients, start=1):
+        batches = list(guard.keeping([torch.tensor(number)]))
+        assert len(batches) == 1
+        model.weight.grad = torch.full_like(model.weight, gradient)
+        before = model.weight.detach().clone()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        moves_on = guard.step(number, torch.tensor(gradient), model.weight.grad.norm())
+        assert torch.equal(before, model.weight.detach()) == (not math.isfinite(gradient))
+        if moves_on:
+            rate.step()
+    guard.settle()
+    return rates, guard
+
+
+def test_a_step_left_out_on_the_device_is_known_one_step_later(tmp_path: Path) -> None:
+    gradients = [1.0, NAN, NAN, 1.0, 1.0, NAN, 1.0, 1.0]
+    at_once, host = guarded(tmp_path, gradients, 2, on_device=False)
+    later, device = guarded(tmp_path, gradients, 2, on_device=True)
+    assert at_once == pytest.approx([0.1, 0.099, 0.099, 0.099, 0.098, 0.097, 0.097, 0.096])
+    assert later == pytest.approx([0.1, 0.099, 0.098, 0.098, 0.098, 0.097, 0.096, 0.096])
+    assert host.state_dict() == device.state_dict() == {"in_row": 0, "skipped": 3, "owed": 0}
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_too_many_in_a_row_end_the_run_with_the_batch_of_the_last(on_device: bool, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"not finite in 2 steps in a row, the last is step 4"):
+        guarded(tmp_path, [1.0, 1.0, NAN, NAN, 1.0], 1, on_device=on_device)
+    [kept] = (tmp_path / "nonfinite").iterdir()
+    assert kept.name == "step-4-rank-0.pt"
+    content = torch.load(kept, weights_only=True)
+    assert content["batches"] == [torch.tensor(4)]
+    assert math.isnan(content["loss"])
+
+
+def test_the_row_goes_on_after_a_resume(tmp_path: Path) -> None:
+    _, first = guarded(tmp_path, [NAN], 1, on_device=True)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state == {"in_row": 1, "skipped": 1, "owed": 1}
+    _, rest = guarded(tmp_path, [1.0], 1, on_device=True)
+    rest.load_state_dict(state)
+    with pytest.raises(JobError, match="2 steps in a row"):
+        _ = [rest.step(2, torch.tensor(NAN), torch.tensor(NAN)), rest.settle()]
+
+
+# ---------------------------------------------------------------- the best
+
+
+def test_what_is_not_finite_is_never_the_best() -> None:
+    train = replace(TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max"))
+    best = Best.of(train, ["train", "validation"])
+    assert best is not None
+    seen = [best.improves(step, {"loss": 1.0, "accuracy": value}) for step, value in enumerate((NAN, 0.5, 0.5, 0.6))]
+    assert seen == [False, True, False, True]
+    again = Best.of(train, ["validation"])
+    assert again is not None
+    again.resume({"best": json.loads(json.dumps(best.to_json()))}, "s3://bucket/other")
+    assert again.mark is not None
+    assert (again.mark.step, again.mark.value, again.mark.place) == (3, 0.6, "s3://bucket/other")
+
+
+# ---------------------------------------------------------------- the analysis
+
+
+def test_an_analysis_tells_each_class(tmp_path: Path) -> None:
+    pairs = Counter({(0, 0): 8, (0, 1): 2, (1, 1): 5, (1, 0): 1, (2, 0): 4, (-100, 1): 9})
+    metrics = {"validation": {"loss": 0.25}, "test": {"loss": 0.5, "accuracy": 0.65}}
+    analysis = Analysis(pairs, ["cat", "dog", "b|rd", "never"], split="test", step=70, metrics=metrics)
+    lines = analysis.write(tmp_path).read_text().splitlines()
+    told = json.loads((tmp_path / "analysis.json").read_text())
+    assert (told["samples"], told["step"], told["split"]) == (20, 70, "test")
+    assert told["accuracy"] == pytest.approx(13 / 20)
+    assert told["confusion"] == [[8, 2, 0, 0], [1, 5, 0, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
+    cat, dog, bird, never = told["classes"]
+    assert (cat["precision"], cat["recall"], cat["f1"], cat["support"]) == pytest.approx((8 / 13, 0.8, 16 / 23, 10))
+    assert (dog["name"], dog["precision"], dog["recall"]) == ("dog", pytest.approx(5 / 7), pytest.approx(5 / 6))
+    assert (bird["precision"], bird["recall"], bird["f1"], bird["support"]) == (None, 0.0, 0.0, 4)
+    assert (never["precision"], never["recall"], never["f1"], never["support"]) == (None, None, None, 0)
+    assert told["averages"]["macro"]["recall"] == pytest.approx((0.8 + 5 / 6) / 3)
+    assert told["averages"]["weighted"]["recall"] == pytest.approx(13 / 20)
+    assert told["most_confused"][0] == {"true": "b|rd", "predicted": "cat", "count": 4}
+    assert "| test | 0.5 | 0.65 |" in lines
+    assert "| cat | 0.6154 | 0.8000 | 0.6957 | 10 |" in lines
+    assert "| **b/rd** | 4 | 0 | 0 | 0 |" in lines
+
+
+def test_many_classes_are_told_without_a_matrix(tmp_path: Path) -> None:
+    pairs = Counter({(kind, kind if kind % 2 else 0): 1 for kind in range(1500)})
+    analysis = Analysis(pairs, [], split="validation", step=1, metrics={"validation": {"loss": 1.0}})
+    assert "Confusion matrix" not in analysis.write(tmp_path).read_text()
+    told = json.loads((tmp_path / "analysis.json").read_text())
+    assert told["confusion"] is None
+    assert len(told["classes"]) == 1500
+    assert len(told["most_confused"]) == 20
+
+
+# ---------------------------------------------------------------- the rate
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_rate_rises_and_falls(schedule: str) -> None:
+    train = replace(TRAIN, schedule=schedule, warmup_steps=4)
+    shares = [share_of_rate(step, train, 20) for step in range(21)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert shares[4] == 1.0
+    if schedule == "constant":
+        assert set(shares[3:]) == {1.0}
+    else:
+        assert all(later < earlier for earlier, later in itertools.pairwise(shares[4:]))
+        assert shares[12] == pytest.approx(0.5)  # half of the way
+        assert shares[20] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_constant_rate_needs_no_schedule() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    assert default_schedule(optimizer, TRAIN, lambda: 10) is None
+
+
+# ---------------------------------------------------------------- deterministic
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    determinism.enforce()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_an_operation_without_a_deterministic_form_is_named() -> None:
+    def act(values: torch.Tensor) -> Any:
+        with determinism.explained():
+            return values.put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+    with pytest.raises(JobError, match=r"train.deterministic: put_ has no deterministic form"):
+        act(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="of another kind"), determinism.explained():
+        raise RuntimeError("of another kind")
+
+
+def test_what_cublas_reads_is_set_once() -> None:
+    environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    determinism.prepare(environ)
+    assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    empty: dict[str, str] = {}
+    determinism.prepare(empty)
+    assert empty == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -1,0 +1,152 @@
+"""The table of docs/parallelism.md, cell by cell: each layout makes the steps of a single process.
+
+To write the table anew, with what each cell gives: `python tests/runtime/test_parallelism.py`, and read the diff.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+
+from spread_support import TRAIN, Outcome, losses  # noqa: E402 (a script must find it first)
+
+from cloudtrain_runtime.contract import ParallelConfig  # noqa: E402
+
+PAGE = REPOSITORY / "docs" / "parallelism.md"
+BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
+GLOBAL_BATCH = 16
+WAYS = (("fp32", 1), ("fp32", 4), ("bf16", 4), ("fp16", 4))
+TOLERANCES = {"fp32": 3e-5, "bf16": 8e-3, "fp16": 3e-3}
+"""Of losses and gradient norms of about 3 and 1, which events give with 6 digits."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A row of the table."""
+
+    ranks: int
+    parallel: ParallelConfig
+    recomputes: bool = False
+
+    @property
+    def name(self) -> str:
+        default, own = ParallelConfig(), self.parallel
+        changed = {key: value for key, value in vars(own).items() if value != getattr(default, key)}
+        given = {"data": own.data, **changed} if own.data == "fsdp" or not changed else changed
+        words = [f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in given.items()]
+        return f"`{{{', '.join(words)}}}`" + (", activation checkpointing" if self.recomputes else "")
+
+
+def layouts() -> list[Layout]:
+    def of(ranks: int, **parallel: object) -> Layout:
+        return Layout(ranks, ParallelConfig(**parallel))  # type: ignore[arg-type]
+
+    return [
+        *(of(ranks) for ranks in (1, 2, 4)),
+        of(2, static_graph=True),
+        of(2, compress="bf16"),
+        of(2, bucket_bytes=10_000),
+        *(of(ranks, data="fsdp") for ranks in (2, 4)),
+        of(2, data="fsdp", reshard=False),
+        of(4, data="fsdp", shard=2),
+        Layout(2, ParallelConfig(data="fsdp"), recomputes=True),
+        of(2, tensor=2),
+        of(4, tensor=2),
+        of(4, data="fsdp", tensor=2),
+        *(of(2, pipeline=2, schedule=schedule) for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble")),
+        of(4, pipeline=4),
+        of(4, pipeline=2),
+        of(4, data="fsdp", pipeline=2),
+        of(4, tensor=2, pipeline=2),
+        of(8, data="fsdp", tensor=2, pipeline=2),
+    ]
+
+
+def run(layout: Layout, precision: str, accumulate: int, folder: Path) -> Outcome:
+    shares = layout.ranks // layout.parallel.group_size
+    train = replace(
+        TRAIN,
+        parallel=layout.parallel,
+        precision=precision,
+        accumulate=accumulate,
+        batch_size=GLOBAL_BATCH // shares // accumulate,
+        activation_checkpointing=layout.recomputes,
+    )
+    return losses(train, layout.ranks, folder)
+
+
+@cache
+def single() -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Layout(1, ParallelConfig()), "fp32", 1, Path(folder))
+
+
+def verdict(outcome: Outcome, precision: str) -> str:
+    """Return `passed`, or why not."""
+    if outcome.reason is not None:
+        return re.sub(r"^\w+Error: ", "", outcome.reason).replace("|", "/")
+    values, expected = (numbers.losses + numbers.grad_norms for numbers in (outcome, single()))
+    if len(values) != len(expected):
+        return f"{len(values)} values instead of {len(expected)}"
+    furthest = max(abs(value - other) for value, other in zip(values, expected, strict=True))
+    return "passed" if furthest <= TOLERANCES[precision] else f"off by {furthest:.1g}"
+
+
+def cells() -> Iterator[tuple[Layout, str, int]]:
+    for layout in layouts():
+        for precision, accumulate in WAYS:
+            yield layout, precision, accumulate
+
+
+def documented() -> dict[tuple[str, int, str, int], str]:
+    text = PAGE.read_text() if PAGE.exists() else ""
+    table = text.partition(BEGIN)[2].partition(END)[0]
+    found = {}
+    for line in table.strip().splitlines()[2:]:
+        name, ranks, *verdicts = (cell.strip() for cell in line.strip("|").split(" | "))
+        found |= {(name, int(ranks), *way): text for way, text in zip(WAYS, verdicts, strict=True)}
+    return found
+
+
+def test_the_table_has_each_layout() -> None:
+    assert list(documented()) == [(layout.name, layout.ranks, *way) for layout, *way in cells()]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("layout", "precision", "accumulate"),
+    [pytest.param(*cell, id=f"{cell[0].name.strip('`')}-{cell[0].ranks}-{cell[1]}-{cell[2]}") for cell in cells()],
+)
+def test_it_makes_the_steps_of_a_single_process(
+    layout: Layout, precision: str, accumulate: int, tmp_path: Path
+) -> None:
+    expected = documented()[layout.name, layout.ranks, precision, accumulate]
+    assert verdict(run(layout, precision, accumulate, tmp_path), precision) == expected
+
+
+def write() -> None:
+    """Run every cell and write the table."""
+    lines = ["| `train.parallel` | ranks | " + " | ".join(f"{way[0]}, accumulate {way[1]}" for way in WAYS) + " |"]
+    lines.append("|" + "---|" * (2 + len(WAYS)))
+    for layout in layouts():
+        row = []
+        for precision, accumulate in WAYS:
+            with tempfile.TemporaryDirectory() as folder:
+                row.append(verdict(run(layout, precision, accumulate, Path(folder)), precision))
+        lines.append(f"| {layout.name} | {layout.ranks} | " + " | ".join(row) + " |")
+        print(lines[-1], flush=True)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    write()

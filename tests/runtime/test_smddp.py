@@ -1,0 +1,127 @@
+"""AWS's data-parallel library as the backend of the ranks: a stand-in takes its place, Gloo underneath.
+
+The library itself is only in AWS's containers and needs their GPUs. Proven here is that it is imported only when it is
+asked for, that torch then builds groups by it, and what is said where it is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloudtrain import catalog
+from cloudtrain_runtime import ranks
+from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.errors import JobError
+
+ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
+
+# Takes torch's own way for backends of others, with what torch 2.5 has of it.
+STAND_IN = """
+import os
+import torch.distributed as dist
+
+def create(store, rank, size, timeout):
+    os.write(1, b"BUILT %d of %d\\n" % (rank, size))
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+dist.Backend.register_backend("smddp", create, devices=["cpu", "cuda"])
+os.write(1, b"IMPORTED\\n")
+"""
+RANK = """
+import os, sys
+from dataclasses import replace
+import torch, torch.distributed as dist
+from cloudtrain_runtime import context, ranks
+
+assert not any(name.startswith("smdistributed") for name in sys.modules)
+place = replace(context(), backend="smddp")
+ranks.join_ranks(place)
+total = torch.tensor([1.0])
+dist.all_reduce(total)  # on the CPU, which the default group serves by Gloo
+group = dist.new_group(backend="smddp")
+torch.manual_seed(place.rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1), process_group=group)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+weights = ",".join(str(value) for value in model.module.weight.flatten().tolist())
+os.write(1, f"TRAINED {total.item():.0f} {weights}\\n".encode())
+os._exit(0)
+"""
+
+
+def test_the_library_is_imported_and_builds_the_groups(tmp_path: Path) -> None:
+    package = tmp_path / "image" / "smdistributed" / "dataparallel" / "torch"
+    package.mkdir(parents=True)
+    (package / "torch_smddp.py").write_text(STAND_IN)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "image"), str(ENTRYPOINTS), os.environ["PYTHONPATH"]]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            cwd=tmp_path,
+            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], texts
+    for rank, text in enumerate(texts):
+        assert text.count("IMPORTED") == 1
+        assert text.count(f"BUILT {rank} of 2") == 2, text  # the default group's part for GPUs, and the model's own
+    trained = {found for text in texts for found in re.findall(r"TRAINED (.*)", text)}
+    assert len(trained) == 1, trained
+    assert trained.pop().startswith("2 ")
+
+
+def test_an_image_without_the_library_is_told_in_words() -> None:
+    with pytest.raises(JobError) as caught:
+        ranks.join_ranks(replace(read_context({}), backend="smddp"))
+    text = str(caught.value)
+    assert "cannot be imported in this image (No module named 'smdistributed')" in text
+    assert 'use framework: "2.5"' in text
+    assert "distribution: torch_distributed" in text
+    (image,) = [image for image in catalog.images() if image.smddp]
+    assert (image.framework, image.gpu) == (ranks.SMDDP_FRAMEWORK, ranks.SMDDP_IMAGE)
+
+
+@pytest.mark.parametrize(("is_local", "backend"), [(True, "nccl"), (False, "smddp")])
+def test_here_nccl_stands_in_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_local: bool, backend: str
+) -> None:
+    tree = MlTree(tmp_path)
+    tree.run_config.parent.mkdir(parents=True)
+    checkpoint = CheckpointConfig("", None, None, 3, "never")
+    config = RunConfig("demo", None, "train.py", [], None, 2, "smdistributed", 0, None, checkpoint)
+    tree.run_config.write_text(config.to_json())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    if not is_local:
+        monkeypatch.setattr("cloudtrain_runtime.place.Path", lambda path: tmp_path if path == "/opt/ml" else Path(path))
+    environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place = read_context({**environ, **({"CLOUDTRAIN_ML_ROOT": str(tmp_path)} if is_local else {})})
+    assert (place.run, place.backend, place.device.index) == ("demo", backend, 1)

@@ -1,0 +1,95 @@
+"""How a script wants to be started, read from its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import EXAMPLES
+
+from cloudtrain.conventions import Conventions, read_conventions
+from cloudtrain.notes import Notes
+from cloudtrain.refusals import choose_local_rank
+from cloudtrain.settings import Settings
+from cloudtrain.spec import JobSpec
+
+PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({}, type=int)\n"
+
+
+def read(folder: Path, **files: str) -> Conventions:
+    for name, text in files.items():
+        path = folder / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return read_conventions(folder, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PARSER.format('"--local_rank"'), "--local_rank"),
+        (PARSER.format('"--local-rank", "--local_rank"'), "--local-rank"),
+        ("import click\n@click.option('--local-rank')\ndef main(local_rank): ...\n", "--local-rank"),
+        (PARSER.format('"--local_ranks"'), None),
+        ("print('--local_rank')\n", None),
+        ("# parser.add_argument('--local_rank')\n", None),
+        ("def broken(:\n", None),
+    ],
+)
+def test_who_takes_its_local_rank(tmp_path: Path, text: str, expected: str | None) -> None:
+    assert read(tmp_path, train=text).local_rank == expected
+
+
+def test_modules_of_the_code_folder_are_read_too(tmp_path: Path) -> None:
+    parser = PARSER.format('"--local_rank"')
+    found = read(tmp_path, train="import numpy\nfrom lib import options\n", lib__options=parser, other=parser)
+    assert found.local_rank == "--local_rank"
+    assert read(tmp_path, train="import numpy\nimport train\n").local_rank is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "train.py:2"),
+        ("import torch\n\ntorch.multiprocessing.spawn(print)\n", "train.py:3"),
+        ("from torch.multiprocessing import spawn\nspawn(print)\n", "train.py:2"),
+        ("from torch import multiprocessing\nmultiprocessing.spawn(print)\n", "train.py:2"),
+        ("import torch.multiprocessing as mp\nmp.set_start_method('spawn')\n", None),
+        ("import mine as mp\nmp.spawn(print)\n", None),
+    ],
+)
+def test_who_starts_ranks_of_its_own(tmp_path: Path, text: str, line: str | None) -> None:
+    assert read(tmp_path, train=text).spawn == line
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"lr": 0.1}, "--local_rank"),
+        ({"local_rank": 0}, None),
+        ({"local-rank": 0}, None),
+        (["--local_rank=0"], None),
+        (["--local-rank", "0"], None),
+        (["--local_rank_of", "0"], "--local_rank"),
+    ],
+)
+def test_what_the_job_passes_itself_is_not_passed_twice(args: Any, expected: str | None) -> None:
+    code = {"script": "train.py", "args": args, "directory": str(EXAMPLES / "script-launch")}
+    spec = JobSpec.model_validate({"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}})
+    notes = Notes(spec, Settings())
+    assert choose_local_rank(spec, Conventions("--local_rank"), notes) == expected
+    assert [text.partition(":")[0] for text in notes.decisions] == (
+        ["train.py defines --local_rank"] if expected else []
+    )
+    assert choose_local_rank(spec, Conventions(), notes) is None
+
+
+def test_no_other_example_is_taken_for_one_of_these() -> None:
+    found = {
+        folder.name: read_conventions(folder, "train.py")
+        for folder in EXAMPLES.iterdir()
+        if (folder / "train.py").is_file()
+    }
+    assert {name for name, each in found.items() if each.local_rank} == {"script-launch"}
+    assert {name for name, each in found.items() if each.spawn} == {"script-spawn"}

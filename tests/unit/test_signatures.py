@@ -1,0 +1,405 @@
+"""A Task is checked by its source text: what is proven wrong is told, and nothing else is."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import REPOSITORY
+
+from cloudtrain_runtime.contract.methods import METHODS
+from cloudtrain_runtime.contract.signatures import check_task
+
+HEAD = "from cloudtrain_runtime import Task\n"
+MODEL = "    def model(self): return 1\n"
+DATASETS = "    def datasets(self): return {}\n"
+LOSS = "    def loss(self, model, batch): return 1\n"
+WHOLE = f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}{LOSS}"
+
+
+def found(folder: Path, source: str, /, arguments: Mapping[str, Any] | None = None, **others: str) -> list[str]:
+    """Write modules (`pkg__base` is pkg/base.py), and return what is wrong with mine:Mine."""
+    for name, text in {"mine": source, **others}.items():
+        path = folder / (name.replace("__", "/", 1) + ".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return [str(each) for each in check_task(folder, "mine:Mine", arguments or {})]
+
+
+def test_the_table_is_the_tasks_own() -> None:
+    """What is required, and every parameter's name and place."""
+    from cloudtrain_runtime import Task
+
+    public = {name: method for name, method in vars(Task).items() if inspect.isfunction(method) and name[0] != "_"}
+    assert list(METHODS) == list(public)
+    for name, method in public.items():
+        assert tuple(inspect.signature(method).parameters) == ("self", *METHODS[name].parameters), name
+    assert {name for name, method in METHODS.items() if method.is_required} == Task.__abstractmethods__
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("def loss(self, batch): return 1", "loss(self, batch): expected loss(self, model, batch)"),
+        ("def loss(model, batch): return 1", "loss(model, batch): expected loss(self, model, batch)"),
+        ("def loss(self, batch, model): return 1", "loss(self, batch, model): expected loss(self, model, batch)"),
+        ("def loss(self, model, batch, step): return 1", "loss(self, model, batch, step): expected loss(self, model"),
+        ("def loss(self, model, batch, *, step): return 1", "loss(self, model, batch, *, step): expected loss(self,"),
+        ("def loss(self, *, model, batch): return 1", "loss(self, *, model, batch): expected loss(self, model, batch)"),
+        ("def loss(self, m: 'x' = 1) -> int: return 1", "loss(self, m=1): expected loss(self, model, batch)"),
+        ("@staticmethod\n    def loss(self, model, batch): return 1", "loss(self, model, batch): expected loss(model,"),
+        ("@classmethod\n    def loss(cls, batch): return 1", "loss(cls, batch): expected loss(cls, model, batch)"),
+        ("async def loss(self, model, batch): return 1", "async loss(self, model, batch): expected an ordinary method"),
+        ("@property\n    def loss(self): return 1", "loss is a property: expected the method loss(self, model, batch)"),
+        (
+            "def loss(self, model, batch): yield 1",
+            "loss(self, model, batch): it has a yield, so it returns a generator",
+        ),
+        ("def loss(self, model, batch): 1", "loss(self, model, batch): it returns nothing; return a scalar tensor"),
+        ("def loss(self, model, batch): return", "loss(self, model, batch): it returns nothing"),
+        ("def loss(self, model, batch): return None", "loss(self, model, batch): it returns nothing"),
+        (
+            "def loss(self, model, batch):\n        def inner(): return 1\n        inner()",
+            "loss(self, model, batch): it returns nothing",
+        ),
+    ],
+)
+def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
+    (told,) = found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {line}\n")
+    place, _, message = told.partition("  ")
+    assert message.startswith(expected)
+    assert place == f"mine.py:{6 if line.startswith('@') else 5}:5"
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("def optimizer(self): return 1", "optimizer(self): expected optimizer(self, model)"),
+        ("def schedule(self): return 1", "schedule(self): expected schedule(self, optimizer)"),
+        ("def metrics(self, batch): return {}", "metrics(self, batch): expected metrics(self, model, batch)"),
+        ("def metrics(self, model, batch): pass", "metrics(self, model, batch): it returns nothing; return a mapping"),
+        ("def collate(self): return 1", "collate(self): expected collate(self, samples)"),
+        ("def parallelize(self, model): return 1", "parallelize(self, model): expected parallelize(self, model, mesh)"),
+        ("def pipeline(self, model): return 1", "pipeline(self, model): expected pipeline(self, model, stages)"),
+        (
+            "def optimiser(self, m): return 1",
+            'optimiser(self, m): a Task has no such method; did you mean "optimizer"?',
+        ),
+        ("def metric(self, m, b): return {}", 'a Task has no such method; did you mean "metrics"?'),
+        ("def schedular(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
+        ("def scheduler(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
+        ("def parallelise(self, m, mesh): return 1", 'a Task has no such method; did you mean "parallelize"?'),
+    ],
+)
+def test_a_wrong_optional_method(tmp_path: Path, method: str, expected: str) -> None:
+    (told,) = found(tmp_path, f"{WHOLE}    {method}\n")
+    assert told.startswith("mine.py:6:5  ")
+    assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (MODEL + DATASETS, ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]),
+        (
+            LOSS,
+            ["Mine has no model(self); return an nn.Module", "Mine has no datasets(self); return a mapping such as"],
+        ),
+        (
+            MODEL + LOSS + "    def dataset(self): return {}\n",
+            ["mine.py:5:5  dataset(self): a Task has no such method"],
+        ),
+    ],
+)
+def test_a_missing_method(tmp_path: Path, body: str, expected: list[str]) -> None:
+    told = found(tmp_path, f"{HEAD}class Mine(Task):\n{body}")
+    assert len(told) == len(expected)
+    assert all(part in text for part, text in zip(expected, told, strict=True)), told
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("class Other: ...", "code.task: mine.py has no class Mine; one of: Other"),
+        ("class Mime: ...", 'code.task: mine.py has no class Mine; did you mean "Mime"?'),
+        ("x = 1", "code.task: mine.py has no class Mine; the file has no class"),
+        ("class Mine(:", "mine.py:1:12  is not valid Python: invalid syntax"),
+        ("class Mine:\n  x = (1\n", "mine.py:2:7  is not valid Python: '(' was never closed"),
+        ("class Mine: ...", "mine.py:1:1  Mine is not a Task; write class Mine(Task), with from cloudtrain_runtime"),
+        (f"{WHOLE.replace('Mine', 'Good')}class Mine: ...", "Mine is not a Task; code.task can name Good"),
+        ("import abc\nfrom abc import ABC\nclass Mine(ABC, object): ...", "mine.py:3:1  Mine is not a Task"),
+        ("class Base: ...\nclass Mine(Base): ...", "mine.py:2:1  Mine is not a Task"),
+    ],
+)
+def test_what_is_no_task(tmp_path: Path, source: str, expected: str) -> None:
+    (told,) = found(tmp_path, source)
+    assert told.startswith(expected) or (expected in told and expected[0].isupper())
+
+
+def test_a_missing_module_has_a_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").write_text(WHOLE)
+    (told,) = check_task(tmp_path, "digit:Mine", {})
+    assert str(told) == f'code.task: no such file: {tmp_path / "digit.py"}; did you mean "digits.py"?'
+    (told,) = check_task(tmp_path, "no.where:Mine", {})
+    assert str(told).startswith(f"code.task: no such file: {tmp_path / 'no' / 'where.py'}; ")
+
+
+def test_everything_is_said_at_once(tmp_path: Path) -> None:
+    source = f"{HEAD}class Mine(Task):\n    def model(self, x): return 1\n    def loss(self): return 1\n"
+    assert found(tmp_path, source, {"layers": 1}) == [
+        "code.args.layers: Mine takes no such argument; it takes none: remove args",
+        'mine.py:2:1  Mine has no datasets(self); return a mapping such as {"train": dataset}',
+        "mine.py:3:5  model(self, x): expected model(self)",
+        "mine.py:4:5  loss(self): expected loss(self, model, batch)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("init", "arguments", "expected"),
+    [
+        ("def __init__(self, a, b=1, *, c, d=2): ...", {"a": 1, "c": 2}, []),
+        ("def __init__(self, a, b=1, *, c, d=2): ...", {}, ["Mine needs the argument a", "Mine needs the argument c"]),
+        ("def __init__(self, layers=2): ...", {"layrs": 1}, ["code.args.layrs: Mine takes no such argument; did you"]),
+        ("def __init__(self, a, **others): ...", {"x": 1}, ["code.args: Mine needs the argument a; args: {a: ...}"]),
+        ("def __init__(self, *args): ...", {"args": 1}, ["code.args.args: Mine takes no such argument; it takes none"]),
+        ("def __init__(self, a, /): ...", {"a": 1}, ["code.args.a: Mine takes", "__init__ takes a by position only"]),
+        ("def __init__(self, /, a): ...", {"a": 1}, []),
+        ("def __init__(self, **anything): ...", {"x": 1}, []),
+        ("@wrapped\n    def __init__(self): ...", {"x": 1}, []),
+        ("def __new__(cls, **anything): ...", {"x": 1}, []),
+        ("__init__ = make()", {"x": 1}, []),
+    ],
+)
+def test_the_arguments(tmp_path: Path, init: str, arguments: dict[str, int], expected: list[str]) -> None:
+    told = found(tmp_path, f"{WHOLE}    {init}\n", arguments)
+    assert len(told) == len(expected), told
+    assert all(part in text for part, text in zip(expected, told, strict=True)), told
+
+
+# ---------------------------------------------------------------- bases
+
+
+BASE = f"{HEAD}class Base(Task):\n    def __init__(self, layers): ...\n{MODEL}    def loss(self, batch): return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        ("from base import Base", {"base": BASE}),
+        ("import base", {"base": BASE}),
+        ("import base as b", {"base": BASE}),
+        ("from pkg.base import Base", {"pkg__base": BASE}),
+        ("from pkg import Base", {"pkg____init__": "from .base import Base", "pkg__base": BASE}),
+        ("from pkg import base", {"pkg__base": BASE}),
+        ("import pkg.base", {"pkg__base": BASE}),
+        ("from between import Base", {"between": "from base import Base", "base": BASE}),
+    ],
+)
+def test_bases_in_the_code_folder_are_followed(tmp_path: Path, first: str, others: dict[str, str]) -> None:
+    *_, name = first.split()
+    source = f"{first}\nclass Mine({name if name == 'Base' else f'{name}.Base'}):\n{DATASETS}"
+    where = next(name.replace("__", "/") for name, text in others.items() if text == BASE)
+    assert found(tmp_path, source, {"layrs": 1}, **others) == [
+        'code.args.layrs: Mine takes no such argument; did you mean "layers"?',
+        "code.args: Mine needs the argument layers; args: {layers: ...}",
+        f"{where}.py:5:5  loss(self, batch): expected loss(self, model, batch)",
+    ]
+
+
+def test_the_nearest_class_decides(tmp_path: Path) -> None:
+    """In Python's order: of a diamond the second branch comes before the common base."""
+    head = f"{HEAD}class Base(Task):\n    def loss(self): return 1\n{MODEL}{DATASETS}\nclass Left(Base): ...\n"
+    right = "class Right(Base):\n    def loss(self, model, batch): return 1\n"
+    assert found(tmp_path, f"{head}{right}class Mine(Left, Right): ...\n") == []
+    assert found(tmp_path, f"{head}{right}class Mine(Left): ...\n") == [
+        "mine.py:3:5  loss(self): expected loss(self, model, batch)"
+    ]
+    assert found(tmp_path, f"{head}{right}class Mine(Base, Right): ...\n") == []  # no such class: Python tells
+
+
+def test_what_stands_behind_an_unknown_base_is_not_told(tmp_path: Path) -> None:
+    """The unknown one may be a Base, too, and then comes before it."""
+    base = (
+        f"{HEAD}from elsewhere import Other\nclass Base(Task):\n    def __init__(self): ...\nclass First(Base): ...\n"
+    )
+    assert found(tmp_path, f"{base}class Mine(First, Other): ...\n", {"layers": 1}) == []
+    own = "    def __init__(self): ...\n"
+    assert len(found(tmp_path, f"{base}class Mine(First, Other):\n{own}", {"layers": 1})) == 1
+
+
+def test_a_base_that_asks_for_a_method(tmp_path: Path) -> None:
+    whole = WHOLE.replace("Mine", "Base")
+    base = f"from abc import abstractmethod\n{whole}    @abstractmethod\n    def width(self): ...\n"
+    assert found(tmp_path, f"{base}class Mine(Base): ...\n") == [
+        "mine.py:9:1  Mine has no width(self); Base asks for it at mine.py:8"
+    ]
+    assert found(tmp_path, f"{base}class Mine(Base):\n    def width(self): return 1\n") == []
+
+
+def test_a_broken_module_of_a_base(tmp_path: Path) -> None:
+    (told,) = found(tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:")
+    assert told.startswith("base.py:1:12  is not valid Python: invalid syntax; mend it")
+
+
+# ---------------------------------------------------------------- what the text does not prove
+
+
+WRONG = "    def loss(self): return 1\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from elsewhere import Mine",
+        "from elsewhere import *",
+        "Mine = make()",
+        "globals()['Mine'] = 1",
+        "def __getattr__(name): ...",
+        "try:\n    from a import Mine\nexcept ImportError:\n    from b import Mine",
+        f"from elsewhere import Base\nclass Mine(Base):\n{WRONG}",
+        f"import elsewhere\nclass Mine(elsewhere.Base):\n{WRONG}",
+        f"class Mine(make()):\n{WRONG}",
+        f"class Mine(*bases):\n{WRONG}",
+        f"class Mine(Mine):\n{WRONG}",
+        f"from mine import Mine as Base\nclass Mine(Base):\n{WRONG}",
+        f"from .. import outside\nclass Mine(outside.Base):\n{WRONG}",
+        f"from types import Base\nclass Mine(Base):\n{WRONG}",
+        f"{HEAD}from elsewhere import Mixin\nclass Mine(Mixin, Task):\n{WRONG}",
+        f"{HEAD}from elsewhere import Mixin\nclass Mine(Task, Mixin): ...",
+        f"{HEAD}@register\nclass Mine(Task):\n{WRONG}",
+        f"{HEAD}class Mine(Task, metaclass=Registered):\n{WRONG}",
+        f"{HEAD}class Mine(Task):\n    def __init_subclass__(cls): ...\n{WRONG}",
+        f"{HEAD}class Mine(Task):\n    exec('def model(self): ...')\n{WRONG}",
+        f"{HEAD}class Mine(Task):\n{WRONG}setattr(Mine, 'loss', other)\n",
+        f"try:\n    {HEAD}except ImportError:\n    Task = object\nclass Mine(Task):\n{WRONG}",
+        f"{HEAD}class Mine(Task):\n{WRONG}def wrap():\n    global Mine\n    Mine = 1\n",
+        f"from base import Base\nBase = 1\nclass Mine(Base):\n{WRONG}",
+        f"{HEAD}Task = patched(Task)\nclass Mine(Task):\n{WRONG}",
+    ],
+)
+def test_an_unknown_class_is_left_alone(tmp_path: Path, source: str) -> None:
+    (tmp_path / "types.py").write_text("class Base: ...")
+    assert found(tmp_path, source) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def loss(self, model, batch, step=0): return 1",
+        "def loss(self, *args): return 1",
+        "def loss(self, model, *args, **kwargs): return 1",
+        "def loss(*args): return 1",
+        "def loss(self, net, data, /): return 1",
+        "def loss(self, model, batch, *, step=1): return 1",
+        "@staticmethod\n    def loss(model, batch): return 1",
+        "@classmethod\n    def loss(cls, model, batch): return 1",
+        "@typing.override\n    def loss(self, model, batch): return 1",
+        "@torch.compile\n    def loss(self): return 1",
+        "@wrapped(1)\n    def loss(self): return 1",
+        "loss = make()",
+        "loss = other = make()",
+        "from elsewhere import loss",
+        "if big:\n        def loss(self): return 1\n    else:\n        from elsewhere import loss",
+        "def loss(self): return 1\n    loss = wrapped(loss)",
+        "def loss(self): return 1\n    def loss(self, model, batch): return 1",
+        "class loss: ...",
+        "def loss(self): return 1\n    def __init__(self): self.loss = make()",
+        "def loss(self, model, batch): raise NotImplementedError",
+        "def loss(self, model, batch):\n        while True: ...",
+        "def loss(self, model, batch): sys.exit(3)",
+        "def loss(self, model, batch):\n        with a:\n            if b: return 1",
+        "def loss(self, model, batch): return (lambda: (yield))",
+    ],
+)
+def test_a_good_or_unknown_loss(tmp_path: Path, body: str) -> None:
+    assert found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {body}\n") == []
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "    def schedule(self, optimizer): ...\n",
+        "    def parallelize(self, model, mesh): yield model\n",
+        "    def pipeline(self, model, stages): yield model\n",
+        "    def metric(self): return 1\n    def metrics(self, model, batch): return {'a': self.metric()}\n",
+        "    def schedular(self): return 1\n    def other(self): return self.schedular()\n",
+        "    def schedular(self): return 1\n    def other(self): return getattr(self, 'schedular')()\n",
+        "    @property\n    def metric(self): return 1\n",
+        "    def _optimizer(self): return 1\n",
+        "    def loss_of(self): return 1\n    def models(self): return 1\n    def dataset(self): return 1\n",
+        "    def prediction(self): return 1\n",
+        "    def matrices(self): return 1\n    def collect(self): return 1\n",
+        "Mine.loss = other\n",
+    ],
+)
+def test_a_good_task(tmp_path: Path, rest: str) -> None:
+    assert found(tmp_path, WHOLE + rest) == []
+
+
+def test_another_text_may_call_what_looks_misspelt(tmp_path: Path) -> None:
+    source = f"{WHOLE}    def schedular(self, o): return 1\n"
+    assert len(found(tmp_path, source)) == 1
+    (tmp_path / "notebook.ipynb").write_text('{"source": "task.schedular(o)"}')
+    assert found(tmp_path, source) == []
+
+
+@pytest.mark.parametrize("import_", ["from cloudtrain_runtime.task import Task", "import cloudtrain_runtime as ct"])
+def test_every_way_to_name_the_task(tmp_path: Path, import_: str) -> None:
+    base = "ct.Task" if "ct" in import_.split() else "Task"
+    told = found(tmp_path, f"{import_}\nclass Mine({base}):\n{MODEL}{DATASETS}")
+    assert told == ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]
+
+
+def test_dataclasses_take_their_fields(tmp_path: Path) -> None:
+    lines = WHOLE.replace("class Mine", "@dataclass(frozen=True)\nclass Mine")
+    assert found(tmp_path, f"from dataclasses import dataclass\n{lines}    layers: int = 2\n", {"layers": 3}) == []
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        f"x = {' + '.join(['1'] * 5000)}\n",
+        f"x = y{'.a()' * 3000}\n",
+        "".join(f"class C{i + 1}(C{i}): ...\n" for i in range(1500)).replace("C0)", "Mine)") + "class Mine(C1500): ...",
+    ],
+)
+def test_what_is_too_deep_is_left_alone(tmp_path: Path, rest: str) -> None:
+    assert found(tmp_path, f"{HEAD}class Mine(Task):\n{WRONG}{rest}") == []
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\n"])
+def test_a_file_is_read_as_python_reads_it(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "mine.py").write_bytes(start + WHOLE.encode() + b"    x = '\\d'\n")
+    assert check_task(tmp_path, "mine:Mine", {}) == []
+
+
+def test_a_package_hides_a_module_of_its_name(tmp_path: Path) -> None:
+    assert found(tmp_path, "x = 1", mine____init__=WHOLE) == []
+
+
+def _tasks() -> list[tuple[Path, str]]:
+    """Return every class of the examples that a Task's name is among the bases of."""
+    return [
+        (path, node.name)
+        for path in sorted((REPOSITORY / "examples").rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Task" for base in node.bases)
+    ]
+
+
+def test_the_examples_are_good() -> None:
+    assert len(_tasks()) >= 2
+    for path, name in _tasks():
+        assert check_task(path.parent, f"{path.stem}:{name}", {}) == []
+
+
+def test_nothing_of_the_users_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import sys\nsys.exit('imported')\n{WHOLE}")
+    assert check_task(tmp_path, "mine:Mine", {}) == []
+    assert "mine" not in sys.modules
