@@ -55,6 +55,9 @@ def test_all_ranks_see_a_flag_at_the_same_boundary_however_fast_each_is(tmp_path
         for rank in range(RANKS)
     ]
     told = [json.loads(process.communicate(timeout=120)[0]) for process in started]
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.close()
     assert [process.returncode for process in started] == [0] * RANKS
     first = told[0]
     assert all(each == first for each in told), "they asked or saw at different boundaries"
