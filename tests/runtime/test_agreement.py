@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 RANKS = 3
 RANK = """
 import json, os, sys, time
-from dataclasses import replace
+from cloudtrain_runtime import ranks
 from cloudtrain_runtime.context import read_context
 
 place = read_context(os.environ)
