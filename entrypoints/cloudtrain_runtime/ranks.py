@@ -90,6 +90,8 @@ class Agreement:
         Args:
             ask: Returns this rank's flags. Called where they are sent.
         """
+        if self.group is None:
+            return ask()
         seen = self._silent if self._pending is None else self._finish(*self._pending)
         self._boundaries += 1
         if self._boundaries < self._every:
@@ -98,9 +100,6 @@ class Agreement:
         seconds = (now - self._asked_at) / self._boundaries
         wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
         self._asked_at, self._boundaries = now, 0
-        if self.group is None:
-            self._every = wished
-            return ask()
         self._send(ask(), wished)
         return seen
 
