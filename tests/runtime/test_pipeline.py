@@ -371,7 +371,7 @@ def test_metrics_must_ask_what_the_loss_asks() -> None:
     scores = torch.randn(2, 8, 16)
     found = metrics_of(task, scores, (batch[:, :-1],), batch, 2)
     assert found["accuracy"].shape == (2,)
-    with pytest.raises(TaskError, match=r"metrics\(\) calls the model with something else than loss\\(\\) does"):
+    with pytest.raises(TaskError, match=r"metrics\(\) calls the model with something else than loss\(\) does"):
         metrics_of(task, scores, (batch[:, 1:],), batch, 2)
 
 
