@@ -360,8 +360,8 @@ def test_a_loss_gets_what_the_pipeline_returned_once() -> None:
     batch = torch.ones(2, 3)
     task = Asks(lambda model, batch: model(batch).mean() + (0 if model.training else 1))
     output = torch.full((2,), 4.0, requires_grad=True)
-    assert float(loss_of(task, output, batch, training=True)) == 4
-    assert float(loss_of(task, output, batch, training=False)) == 5
+    assert loss_of(task, output, batch, training=True).item() == 4
+    assert loss_of(task, output, batch, training=False).item() == 5
     with pytest.raises(TaskError, match=r"loss\(\) calls the model twice"):
         loss_of(Asks(lambda model, batch: model(batch).mean() + model(batch).mean()), output, batch, training=True)
 
