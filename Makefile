@@ -53,6 +53,8 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/recovery.py --write benchmarks/results/recovery.md
 	$(BIN)/python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
 	$(BIN)/python benchmarks/position.py --write benchmarks/results/position.md
+	$(BIN)/python benchmarks/first_step.py --write benchmarks/results/first_step.md
+	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
 
 clean:
 	rm -rf $(VENV) .venv-oldest build dist

@@ -154,14 +154,14 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
                 "validation": {"s3_data": "s3://my-bucket/val"},
             },
         ),
-        "Pipe": Level(
-            {"data.train": {"uri": "s3://my-bucket/train", "mode": "Pipe"}},
-            inputs={"train": {"s3_data": "s3://my-bucket/train", "input_mode": "Pipe"}},
-        ),
     },
     "entry": {
         "task": Level({"code.task": "mine:Mine", "train.epochs": 3}),
         "script": Level({"code.script": "train.py"}),
+        "script-with-pipe": Level(  # a Task reads files
+            {"code.script": "train.py", "data.piped": {"uri": "s3://my-bucket/piped", "mode": "Pipe"}},
+            inputs={"piped": {"s3_data": "s3://my-bucket/piped", "input_mode": "Pipe"}},
+        ),
         "script-with-tensorboard": Level(
             {"code.script": "train.py", "tracking.tensorboard": True},
             arguments={"tensorboard_output_config": {"s3_output_path": _BASE}},

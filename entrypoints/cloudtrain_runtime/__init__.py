@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cloudtrain_runtime.context import Context, context
-    from cloudtrain_runtime.data import GlobalOrderSampler
+    from cloudtrain_runtime.data import FileStream, GlobalOrderSampler
     from cloudtrain_runtime.task import Batch, Task
 
-__all__ = ["Batch", "Context", "GlobalOrderSampler", "Task", "context"]
+__all__ = ["Batch", "Context", "FileStream", "GlobalOrderSampler", "Task", "context"]
 
 _HOME_OF = {
     "Batch": "task",
     "Context": "context",
+    "FileStream": "data",
     "GlobalOrderSampler": "data",
     "Task": "task",
     "context": "context",

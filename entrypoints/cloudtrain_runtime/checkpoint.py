@@ -197,9 +197,12 @@ class Checkpoints:
 
     def at_boundary(self, step: int) -> Due:
         """Tell the others what this rank has seen; return what all ranks do at this boundary."""
-        must_stop, must_save = self._agreement.at_boundary(self.notice.is_given, self._is_due_by_clock())
+        must_stop, must_save = self._agreement.at_boundary(self._flags)
         every = self._config.every_steps
         return Due(save=must_save or (every is not None and step % every == 0), stop=must_stop)
+
+    def _flags(self) -> tuple[bool, bool]:
+        return self.notice.is_given, self._is_due_by_clock()
 
     def _is_due_by_clock(self) -> bool:
         """Whether the clock of rank 0 says so. Asked once for each: the answer takes a step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +50,7 @@ class Evaluations:
         train: The job's train section.
         mesh: The grid of ranks.
         built: The model on it.
-        autocast: Returns the block that a forward pass runs in.
+        autocast: The block that a forward pass runs in; it is entered again and again.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Evaluations:
         train: TrainConfig,
         mesh: Mesh,
         built: Spread,
-        autocast: Callable[[], AbstractContextManager[Any]],
+        autocast: AbstractContextManager[Any],
     ) -> None:
         self._task, self._seed, self._mesh = task, train.seed, mesh
         # The plain model, not its replica: ranks with the whole model may have different numbers of batches, so its
@@ -125,7 +125,7 @@ class Evaluations:
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> Evaluated:
         if self._pipeline is not None:
             return self._pipeline.evaluate(batch, samples, with_classes=with_classes)
-        with self._autocast():
+        with self._autocast:
             loss = checked_loss(self._task, self._model, batch)
             values = {"loss": loss, **checked_metrics(self._task, self._model, batch, samples)}
             told = checked_prediction(self._task, self._model, batch, samples) if with_classes else None

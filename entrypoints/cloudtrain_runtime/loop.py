@@ -94,12 +94,17 @@ class Trainer:
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
+        # A sharded model computes in its own precision; what it returns is fp32.
+        precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
+        self.autocast: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if precision is None else torch.autocast(place.device.type, dtype=precision)
+        )
         self.optimizer = checked_optimizer(task, self.model)
         fit_to_meshes(self.optimizer)
         limit = train.skip_nonfinite
         self.guard = None if limit is None else Guard(limit, self.optimizer, self.scaler, self.mesh)
         self.losses = Losses()
-        self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, self._autocast)
+        self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, self.autocast)
         self.feeder = make_feeder(
             self.datasets["train"],
             task.collate,
@@ -167,6 +172,7 @@ class Trainer:
         self.profiling.close()
         self._save(wait=True)
         seconds = time.monotonic() - began
+        self.feeder.close()
         self._finish()
         if self.place.is_main:
             samples = (self.position.step - first) * self.feeder.global_size
@@ -237,7 +243,8 @@ class Trainer:
     def _step(self, step: Step) -> None:
         """Take one optimizer step and move the position behind its samples."""
         plan = step.plan
-        self.clock.begin(is_logged=self._is_logged(self.position.step + 1))
+        is_logged = self._is_logged(self.position.step + 1)
+        self.clock.begin(is_logged=is_logged)
         # Each sample weighs 1 / samples of the global batch, however unevenly ranks and micro-steps share them.
         # Gradients are averaged over the data ranks, hence the factor.
         weight = self.mesh.data_size / plan.samples
@@ -248,11 +255,11 @@ class Trainer:
         self.clock.mark(Phase.OPTIMIZER)
         self.scaler.unscale_(self.optimizer)
         grad_norm, moves_on = None, True
-        if self.train.clip_grad_norm is not None or self.guard is not None:
+        if self.train.clip_grad_norm is not None or self.guard is not None or is_logged:
             grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm or math.inf, self.mesh)
-        if self.guard is None or grad_norm is None:
+        if self.guard is None:
             self.scaler.step(self.optimizer)
-        else:
+        elif grad_norm is not None:
             moves_on = self.guard.step(self.position.step + 1, total, grad_norm)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -263,7 +270,7 @@ class Trainer:
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
-        if self._is_logged(self.position.step) or self._is_at_end():
+        if is_logged or self._is_at_end():
             self._log(total, grad_norm)
         self.clock.mark(Phase.CHECKPOINT)
 
@@ -283,15 +290,17 @@ class Trainer:
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
-        total = torch.zeros((), device=self.place.device)
+        shares: list[torch.Tensor] = []
         for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             with synchronised(self.replica, now=left == 0):
-                with self._autocast():
-                    loss = self._loss(batch) * weight
+                with self.autocast:
+                    loss = self._loss(batch)
+                    if weight != 1.0:  # else two operations for nothing
+                        loss = loss * weight
                 self.clock.mark(Phase.BACKWARD)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+            shares.append(loss.detach().float())
+        return sum(shares[1:], shares[0])
 
     def _loss(self, batch: Any) -> torch.Tensor:
         if self.position.step == 0:
@@ -305,11 +314,6 @@ class Trainer:
                 "the model has parameters that the loss does not depend on, so ranks wait for gradients that never "
                 "come: remove them from the model, or set requires_grad_(False) on them"
             ) from None
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        # A sharded model computes in its own precision; what it returns is fp32.
-        dtype = None if self.mesh.is_sharded else PRECISIONS.get(self.train.precision)
-        return torch.autocast(self.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
         self.clock.mark(Phase.LOG)

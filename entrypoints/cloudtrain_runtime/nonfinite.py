@@ -139,9 +139,8 @@ class Guard:
             self.in_row += 1
         loss = float(self._mesh.mean(step.loss))
         if self._mesh.place.is_main:
-            emit("skipped", step=step.number, loss=loss, grad_norm=float(step.norm), in_row=self.in_row)
-            why = ", and lowers the loss scale of fp16" if is_search else ""
-            say(f"step {step.number} is left out{why}: its gradient is not finite (loss {loss:g})")
+            scale = {"loss_scale": self._scaler.get_scale()} if self._scaler.is_enabled() else {}
+            emit("skipped", step=step.number, loss=loss, grad_norm=float(step.norm), in_row=self.in_row, **scale)
         if self.in_row > self._limit:
             self._end(step)
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ class Notice:
 
     def __init__(self, tree: MlTree) -> None:
         self._tree = tree
+        self._path = str(tree.stop_notice)  # looked for at each step
         self._was_signalled = False
 
     @property
     def is_given(self) -> bool:
         """Whether it is time to save and leave."""
-        return self._was_signalled or self._tree.stop_notice.exists()
+        return self._was_signalled or os.path.exists(self._path)  # noqa: PTH110 (a fifth of what pathlib's costs)
 
     def begin(self) -> None:
         """Take SIGTERM for a notice from now on, and let the launcher know that the notice is enough here."""

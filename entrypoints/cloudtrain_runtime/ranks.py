@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +20,10 @@ SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 
 _START_SECONDS = 1800
 """How long the first rank waits for the last, and the longest single collective."""
+
+_PACE_SECONDS = 0.005
+_LEAST_OFTEN = 8
+"""Step boundaries from one message to the next, at most: steps may become slow at once, and a notice gives 120 s."""
 
 
 def join_ranks(place: Context) -> None:
@@ -64,31 +70,50 @@ class Agreement:
     """Flags that any rank may raise and all ranks see at the same step boundary.
 
     The all-reduce of one boundary is read at the next, so nobody waits for it: a step costs one small message on the
-    CPU and no device synchronisation.
+    CPU and no device synchronisation. Where boundaries come faster than the pace, only each second to eighth asks and
+    sends: the ranks agree on that in the same message.
     """
 
     def __init__(self, place: Context, flags: int) -> None:
         self._place = place
-        self._flags = flags
+        self._silent = (False,) * flags
         # A group of its own: it must not queue behind gradients.
         self.group = dist.new_group(backend="gloo") if place.world_size > 1 else None
         self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self._asked_at = time.monotonic()
+        self._boundaries = 0  # since then
+        self._every = 1
 
-    def at_boundary(self, *raised: bool) -> tuple[bool, ...]:
-        """Send this rank's flags; return what all ranks together had raised one boundary ago (one rank: now)."""
+    def at_boundary(self, ask: Callable[[], tuple[bool, ...]]) -> tuple[bool, ...]:
+        """Return what all ranks together had raised a few boundaries ago; a single rank's flags are never old.
+
+        Args:
+            ask: Returns this rank's flags. Called where they are sent.
+        """
+        seen = self._silent if self._pending is None else self._finish(*self._pending)
+        self._boundaries += 1
+        if self._boundaries < self._every:
+            return seen
+        now = time.monotonic()
+        seconds = (now - self._asked_at) / self._boundaries
+        wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
+        self._asked_at, self._boundaries = now, 0
         if self.group is None:
-            return raised
-        seen = self._finish()
-        flags = torch.tensor(raised, dtype=torch.uint8)
+            self._every = wished
+            return ask()
+        self._send(ask(), wished)
+        return seen
+
+    def _send(self, raised: tuple[bool, ...], wished: int) -> None:
+        # The maximum of all: who wishes for messages most often has them.
+        flags = torch.tensor((*raised, _LEAST_OFTEN - wished), dtype=torch.uint8)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         if work is not None:
             self._pending = (flags, work)
-        return seen
 
-    def _finish(self) -> tuple[bool, ...]:
-        if self._pending is None:
-            return (False,) * self._flags
-        flags, work = self._pending
+    def _finish(self, flags: torch.Tensor, work: dist.Work) -> tuple[bool, ...]:
         work.wait()
         self._pending = None
-        return tuple(bool(flag) for flag in flags.tolist())
+        *seen, left = flags.tolist()
+        self._every = _LEAST_OFTEN - left
+        return tuple(map(bool, seen))

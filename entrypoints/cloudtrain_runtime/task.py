@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from cloudtrain_runtime.context import context
 from cloudtrain_runtime.contract.methods import METHODS
+from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
 
 Batch = Any
@@ -50,9 +51,10 @@ class Task(ABC):
 
     @abstractmethod
     def datasets(self) -> Mapping[str, Dataset[Any]]:
-        """Return map-style datasets by split: `train`, and optionally `validation` and `test`.
+        """Return datasets by split: `train`, and optionally `validation` and `test`.
 
-        Every rank must see the same samples in the same order.
+        Map-style, iterable, or a `FileStream`. Every rank must see the same samples in the same order: the entrypoint
+        shares them out.
         """
 
     @abstractmethod
@@ -192,7 +194,7 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     """Return the Task's datasets.
 
     Raises:
-        TaskError: they are not datasets by split, or one has no length or no samples.
+        TaskError: they are not datasets by split, or one is neither map-style nor iterable, or empty.
     """
     datasets: Any = task.datasets()
     if not isinstance(datasets, Mapping):
@@ -203,9 +205,14 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
         found = ", ".join(map(str, datasets)) or "none"
         raise TaskError(f"datasets() must have train, and may have validation and test; it has {found}")
     for split, dataset in datasets.items():
+        if is_iterable(dataset):
+            continue  # nobody can know how long it is
         if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
             kind = type(dataset).__name__
-            raise TaskError(f"the {split} dataset needs __len__ and __getitem__ (map-style); {kind} has not both")
+            raise TaskError(
+                f"the {split} dataset needs __len__ and __getitem__ (map-style), or an __iter__ that begins anew for "
+                f"each epoch (iterable); {kind} has neither"
+            )
         if len(dataset) == 0:
             raise TaskError(f"the {split} dataset is empty")
     return dict(datasets)

@@ -127,7 +127,7 @@ def locations_here(
     root = (home or Path(".cloudtrain")).resolve()
     base = (root / "runs" / run).as_uri()
     for name, channel in spec.data.items():
-        if channel.mode == "Pipe":
+        if channel.mode == "Pipe" and spec.train is None:  # with one it is refused everywhere
             notes.refuse(("data", name, "mode"), "this machine has no Pipe mode", "use File or FastFile")
     return Locations(
         code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),

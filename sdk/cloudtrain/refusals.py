@@ -78,6 +78,10 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
     if spec.train is not None and spec.tracking.mlflow:
         message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
         notes.refuse(("tracking", "mlflow"), message, "remove it")
+    for name, channel in spec.data.items() if spec.train is not None else ():
+        if channel.mode == "Pipe":
+            message = "a Task reads a channel's files, and Pipe mode brings one stream without their names"
+            notes.refuse(("data", name, "mode"), message, "use FastFile, which streams while it is read, or File")
 
 
 def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:

@@ -50,6 +50,7 @@ class SavedCheckpoint:
         run: Run that has written it, or None where nothing tells.
         time: When it was complete, in seconds since 1970.
         torch: Version of PyTorch that has written it.
+        best: Whether it has the best weights of its run so far, where the run looks for them (`train.export: best`).
     """
 
     step: int
@@ -63,6 +64,7 @@ class SavedCheckpoint:
     time: float | None = None
     world_size: int | None = None
     torch: str | None = None
+    best: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -89,6 +91,7 @@ class SavedCheckpoint:
             "world_size": self.world_size,
             "torch": self.torch,
             "run": self.run,
+            "best": self.best,
         }
 
 

@@ -32,7 +32,7 @@ def test_a_folder_is_listed(cli: Cli, folder: Path) -> None:
     ]
     assert set(entries[0]) == {
         *("step", "name", "uri", "state", "why", "bytes", "files"),
-        *("time", "age_seconds", "world_size", "torch", "run"),
+        *("time", "age_seconds", "world_size", "torch", "run", "best"),
     }
     assert entries[1]["age_seconds"] > 0
     for form in (("checkpoints", folder), ("checkpoints", "list", folder)):

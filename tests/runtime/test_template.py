@@ -280,3 +280,22 @@ def test_threads_of_openblas_do_not(tmp_path: Path) -> None:
     )
     assert code == 0
     assert "forked True" in log, log
+
+
+def test_a_rank_that_comes_first_finds_the_others(tmp_path: Path) -> None:
+    """Rank 0 opens the store only when rank 1 is on its way to it."""
+    worker = """
+import torch.distributed as dist
+on_its_way = os.path.join(os.getcwd(), "on-its-way")
+while rank == 0 and not os.path.exists(on_its_way): time.sleep(0.01)
+if rank == 1:
+    open(on_its_way, "w").close()
+dist.init_process_group("gloo")
+names = [None, None]
+dist.all_gather_object(names, f"rank {rank}")
+tell("met", names)
+os._exit(0)
+"""
+    code, log = run(tmp_path, worker)
+    assert code == 0, log
+    assert log.count("met ['rank 0', 'rank 1']") == 2

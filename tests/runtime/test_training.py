@@ -10,6 +10,7 @@ import torch
 from spread_support import TRAIN, Model, Outcome, Small, losses
 from training_support import Broken, Counted, Overflowing, Told
 
+from cloudtrain_runtime.checkpoints.inspection import Inspection
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, ParallelConfig, TrainConfig
 
 pytestmark = pytest.mark.processes
@@ -133,6 +134,8 @@ def test_the_best_weights_are_exported(layout: str, tmp_path: Path) -> None:
     assert (told[-1]["step"], told[-1]["metric"]) == (best["step"], "validation/loss")
     folders = {path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")}
     assert folders == {f"step-{best['step']:08d}", "step-00000010"}
+    listed = {entry.step: entry.best for entry in Inspection((tmp_path / "checkpoints").as_uri()).entries}
+    assert listed == {10: False, best["step"]: True}
     metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())
     assert metrics["step"] == best["step"]
     assert metrics["validation"]["loss"] == pytest.approx(best["loss"], rel=1e-5)

@@ -331,6 +331,10 @@ def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: Pla
             "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
         ),
         (
+            ["data.train={uri: s3://bucket/x, mode: Pipe}"],
+            "data.train.mode: a Task reads a channel's files",
+        ),
+        (
             ["train.parallel={pipeline: 4}", "train.accumulate=3"],
             "1f1b with 4 stages needs accumulate 4 or more, and it is 3; set train.accumulate to 16, or",
         ),

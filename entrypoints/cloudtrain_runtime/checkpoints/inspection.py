@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cloudtrain_runtime.checkpoints.records import Record, survey, writer_of
 from cloudtrain_runtime.checkpoints.storage import Storage, open_storage
 from cloudtrain_runtime.checkpoints.verified import faults
-from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest, step_of
+from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest, best_steps, step_of
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Entry:
         files: Their number.
         run: Run that has written it, or None where nothing tells.
         time: When it was complete, in seconds since 1970.
+        best: Whether it has the best weights of its run so far, where the run looks for them.
     """
 
     step: int
@@ -64,6 +65,7 @@ class Entry:
     time: float | None = None
     world_size: int | None = None
     torch: str | None = None
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class Inspection:
 
     def _look(self) -> tuple[_Read, ...]:
         found = [_Read(self._entry(record), record.manifest) for record in survey(self.storage) if record.files]
-        return tuple(sorted(found, key=lambda read: (read.entry.step, read.entry.time or 0.0), reverse=True))
+        found.sort(key=lambda read: (read.entry.step, read.entry.time or 0.0), reverse=True)
+        best = _best_of_runs(found)
+        return tuple(replace(read, entry=replace(read.entry, best=read.entry in best)) for read in found)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -242,6 +246,21 @@ class Inspection:
             "elements": sum(tensor.numel() for tensor in tensors.values()),
             "skipped": skipped,
         }
+
+
+def _best_of_runs(found: Iterable[_Read]) -> list[Entry]:
+    """Return each run's complete checkpoint that its newest one calls the best; the newest come first."""
+    whole = [read for read in found if read.entry.state == COMPLETE and read.manifest is not None]
+    newest: dict[str | None, Manifest] = {}
+    for read in whole:
+        if read.manifest is not None:
+            newest.setdefault(read.entry.run, read.manifest)
+    steps = {run: best_steps(manifest.state) for run, manifest in newest.items()}
+    best: dict[str | None, Entry] = {}
+    for read in whole:
+        if read.entry.step in steps[read.entry.run]:
+            best.setdefault(read.entry.run, read.entry)
+    return list(best.values())
 
 
 def _told(entry: Entry) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cloudtrain_runtime.data.evaluation import Evaluation, make_evaluation
-from cloudtrain_runtime.data.feeding import Feeder, MapFeeder, Step, make_feeder
-from cloudtrain_runtime.data.loading import ignore_stop_signals, make_loader, to_device
+from cloudtrain_runtime.data.evaluation import Evaluation
+from cloudtrain_runtime.data.feeding import Feeder, MapFeeder, Step
+from cloudtrain_runtime.data.files import FileStream
+from cloudtrain_runtime.data.iterables import is_iterable
+from cloudtrain_runtime.data.loading import make_loader, to_device
+from cloudtrain_runtime.data.making import make_evaluation, make_feeder
 from cloudtrain_runtime.data.position import DataState, GlobalBatch, MicroBatch, Position, agree_global_batch
 from cloudtrain_runtime.data.sampling import EvaluationShards, GlobalOrderSampler, ShardSampler
 
@@ -13,6 +16,7 @@ __all__ = [
     "Evaluation",
     "EvaluationShards",
     "Feeder",
+    "FileStream",
     "GlobalBatch",
     "GlobalOrderSampler",
     "MapFeeder",
@@ -21,7 +25,7 @@ __all__ = [
     "ShardSampler",
     "Step",
     "agree_global_batch",
-    "ignore_stop_signals",
+    "is_iterable",
     "make_evaluation",
     "make_feeder",
     "make_loader",

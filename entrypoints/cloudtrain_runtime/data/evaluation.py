@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.data.loading import Collate, batches_here, make_loader, to_device, workers_of
@@ -29,39 +29,9 @@ class Evaluation(ABC):
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         """Yield this rank's batches, on its device."""
 
-
-def make_evaluation(
-    dataset: Dataset[Any],
-    collate: Collate,
-    place: Context,
-    *,
-    batch_size: int,
-    data_rank: int,
-    data_size: int,
-    even: bool,
-    workers: int | None = None,
-) -> Evaluation:
-    """Return what goes through a split. All ranks call it together.
-
-    Args:
-        dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's.
-        place: This rank's place.
-        batch_size: Samples per rank.
-        data_rank: Which of the shares of the data this rank reads.
-        data_size: How many shares there are.
-        even: Whether all ranks must have as many batches: those of a model whose forward pass talks to other ranks.
-            A stream always gives as many.
-        workers: As for `make_feeder`.
-    """
-    shards = EvaluationShards(
-        len(dataset),  # type: ignore[arg-type]
-        batch_size=batch_size,
-        data_rank=data_rank,
-        data_size=data_size,
-        even=even,
-    )
-    return MapEvaluation(dataset, shards, collate, place, workers=workers)
+    @abstractmethod
+    def close(self) -> None:
+        """End the loader's workers."""
 
 
 class MapEvaluation(Evaluation):
@@ -86,11 +56,17 @@ class MapEvaluation(Evaluation):
     ) -> None:
         self.samples = shards.length
         self._dataset, self._shards, self._collate, self._place = dataset, shards, collate, place
-        self._loader = None
-        if workers_of(place, workers) or place.device.type != "cpu":
-            self._loader = make_loader(dataset, shards, collate, place, workers=workers)
+        self._workers = workers_of(place, workers)
+        self._loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
-        loaded = self._loader or batches_here(self._dataset, self._shards, self._collate)
+        if self._loader is None and (self._workers or self._place.device.type != "cpu"):
+            self._loader = make_loader(self._dataset, self._shards, self._collate, self._place, workers=self._workers)
+        here = batches_here(self._dataset, self._shards, self._collate)
+        loaded = here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
             yield micro, to_device(batch, self._place.device)
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        self._loader = None

@@ -103,43 +103,9 @@ class Feeder(ABC):
             CheckpointError: the position is in the middle of an epoch of other data.
         """
 
-
-def make_feeder(
-    dataset: Dataset[Any],
-    collate: Collate,
-    place: Context,
-    *,
-    batch_size: int,
-    accumulate: int,
-    data_rank: int,
-    data_size: int,
-    seed: int = 0,
-    workers: int | None = None,
-    prefetch: int = PREFETCH,
-) -> Feeder:
-    """Return the feeder of a dataset. All ranks call it together.
-
-    Args:
-        dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's.
-        place: This rank's place.
-        batch_size: Samples per rank and micro-step.
-        accumulate: Micro-steps per optimizer step.
-        data_rank: Which of the shares of the data this rank reads: its rank, unless several ranks read the same.
-        data_size: How many shares there are.
-        seed: Seed of the order.
-        workers: Processes that load for this rank; None means up to 8 beside a GPU, and none otherwise.
-        prefetch: Batches that each of them has ready.
-    """
-    sampler = GlobalOrderSampler(
-        len(dataset),  # type: ignore[arg-type]
-        batch_size=batch_size,
-        accumulate=accumulate,
-        seed=seed,
-        rank=data_rank,
-        world_size=data_size,
-    )
-    return MapFeeder(dataset, sampler, collate, place, workers=workers, prefetch=prefetch)
+    @abstractmethod
+    def close(self) -> None:
+        """End the loader's workers; a later epoch starts others."""
 
 
 class MapFeeder(Feeder):
@@ -169,9 +135,8 @@ class MapFeeder(Feeder):
         self.data_rank, self.data_size = sampler.rank, sampler.world_size
         self._dataset, self._collate, self._place = dataset, collate, place
         self._workers = workers_of(place, workers)
+        self._prefetch = prefetch
         self._loader: DataLoader[Any] | None = None
-        if self._workers or place.device.type != "cpu":
-            self._loader = make_loader(dataset, sampler, collate, place, workers=self._workers, prefetch=prefetch)
 
     @property
     def position(self) -> Position:
@@ -190,7 +155,7 @@ class MapFeeder(Feeder):
 
     def epoch(self) -> Iterator[Step]:
         """Return the steps of the rest of the present epoch."""
-        loaded = self._here() if self._loader is None else iter(self._loader)
+        loaded = iter(self._its_loader()) if self._workers or self._place.device.type != "cpu" else self._here()
         if self._place.device.type == "cpu":
             batches = self._timed(loaded)
         else:
@@ -198,6 +163,18 @@ class MapFeeder(Feeder):
             pull = self._timed(loaded).__next__
             batches = Conveyor(_or_none(pull), self._place.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self.sampler.schedule())
+
+    def _its_loader(self) -> DataLoader[Any]:
+        if self._loader is None:
+            self._loader = make_loader(
+                self._dataset,
+                self.sampler,
+                self._collate,
+                self._place,
+                workers=self._workers,
+                prefetch=self._prefetch,
+            )
+        return self._loader
 
     def _here(self) -> Iterator[Any]:
         # Ranks that share their samples have random states of their own, and must see the same augmentations.
@@ -227,6 +204,10 @@ class MapFeeder(Feeder):
             CheckpointError: the position is in the middle of an epoch of other data.
         """
         return self.sampler.resume(saved)
+
+    def close(self) -> None:
+        """End the loader's workers; a later epoch starts others."""
+        self._loader = None
 
 
 def _or_none(pull: Callable[[], Any]) -> Callable[[], Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +72,9 @@ def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any
     }
     if workers:
         options |= {
-            "worker_init_fn": ignore_stop_signals,
+            # Ranks come from a fork server, which would start another one for them, and import torch for each worker.
+            "multiprocessing_context": "fork",
+            "worker_init_fn": _outliving(),
             "persistent_workers": True,
             "prefetch_factor": prefetch,
         }
@@ -140,9 +144,27 @@ class Seeded(Dataset[list[Any]]):
         return [self.dataset[index] for index in indices]
 
 
-def ignore_stop_signals(worker: int) -> None:  # noqa: ARG001 (the loader's signature)
-    """Let a data-loader worker outlive the notice to stop: its rank still needs it to reach the step boundary."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+class _Outliving:
+    """Lets a loader's worker outlive the notice to stop: its rank still needs it to reach the step boundary.
+
+    A rank that leaves ends its workers by the same signal, and waits for them: then they go.
+    """
+
+    def __init__(self) -> None:
+        self._is_leaving = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        atexit.register(self._is_leaving.fill_, 1)
+
+    def __call__(self, worker: int) -> None:  # noqa: ARG002 (the loader's signature)
+        signal.signal(signal.SIGTERM, self._on_stop)
+
+    def _on_stop(self, *_: object) -> None:
+        if self._is_leaving.item():
+            os._exit(0)
+
+
+@functools.cache
+def _outliving() -> _Outliving:
+    return _Outliving()
 
 
 # ---------------------------------------------------------------- to the device

@@ -7,6 +7,7 @@ one process instead of each importing torch (`template`; `CLOUDTRAIN_WORKER_STAR
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import signal
@@ -31,11 +32,14 @@ _LINGER_SECONDS = 0.3
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     _limit_threads(argv)
+    gc.disable()  # imports make no garbage, and looking for it takes a third of their time
     template = start_template()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    gc.freeze()  # or the first look goes through all of it
+    gc.enable()
     _record_collectives()
     if template is not None:
         _fork_workers(template)

@@ -31,7 +31,7 @@ from typing import NoReturn
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT
 from cloudtrain_runtime.events import say
-from cloudtrain_runtime.host import linux
+from cloudtrain_runtime.host import linux, meeting
 from cloudtrain_runtime.place import read_run_config
 
 START_VARIABLE = "CLOUDTRAIN_WORKER_START"
@@ -88,10 +88,8 @@ def start_template() -> Template | None:
     """
     reason = why_fresh(os.environ)
     if not reason:
-        gc.disable()  # imports make no garbage, and looking for it takes a third of their time
         import torch  # noqa: F401 (the fork has it)
 
-        gc.enable()
         reason = "" if _may_fork() else "a library has started threads, or CUDA, before the agent"
     if reason:
         say(f"each worker is a new interpreter: {reason}")
@@ -252,6 +250,7 @@ def _load() -> None:
     for name in _MODULES:
         with contextlib.suppress(ImportError):  # not in this torch
             importlib.import_module(name)
+    meeting.hasten()
     gc.freeze()  # so that no worker looks through it, which would also copy its memory
 
 

@@ -92,7 +92,8 @@ def fit_to_meshes(optimizer: torch.optim.Optimizer) -> None:
 def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     if not gradients:
         return torch.zeros((), device=device)
-    norms = torch._foreach_norm([gradient.float() for gradient in gradients])  # noqa: SLF001 (torch's clipping, too)
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    norms = torch._foreach_norm([value.float() for value in values])  # noqa: SLF001 (torch's clipping, too)
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
     return norm
 

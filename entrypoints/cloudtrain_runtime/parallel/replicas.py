@@ -45,7 +45,7 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
         # A static graph is found out in the first backward pass, which must synchronise for it.
         knows_graph = not model.static_graph or model._static_graph_delay_allreduce_enqueued  # noqa: SLF001
         return contextlib.nullcontext() if now or not knows_graph else model.no_sync()
-    if hasattr(model, "set_requires_gradient_sync"):  # sharded
+    if hasattr(type(model), "set_requires_gradient_sync"):  # sharded; a module looks long for what it has not
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
     return contextlib.nullcontext()
 

@@ -56,7 +56,7 @@ def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str, ...]:
     age = each.age_seconds(now)
     return (
         f"{each.step:,}",
-        each.state,
+        f"{each.state}, best" if each.best else each.state,
         "" if age is None else format_duration(age),
         format_size(each.bytes),
         "" if each.world_size is None else str(each.world_size),

@@ -1,0 +1,434 @@
+"""Streams: each sample exactly once in an epoch, wherever a run was cut and however many ranks and workers go on."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from streams_support import Found, Reading, read_by_ranks
+from torch.utils.data import IterableDataset
+
+from cloudtrain_runtime import FileStream
+from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.data import DataState, Feeder, make_evaluation, make_feeder
+from cloudtrain_runtime.data.files import FileSource
+from cloudtrain_runtime.data.iterables import IterableSource
+from cloudtrain_runtime.data.source import Opened, Share, Source
+from cloudtrain_runtime.errors import CheckpointError, TaskError
+
+# More workers than this machine has cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+PLACE = replace(read_context({}), seed=3)
+
+
+def read(path: Path) -> Iterator[tuple[int, float]]:
+    """Yield numbers, each with what it draws."""
+    for line in path.read_text().split():
+        yield int(line), float(torch.rand(()))
+
+
+def plain(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()]
+
+
+def write_files(folder: Path, sizes: list[int]) -> int:
+    """Write files of consecutive numbers; return how many numbers there are."""
+    folder.mkdir(exist_ok=True)
+    first = 0
+    for index, size in enumerate(sizes):
+        (folder / f"part-{index:03d}").write_text("\n".join(map(str, range(first, first + size))))
+        first += size
+    return first
+
+
+def feeder_of(dataset: Any, **how: Any) -> Feeder:
+    options = {"batch_size": 6, "accumulate": 2, "data_rank": 0, "data_size": 1, "seed": 5, **how}
+    return make_feeder(dataset, list, PLACE, **options)
+
+
+def steps_of(feeder: Feeder, most: int | None = None) -> list[list[Any]]:
+    """Return the samples of the steps of the rest of an epoch; the position is behind them."""
+    steps = []
+    for step in itertools.islice(feeder.epoch(), most):
+        batches = list(step)
+        assert step.plan.samples == sum(micro.count for micro, _ in batches)
+        assert all(micro.count == len(batch) for micro, batch in batches)
+        steps.append([sample for _, batch in batches for sample in batch])
+        feeder.advance()
+    return steps
+
+
+def saved_by(feeder: Feeder) -> DataState:
+    return DataState.from_json(json.loads(json.dumps(feeder.state().to_json())))
+
+
+# ---------------------------------------------------------------- one process, cut and resumed
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("shuffle", [0, 7])
+def test_a_cut_run_goes_on_with_the_same_batches_and_augmentations(shuffle: int, workers: int, tmp_path: Path) -> None:
+    count = write_files(tmp_path, [0, 31, 5, 17, 40, 1, 22, 9, 9])
+    stream = FileStream(tmp_path, read, shuffle=shuffle, lanes=4)
+    feeder = feeder_of(stream, workers=workers)
+    whole = [steps_of(feeder) for _ in range(3)]
+    assert feeder.position.epoch == 3
+    for epoch in whole:
+        assert sorted(number for step in epoch for number, _ in step) == list(range(count))
+    assert whole[0] != whole[1]
+    pieces: list[Any] = []
+    feeder = feeder_of(stream, workers=workers)
+    while feeder.position.epoch < 3:
+        pieces += steps_of(feeder, 4)
+        saved = saved_by(feeder)
+        feeder = feeder_of(stream, workers=workers)
+        assert feeder.resume(saved) == []
+        assert feeder.position == saved.position
+    assert pieces == [step for epoch in whole for step in epoch]
+
+
+def test_what_is_read_ahead_does_not_touch_the_random_states(tmp_path: Path) -> None:
+    write_files(tmp_path, [30, 30])
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    steps_of(feeder_of(FileStream(tmp_path, read, shuffle=8, lanes=2)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_files_are_told_apart_and_hidden_ones_left_out(tmp_path: Path) -> None:
+    write_files(tmp_path / "a", [3, 4])
+    (tmp_path / "a" / ".hidden").write_text("99")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "more").write_text("7 8")
+    for files, expected in (
+        (tmp_path, range(9)),
+        (str(tmp_path / "*" / "part-*"), range(7)),
+        ([tmp_path / "b" / "more"], (7, 8)),
+    ):
+        assert sorted(FileStream(files, plain)) == list(expected)
+    moved = tmp_path.with_name("moved")
+    before = FileStream(tmp_path, plain).fingerprint
+    tmp_path.rename(moved)
+    assert FileStream(moved, plain).fingerprint == before
+    (moved / "b" / "another").write_text("9")
+    assert FileStream(moved, plain).fingerprint != before
+
+
+def test_other_files_in_the_middle_of_an_epoch_are_refused(tmp_path: Path) -> None:
+    write_files(tmp_path, [20, 20])
+    feeder = feeder_of(FileStream(tmp_path, plain))
+    steps_of(feeder, 1)
+    middle = saved_by(feeder)
+    steps_of(feeder)
+    end = saved_by(feeder)
+    (tmp_path / "another").write_text("1 2 3")
+    with pytest.raises(CheckpointError, match=r"had other files \(2 files and has 3\).*Resume with"):
+        feeder_of(FileStream(tmp_path, plain)).resume(middle)
+    assert feeder_of(FileStream(tmp_path, plain)).resume(end) == []
+    with pytest.raises(CheckpointError, match="in the middle of an epoch of a FileStream"):
+        feeder_of(Counting(40)).resume(middle)
+    with pytest.raises(CheckpointError, match="of a dataset with a length"):
+        feeder_of(FileStream(tmp_path, plain)).resume(replace(middle, stream=None))
+
+
+def test_another_number_of_lanes_or_shuffle_waits_for_the_next_epoch(tmp_path: Path) -> None:
+    count = write_files(tmp_path, [20, 21, 22, 23])
+    before = feeder_of(FileStream(tmp_path, plain, lanes=4, shuffle=9))
+    used = steps_of(before, 2)
+    after = feeder_of(FileStream(tmp_path, plain, lanes=2))
+    after.resume(saved_by(before))
+    used += steps_of(after)
+    assert sorted(itertools.chain(*used)) == list(range(count))
+    assert sorted(itertools.chain(*steps_of(after))) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda folder: FileStream(folder / "none", plain), "there are no files in"),
+        (lambda folder: FileStream([], plain), "there are no files in"),
+        (lambda folder: FileStream(folder, plain, lanes=0), "lanes must be at least 1"),
+        (lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: None))), "part-000; it returned a NoneType"),
+        (lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: []))), "has no samples"),
+    ],
+)
+def test_what_cannot_be_read_is_told(make: Any, match: str, tmp_path: Path) -> None:
+    write_files(tmp_path, [3])
+    with pytest.raises(TaskError, match=match):
+        make(tmp_path)
+
+
+def test_lanes_without_enough_files_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_files(tmp_path, [8, 8])
+    assert len(steps_of(feeder_of(FileStream(tmp_path, plain), workers=3))) == 2
+    assert "FileStream: 2 of 3 workers read for each rank" in capfd.readouterr().out
+    note = FileSource(FileStream(tmp_path, plain), Share(0, 3)).note
+    assert note is not None
+    assert "2 files for 3 ranks" in note
+
+
+# ---------------------------------------------------------------- any number of ranks
+
+
+def take_steps(opened: list[Opened], sources: list[Source], steps: int, batch: int) -> list[int]:
+    """Take steps of every rank; each has read ahead of what it has used when it is cut."""
+    used: list[int] = []
+    for _ in range(steps):
+        for reader, source in zip(opened, sources, strict=True):
+            if samples := reader.take(batch):
+                used += samples
+                source.advance(reader.marks())
+    for reader in opened:
+        reader.take(batch)
+    return used
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    lanes=st.integers(1, 8),
+    shuffle=st.integers(0, 6),
+    batch=st.integers(1, 5),
+    parts=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 6)), min_size=1, max_size=5),
+)
+def test_files_are_used_exactly_once_by_any_ranks_and_workers(
+    sizes: list[int], lanes: int, shuffle: int, batch: int, parts: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "-".join(map(str, sizes))
+    count = write_files(folder, sizes)
+    stream = FileStream(folder, plain, lanes=lanes, shuffle=shuffle)
+    used: list[int] = []
+    state: dict[str, Any] | None = None
+    for ranks, workers, steps in [*parts, (1, 1, count + 1)]:
+        sources = [FileSource(stream, Share(rank, ranks)) for rank in range(ranks)]
+        opened: list[Opened] = []
+        for source in sources:
+            if state is not None:
+                source.resume(json.loads(json.dumps(state)), 0, ranks)
+            opened += [source.open(5, 2, role, workers) for role in range(workers)]
+        used += take_steps(opened, [source for source in sources for _ in range(workers)], steps, batch)
+        state = sources[0].whole_state([source.own_state() for source in sources])
+    assert sorted(used) == list(range(count))
+    assert len(json.dumps(state)) < 200 + 20 * lanes
+
+
+def test_until_a_lane_ends_any_number_of_ranks_makes_the_same_steps(tmp_path: Path) -> None:
+    write_files(tmp_path, [40] * 8)
+    stream = FileStream(tmp_path, plain, lanes=8)
+
+    def steps(ranks: int) -> list[set[int]]:
+        opened = [FileSource(stream, Share(rank, ranks)).open(5, 0, 0, 1) for rank in range(ranks)]
+        return [{sample for reader in opened for sample in reader.take(16 // ranks)} for _ in range(20)]
+
+    assert steps(1) == steps(2) == steps(4) == steps(8)
+
+
+class Counting(IterableDataset[int]):
+    """Numbers in an order that is drawn anew each time."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        assert self.epoch >= 0
+        yield from torch.randperm(self.length).tolist()
+
+
+class Stateful(IterableDataset[int]):
+    """Numbers in order; it knows where it stands."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.at = self.passed = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.length:
+            self.at += 1
+            self.passed += 1
+            yield self.at - 1
+        self.at = 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    length=st.integers(1, 80),
+    batch=st.integers(1, 4),
+    parts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=5),
+    kind=st.sampled_from([Counting, Stateful]),
+)
+def test_iterables_are_used_exactly_once_by_any_ranks(
+    length: int, batch: int, parts: list[tuple[int, int]], kind: type[Any]
+) -> None:
+    used: list[int] = []
+    state: dict[str, Any] | None = None
+    size = 1
+    for ranks, steps in [*parts, (1, length)]:
+        sources = [IterableSource(kind(length), Share(rank, ranks), batch * ranks) for rank in range(ranks)]
+        for source in sources:
+            if state is not None:
+                source.resume(json.loads(json.dumps(state)), len(used), size)
+        used += take_steps([source.open(5, 0, 0, 1) for source in sources], list(sources), steps, batch)
+        state, size = sources[0].whole_state([source.own_state() for source in sources]), ranks
+    assert sorted(used) == list(range(length))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_goes_on_by_passing_over_what_was_used(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+    feeder = feeder_of(Counting(50), workers=workers)
+    whole = [steps_of(feeder) for _ in range(2)]
+    assert whole[0] != whole[1]
+    assert all(sorted(itertools.chain(*epoch)) == list(range(50)) for epoch in whole)
+    before = feeder_of(Counting(50), workers=workers)
+    used = steps_of(before) + steps_of(before, 2)
+    after = feeder_of(Counting(50), workers=workers)
+    (note,) = after.resume(saved_by(before))
+    assert note.endswith("without load_state_dict: 24 samples are passed over")
+    assert used + steps_of(after) == whole[0] + whole[1]
+    assert ("1 of 2 workers read" in capfd.readouterr().out) == (workers == 2)
+
+
+def test_an_iterable_with_a_state_is_entered_where_it_was_left() -> None:
+    before = feeder_of(Stateful(50))
+    used = steps_of(before, 2)
+    dataset = Stateful(50)
+    after = feeder_of(dataset)
+    assert after.resume(saved_by(before)) == []
+    used += steps_of(after)
+    assert list(itertools.chain(*used)) == list(range(50))
+    assert dataset.passed == 50 - 24
+    assert len(steps_of(after)) == 5
+
+
+def test_a_state_that_is_no_json_is_told() -> None:
+    class Opaque(Stateful):
+        def state_dict(self) -> dict[str, Any]:
+            return {"at": torch.zeros(1)}
+
+    feeder = feeder_of(Opaque(50))
+    steps_of(feeder, 1)
+    with pytest.raises(TaskError, match=r"Opaque.state_dict\(\) must return JSON values"):
+        feeder.state()
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
+    count = write_files(tmp_path, [5, 6, 7])
+    evaluation = make_evaluation(
+        FileStream(tmp_path, plain), list, PLACE, batch_size=4, data_rank=0, data_size=1, even=True, workers=workers
+    )
+    for _ in range(3):
+        samples = [sample for micro, batch in evaluation for sample in batch[: micro.count]]
+        assert sorted(samples) == list(range(count))
+        assert evaluation.samples == count
+
+
+# ---------------------------------------------------------------- real ranks
+
+
+def check_steps(found: Found) -> None:
+    """Check that the ranks agree on how many samples each step has."""
+    assert found.failures == []
+    assert all(state == found.states[0] for state in found.states)
+    for step in found.steps:
+        assert {samples for _, samples in step} == {sum(len(used) for used, _ in step)}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("workers", "shuffle"), [(0, 0), (2, 5)])
+def test_ranks_that_run_out_keep_step_and_each_sample_is_used_once(workers: int, shuffle: int, tmp_path: Path) -> None:
+    """2 -> 3 -> 1 ranks, cut in the middle of both epochs; files of very different lengths."""
+    count = write_files(tmp_path / "files", [50, 3, 1, 20, 0, 7, 11])
+    used: list[int] = []
+    saved = None
+    for ranks, steps in ((2, 4), (3, 3), (2, 4), (1, None)):
+        found = read_by_ranks(
+            Reading(
+                ranks,
+                tmp_path / "read",
+                files=tmp_path / "files",
+                steps=steps,
+                epochs=2,
+                workers=workers,
+                saved=saved,
+                shuffle=shuffle,
+            )
+        )
+        check_steps(found)
+        used += found.used
+        saved = found.states[0]
+        assert sorted(sample for own, _ in found.evaluated for sample in own) == sorted(list(range(count)) * 2)
+        assert len({batches for _, batches in found.evaluated}) == 1
+    assert sorted(used) == sorted(list(range(count)) * 2)
+    assert saved is not None
+    assert saved["epoch"] == 2
+
+
+@pytest.mark.processes
+def test_ranks_share_an_iterable_in_its_own_order(tmp_path: Path) -> None:
+    whole = read_by_ranks(Reading(1, tmp_path / "one", length=61))
+    order = [sample for step in whole.steps for used, _ in step for sample in used]
+    found = read_by_ranks(Reading(3, tmp_path / "three", length=61, steps=2))
+    check_steps(found)
+    rest = read_by_ranks(Reading(2, tmp_path / "two", length=61, saved=found.states[0]))
+    check_steps(rest)
+    assert sorted(order) == sorted(found.used + rest.used) == list(range(61))
+    assert [{sample for used, _ in step for sample in used} for step in found.steps] == [
+        set(order[:18]),
+        set(order[18:36]),
+    ]
+
+
+@pytest.mark.processes
+def test_ranks_that_read_the_same_are_counted_once(tmp_path: Path) -> None:
+    """As with tensor parallelism: ranks 0 and 1 have the samples of the first share, 2 and 3 those of the second."""
+    count = write_files(tmp_path / "files", [9, 10, 11, 2])
+    found = read_by_ranks(Reading(4, tmp_path / "read", files=tmp_path / "files", copies=2))
+    assert found.failures == []
+    for step in found.steps:
+        assert step[0] == step[1]
+        assert step[2] == step[3]
+        assert step[0][1] == len(step[0][0]) + len(step[2][0])
+    assert found.used == sorted(list(range(count)) * 2)
+
+
+@pytest.mark.processes
+def test_hosts_with_files_of_their_own_share_them_among_their_ranks(tmp_path: Path) -> None:
+    for host, numbers in enumerate((range(30), range(30, 47))):
+        (tmp_path / "files" / f"host-{host}").mkdir(parents=True)
+        for file in range(3):
+            name = tmp_path / "files" / f"host-{host}" / f"part-{file}"
+            name.write_text(" ".join(map(str, list(numbers)[file::3])))
+    reading = Reading(4, tmp_path / "read", files=tmp_path / "files", hosts=2)
+    first = read_by_ranks(replace(reading, steps=1))
+    check_steps(first)
+    rest = read_by_ranks(replace(reading, saved=first.states[0]))
+    check_steps(rest)
+    assert sorted(first.used + rest.used) == list(range(47))
+    for step in [*first.steps, *rest.steps]:
+        assert all(sample < 30 for used, _ in step[:2] for sample in used)
+        assert all(sample >= 30 for used, _ in step[2:] for sample in used)
+    fewer = read_by_ranks(replace(reading, hosts=1, saved=first.states[0], files=tmp_path / "files" / "host-0"))
+    assert len(fewer.failures) == 4
+    assert "shared out to 2 instances and are to 1" in fewer.failures[0]
+    across = read_by_ranks(replace(reading, copies=4))
+    assert "lie on several hosts" in across.failures[0]
