@@ -69,13 +69,16 @@ class Growing(Small):
 
 
 class Grouped(Small):
-    """Decays some parameters only."""
+    """Decays some parameters only, and has a schedule that goes on from the learning rates as they are."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
         groups: list[Mapping[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.02}]
         return torch.optim.AdamW(groups, lr=self.learning_rate)  # type: ignore[arg-type]
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
 
 
 class Twice(Small):
