@@ -7,6 +7,7 @@ the unit's forward and backward pass. With tensor parallelism each of these part
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -63,6 +64,8 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
         raise JobError(f"data: fsdp needs PyTorch 2.6, and this is {torch.__version__}") from None
+    # Told of each model that ends in a linear layer. Who does change its output in place is told by an error then.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     devices = mesh.device_mesh
     dtype = PRECISIONS.get(train.precision)
     options: dict[str, Any] = {
