@@ -41,9 +41,9 @@ def command() -> Path:
 
 
 @contextlib.contextmanager
-def serve_moto(log: Path) -> Iterator[str]:
+def serve_moto(log: Path, script: Path = Path(__file__).with_name("moto_server.py")) -> Iterator[str]:
     """Serve an empty moto on loopback; yield its address."""
-    program = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
+    program = [sys.executable, str(script)]
     with log.open("w") as errors:
         server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert server.stdout is not None
