@@ -21,7 +21,9 @@ def describe_subscribers_for_notification(self: BudgetsResponse) -> str:
     """Answer who is told, as CreateBudget has said."""
     account, name, wanted = (self._get_param(key) for key in ("AccountId", "BudgetName", "Notification"))
     budget = self.backend.budgets[account][name]
-    return json.dumps({"Subscribers": [who for each in budget.notifications if each.details == wanted for who in each.subscribers]})
+    return json.dumps(
+        {"Subscribers": [who for each in budget.notifications if each.details == wanted for who in each.subscribers]}
+    )
 
 
 def validate_state_machine_definition(_: StepFunctionResponse) -> str:

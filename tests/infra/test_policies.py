@@ -155,7 +155,9 @@ def test_submit_policy_knows_the_types_with_local_disks_as_cloudtrain_does() -> 
     assert pattern is not None
     local = re.compile(pattern[1].replace("\\\\", "\\"))
     known = [each for name in catalog.instance_names() if (each := catalog.find_instance(name)) is not None]
-    wrong = [each.name for each in known if each.nvme_gb is not None and bool(local.match(each.name)) != bool(each.nvme_gb)]
+    wrong = [
+        each.name for each in known if each.nvme_gb is not None and bool(local.match(each.name)) != bool(each.nvme_gb)
+    ]
     assert len(known) > 10
     assert wrong == []
 
@@ -192,7 +194,10 @@ def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any
 def test_nothing_of_a_run_ever_expires(applied: dict[str, Any], root: str) -> None:
     """Lifecycle rules know prefixes only: what is current expires nowhere but below code and claims."""
     prefix = applied[root]["outputs"]["prefix"]
-    rules = {each["id"]: each for each in one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")["rule"]}
+    rules = {
+        each["id"]: each
+        for each in one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")["rule"]
+    }
     assert set(rules) == {"incomplete-uploads", "replaced-and-deleted", "old-bundles", "old-claims"}
     expiring = {
         each["filter"][0]["prefix"]: each["expiration"][0]["days"]

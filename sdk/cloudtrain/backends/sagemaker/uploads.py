@@ -29,7 +29,7 @@ AT_ONCE = 10
 """Requests at once; botocore keeps as many connections (max_pool_connections)."""
 
 _KEPT_DAYS = 30
-"""Age from which on an archive is sent again, so that a lifecycle rule for old code takes none that a job still needs."""
+"""Age from which on an archive is sent again, so that a lifecycle rule for old code takes none that a job needs."""
 
 _NOT_THERE = ("404", "NoSuchKey", "NotFound")
 _NOT_TOLD = ("403", "AccessDenied")
