@@ -16,6 +16,7 @@ import psutil
 
 REPOSITORY = Path(__file__).parent.parent
 EXAMPLES = REPOSITORY / "examples"
+MOTO_SERVER = Path(__file__).with_name("moto_server.py")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def command() -> Path:
 
 
 @contextlib.contextmanager
-def serve_moto(log: Path, script: Path = Path(__file__).with_name("moto_server.py")) -> Iterator[str]:
+def serve_moto(log: Path, script: Path = MOTO_SERVER) -> Iterator[str]:
     """Serve an empty moto on loopback; yield its address."""
     program = [sys.executable, str(script)]
     with log.open("w") as errors:

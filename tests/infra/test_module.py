@@ -62,7 +62,7 @@ def test_every_variable_is_documented_typed_and_validated() -> None:
 
 
 def test_static_check_of_the_module(tmp_path: Path) -> None:
-    """checkov brings 290 MB of packages, one of which stands in python-hcl2's place, so it is no dependency."""
+    """Checkov brings 290 MB of packages, one of which stands in python-hcl2's place, so it is no dependency."""
     checkov = os.environ.get("CLOUDTRAIN_CHECKOV", "")
     if shutil.which(checkov) is None:
         pytest.skip("CLOUDTRAIN_CHECKOV names no command of checkov (see infra/README.md)")

@@ -194,10 +194,8 @@ def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any
 def test_nothing_of_a_run_ever_expires(applied: dict[str, Any], root: str) -> None:
     """Lifecycle rules know prefixes only: what is current expires nowhere but below code and claims."""
     prefix = applied[root]["outputs"]["prefix"]
-    rules = {
-        each["id"]: each
-        for each in one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")["rule"]
-    }
+    lifecycle = one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")
+    rules = {each["id"]: each for each in lifecycle["rule"]}
     assert set(rules) == {"incomplete-uploads", "replaced-and-deleted", "old-bundles", "old-claims"}
     expiring = {
         each["filter"][0]["prefix"]: each["expiration"][0]["days"]
