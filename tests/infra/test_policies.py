@@ -96,7 +96,7 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
     assert denied["Effect"] == "Deny"
     assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
     folders = ("code", "queues", "requests")
-    assert denied["Resource"] == [f"arn:aws:s3:::{bucket}/cloudtrain/{folder}/*" for folder in folders]
+    assert sorted(denied["Resource"]) == [f"arn:aws:s3:::{bucket}/cloudtrain/{folder}/*" for folder in folders]
 
 
 def test_a_job_deletes_only_checkpoints(applied: dict[str, Any]) -> None:
