@@ -21,13 +21,25 @@ resource "aws_sns_topic_policy" "alerts" {
 }
 
 data "aws_iam_policy_document" "alerts" {
+  # Without a condition: EventBridge's guide has long said that its calls meet none in a topic's policy, and an alarm that
+  # never comes is worse than a rule of a stranger's that says too much.
   statement {
-    sid       = "BudgetsAndRules"
+    sid       = "Rules"
     actions   = ["sns:Publish"]
     resources = [aws_sns_topic.alerts.arn]
     principals {
       type        = "Service"
-      identifiers = ["budgets.amazonaws.com", "events.amazonaws.com"]
+      identifiers = ["events.amazonaws.com"]
+    }
+  }
+
+  statement {
+    sid       = "Budgets"
+    actions   = ["sns:Publish"]
+    resources = [aws_sns_topic.alerts.arn]
+    principals {
+      type        = "Service"
+      identifiers = ["budgets.amazonaws.com"]
     }
     condition {
       test     = "StringEquals"

@@ -26,13 +26,24 @@ data "aws_iam_policy_document" "key" {
     }
   }
 
+  # As in the topic's own policy: alarms.tf.
   statement {
-    sid       = "AlertsAreEncrypted"
+    sid       = "RulesEncryptAlerts"
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
     resources = ["*"]
     principals {
       type        = "Service"
-      identifiers = ["budgets.amazonaws.com", "events.amazonaws.com"]
+      identifiers = ["events.amazonaws.com"]
+    }
+  }
+
+  statement {
+    sid       = "BudgetsEncryptAlerts"
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    resources = ["*"]
+    principals {
+      type        = "Service"
+      identifiers = ["budgets.amazonaws.com"]
     }
     condition {
       test     = "StringEquals"

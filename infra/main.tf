@@ -34,10 +34,37 @@ locals {
     "arn:${local.partition}:s3:::${trimsuffix(trimprefix(uri, "s3://"), "/")}/*"
   ]
 
+  # Accounts of AWS's own containers, as cloudtrain's catalog has them; everywhere else it is the first.
+  image_registry = coalesce(var.image_registry, lookup(local.image_registries, local.region, "763104351884"))
+  image_registries = {
+    "af-south-1"     = "626614931356"
+    "ap-east-1"      = "871362719292"
+    "ap-east-2"      = "975050140332"
+    "ap-northeast-3" = "364406365360"
+    "ap-south-2"     = "772153158452"
+    "ap-southeast-3" = "907027046896"
+    "ap-southeast-4" = "457447274322"
+    "ap-southeast-5" = "550225433462"
+    "ap-southeast-6" = "633930458069"
+    "ap-southeast-7" = "590183813437"
+    "ca-west-1"      = "204538143572"
+    "cn-north-1"     = "727897471807"
+    "cn-northwest-1" = "727897471807"
+    "eu-central-2"   = "380420809688"
+    "eu-south-1"     = "692866216735"
+    "eu-south-2"     = "503227376785"
+    "il-central-1"   = "780543022126"
+    "me-central-1"   = "914824155844"
+    "me-south-1"     = "217643126080"
+    "mx-central-1"   = "637423239942"
+    "us-gov-east-1"  = "446045086412"
+    "us-gov-west-1"  = "442386744353"
+  }
+
   image_repositories = concat(
     [
       for name in ["pytorch", "pytorch-training"] :
-      "arn:${local.partition}:ecr:${local.region}:${var.image_registry}:repository/${name}"
+      "arn:${local.partition}:ecr:${local.region}:${local.image_registry}:repository/${name}"
     ],
     var.image_repositories,
   )

@@ -139,9 +139,10 @@ data "aws_iam_policy_document" "submit" {
     resources = ["${local.objects}/*"]
   }
 
+  # For the volumes of a job SageMaker makes its grant with the execution role, so no submitter needs kms:CreateGrant.
   statement {
     sid       = "EncryptUploads"
-    actions   = ["kms:GenerateDataKey"]
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"] # the parts of a large upload are decrypted to be put together
     resources = [aws_kms_key.this.arn]
     condition {
       test     = "StringEquals"

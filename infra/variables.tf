@@ -172,13 +172,12 @@ variable "secrets" {
 }
 
 variable "image_registry" {
-  description = "Account of AWS's own containers in the region."
+  description = "Account of AWS's own containers. `null` takes the one of the region."
   type        = string
-  default     = "763104351884"
-  nullable    = false
+  default     = null
 
   validation {
-    condition     = can(regex("^[0-9]{12}$", var.image_registry))
+    condition     = var.image_registry == null ? true : can(regex("^[0-9]{12}$", var.image_registry))
     error_message = "image_registry must be an account id of 12 digits."
   }
 }

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 from terraform_support import MODULE, Terraform, copy_module
 
 EXCEPTIONS = {
@@ -49,6 +50,17 @@ def test_tables_of_the_readme_are_up_to_date() -> None:
     tables = runpy.run_path(str(MODULE / "tables.py"))
     text = (MODULE / "README.md").read_text(encoding="utf-8")
     assert tables["with_tables"](text) == text, "python infra/tables.py --write"
+
+
+def test_registries_are_those_of_the_catalog() -> None:
+    """A plan's image must be one that the role may pull, in every region."""
+    tables = runpy.run_path(str(MODULE / "tables.py"))
+    (names,) = (each for each in tables["_load"](MODULE / "main.tf")["locals"])
+    written = {key.strip('"'): value.strip('"') for key, value in names["image_registries"].items()}
+    written.pop("__is_block__", None)
+    known = json.loads((REPOSITORY / "sdk" / "cloudtrain" / "catalog" / "images.json").read_text(encoding="utf-8"))
+    assert written == known["registries"]
+    assert f'"{known["registry"]}"' in names["image_registry"]
 
 
 def test_every_variable_is_documented_typed_and_validated() -> None:
