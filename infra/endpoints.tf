@@ -56,8 +56,12 @@ data "aws_iam_policy_document" "s3_endpoint" {
   }
 }
 
+locals {
+  interface_endpoints = setunion(var.interface_endpoints, length(var.secrets) > 0 ? ["secretsmanager"] : [])
+}
+
 resource "aws_vpc_endpoint" "interface" {
-  for_each = local.makes_vpc ? var.interface_endpoints : []
+  for_each = local.makes_vpc ? local.interface_endpoints : []
 
   vpc_id              = aws_vpc.this[0].id
   service_name        = "com.amazonaws.${local.region}.${each.value}"

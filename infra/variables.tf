@@ -309,7 +309,7 @@ variable "vpc_cidr" {
 }
 
 variable "interface_endpoints" {
-  description = "AWS services that jobs reach without the internet, besides S3. Each is billed by the hour and zone."
+  description = "AWS services that jobs reach without the internet, besides S3, and Secrets Manager where `secrets` names one. Each is billed by the hour and zone."
   type        = set(string)
   default     = ["ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts"]
   nullable    = false

@@ -100,29 +100,57 @@ def apply_all(terraform: Terraform, folder: Path) -> dict[str, Any]:
             "AWS_REGION": REGION,
         }
         variables = _variables(environ)
+        before = _account(environ)
 
         def one(root: str) -> dict[str, Any]:
             return _apply(terraform, folder / root, root, {**environ, **variables[root]})
 
         with ThreadPoolExecutor(len(ROOTS)) as threads:
-            return dict(zip(ROOTS, threads.map(one, ROOTS), strict=True))
+            seen = dict(zip(ROOTS, threads.map(one, ROOTS), strict=True))
+        return {**seen, "account": {"before": before, "after": _account(environ)}}
+
+
+def _client(service: str, environ: Mapping[str, str]) -> Any:
+    import boto3
+
+    return boto3.client(
+        service,
+        endpoint_url=environ["AWS_ENDPOINT_URL"],
+        aws_access_key_id=environ["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environ["AWS_SECRET_ACCESS_KEY"],
+        region_name=REGION,
+    )
+
+
+def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return what there is in the account itself, whatever Terraform believes."""
+    ec2, iam = _client("ec2", environ), _client("iam", environ)
+    machines = _client("stepfunctions", environ).list_state_machines()["stateMachines"]
+    endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]  # those deleted stay for a while, as in AWS
+    budgets = _client("budgets", environ).describe_budgets(AccountId="123456789012")["Budgets"]
+    found = {
+        "buckets": [each["Name"] for each in _client("s3", environ).list_buckets()["Buckets"]],
+        "budgets": [each["BudgetName"] for each in budgets],
+        "endpoints": [each["VpcEndpointId"] for each in endpoints if each["State"].lower() != "deleted"],
+        "machines": [each["name"] for each in machines],
+        "policies": [each["PolicyName"] for each in iam.list_policies(Scope="Local")["Policies"]],
+        "roles": [each["RoleName"] for each in iam.list_roles()["Roles"]],
+        "rules": [each["Name"] for each in _client("events", environ).list_rules()["Rules"]],
+        "groups": [each["GroupId"] for each in ec2.describe_security_groups()["SecurityGroups"]],
+        "topics": [each["TopicArn"] for each in _client("sns", environ).list_topics()["Topics"]],
+        "vpcs": [each["VpcId"] for each in ec2.describe_vpcs()["Vpcs"]],
+    }
+    return {name: sorted(each) for name, each in found.items()}
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return what each root needs, as Terraform reads it from the environment; make what must be there before."""
-    import boto3
-
-    keys = {name.removeprefix("AWS_").lower(): value for name, value in environ.items() if "KEY" in name}
-    session = boto3.session.Session(
-        aws_access_key_id=keys["access_key_id"], aws_secret_access_key=keys["secret_access_key"], region_name=REGION
-    )
-    ec2 = session.client("ec2", endpoint_url=environ["AWS_ENDPOINT_URL"])
+    ec2, iam = _client("ec2", environ), _client("iam", environ)
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
     (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
     service = f"com.amazonaws.{REGION}.s3"
     ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=service, RouteTableIds=[table["RouteTableId"]])
-    iam = session.client("iam", endpoint_url=environ["AWS_ENDPOINT_URL"])
     iam.create_role(RoleName="deploy", Path="/ci/", AssumeRolePolicyDocument=json.dumps({"Statement": []}))
     return {
         "module": {
@@ -151,12 +179,11 @@ def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, 
     outputs = {name: output["value"] for name, output in shown["values"]["outputs"].items()}
     checks = _check(folder, outputs, environ)
     terraform.run(here, "destroy", "-auto-approve", "-refresh=false", "-input=false", "-no-color", environ=environ)
-    after = json.loads(terraform.run(here, "show", "-json", environ=environ).stdout)
     return {
         "outputs": outputs,
         "resources": list(_resources(shown["values"]["root_module"])),
         "checks": checks,
-        "left": list(_resources(after.get("values", {}).get("root_module", {}))),
+        "left": terraform.run(here, "state", "list", environ=environ).stdout.split(),
     }
 
 

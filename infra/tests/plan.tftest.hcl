@@ -79,6 +79,19 @@ run "chosen_zones" {
   }
 }
 
+run "secrets" {
+  command = plan
+
+  variables {
+    secrets = ["arn:aws:secretsmanager:eu-central-1:123456789012:secret:wandb-a1B2c3"]
+  }
+
+  assert {
+    condition     = contains(keys(aws_vpc_endpoint.interface), "secretsmanager")
+    error_message = "A job in the private network reaches what holds its secret."
+  }
+}
+
 run "existing_network" {
   command = plan
 

@@ -10,7 +10,11 @@ from terraform_support import ROOTS, of_type, one_of_type
 
 from cloudtrain.settings import Settings
 
-pytestmark = [pytest.mark.aws, pytest.mark.timeout(1800)]  # the first test applies everything
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.timeout(1800),  # the first of them applies everything
+    pytest.mark.xdist_group("terraform"),  # in one process, so that the others do not wait for it
+]
 
 # What moto has no answer for (quotas, simulated policies) is `could not check`.
 PASSED = {"identity", "role", "trust", "bucket", "subnets", "security groups", "way to s3"}
@@ -25,6 +29,12 @@ def test_everything_is_made_and_nothing_is_left(
         print(f"\n{root}: {len(resources)} resources made and destroyed")
     assert len(resources) == {"module": 48, "minimal": 47, "existing-vpc": 33}[root]
     assert applied[root]["left"] == []
+
+
+def test_the_account_is_as_it_was(applied: dict[str, Any]) -> None:
+    account = applied["account"]
+    assert account["after"] == account["before"]
+    assert account["before"]["vpcs"]
 
 
 @pytest.mark.parametrize("root", ROOTS)

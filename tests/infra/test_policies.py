@@ -11,7 +11,11 @@ from terraform_support import MODULE, ROOTS, as_list, of_type, one_of_type, poli
 
 from cloudtrain import catalog
 
-pytestmark = [pytest.mark.aws, pytest.mark.timeout(1800)]  # the first test applies everything
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.timeout(1800),  # the first of them applies everything
+    pytest.mark.xdist_group("terraform"),  # in one process, so that the others do not wait for it
+]
 
 # AWS lets no resource be named for these (Service Authorization Reference, 2026-11).
 UNNAMEABLE = {
