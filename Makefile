@@ -22,7 +22,7 @@ demo: $(VENV)/.installed-demo
 
 # Most of these tests wait for processes and servers of their own, so two go on at a time.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 2
 
 check: lint types contracts unit
 

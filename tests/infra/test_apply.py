@@ -13,7 +13,6 @@ from cloudtrain.settings import Settings
 pytestmark = [
     pytest.mark.aws,
     pytest.mark.timeout(1800),  # the first of them applies everything
-    pytest.mark.xdist_group("terraform"),  # in one process, so that the others do not wait for it
 ]
 
 # What moto has no answer for (quotas, simulated policies) is `could not check`.

@@ -14,7 +14,6 @@ from cloudtrain import catalog
 pytestmark = [
     pytest.mark.aws,
     pytest.mark.timeout(1800),  # the first of them applies everything
-    pytest.mark.xdist_group("terraform"),  # in one process, so that the others do not wait for it
 ]
 
 # AWS lets no resource be named for these (Service Authorization Reference, 2026-11).
