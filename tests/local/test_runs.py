@@ -84,7 +84,9 @@ def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> Non
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    run_here = {"digits", "gpt-stdlib", "script-ddp", "script-lightning", "script-accelerate"}  # test_frameworks.py
+    in_test_frameworks = {"script-ddp", "script-lightning", "script-accelerate"}
+    in_test_scripts = {"script-launch", "script-sagemaker", "script-spawn"}
+    run_here = {"digits", "gpt-stdlib"} | in_test_frameworks | in_test_scripts
     assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
 
 
@@ -318,8 +320,8 @@ def test_a_tasks_mistake_is_told_without_our_frames(cli: Cli, small: Small) -> N
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4
     assert done.json["reason"] == (
-        "rank 0 on algo-1 (local rank 0) failed: loss() must return a scalar tensor, the mean over the batch's "
-        "samples; it returned float"
+        "rank 0 on algo-1 (local rank 0) failed: small.py:25:5  loss() must return a scalar tensor, the mean over the "
+        "batch's samples; it returned a float"
     )
     assert "Traceback" not in done.err
 
