@@ -16,6 +16,7 @@ import psutil
 
 REPOSITORY = Path(__file__).parent.parent
 EXAMPLES = REPOSITORY / "examples"
+MOTO_SERVER = Path(__file__).with_name("moto_server.py")
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ def command() -> Path:
 
 
 @contextlib.contextmanager
-def serve_moto(log: Path) -> Iterator[str]:
+def serve_moto(log: Path, script: Path = MOTO_SERVER) -> Iterator[str]:
     """Serve an empty moto on loopback; yield its address."""
-    program = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
+    program = [sys.executable, str(script)]
     with log.open("w") as errors:
         server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert server.stdout is not None

@@ -287,6 +287,8 @@ class Trainer:
             self.clock.mark(phase)
             yield batch
             self.clock.mark(Phase.DATA)
+        if self.pipeline is not None:
+            self.clock.mark(phase)  # it has them all, and begins
 
     def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""

@@ -38,6 +38,23 @@ def check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) 
         yield Finding(found.message, at, found.hint, is_key=len(at) > len(("code", "args")), place=place)
 
 
+def check_methods(directory: Path, task: str, needed: Mapping[str, FieldPath]) -> Iterator[Finding]:
+    """Yield optional methods that a job needs and its Task does not have, as far as the text proves it.
+
+    Args:
+        directory: The code folder.
+        task: `module:Class`.
+        needed: The job's field that needs it, by method.
+    """
+    from cloudtrain_runtime.contract import signatures
+
+    for method, at in needed.items():
+        if signatures.lacks(directory, task, method):
+            name = task.rpartition(":")[2]
+            message = f"it needs a method {method}() of {name}, which tells how its layers are split"
+            yield Finding(message, at, f"write it (the guide's section Parallelism shows one), or remove {at[-1]}")
+
+
 def check_syntax(path: Path, at: FieldPath) -> Iterator[Finding]:
     """Yield what keeps Python from reading a file."""
     from cloudtrain_runtime.contract.classes import Broken, parse

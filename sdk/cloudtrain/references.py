@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entry import check_syntax, check_task
+from cloudtrain.document import FieldPath
+from cloudtrain.entry import check_methods, check_syntax, check_task
 from cloudtrain.errors import nearest
 from cloudtrain.problems import Finding
 
@@ -21,6 +22,7 @@ class References:
         base: Folder that relative data paths start from.
         data: Uri or path by channel.
         sharded: Channels of which each instance gets a share.
+        methods: Optional methods that the Task must have, with the field that needs it.
     """
 
     directory: Path
@@ -32,6 +34,7 @@ class References:
     data: Mapping[str, str]
     sharded: frozenset[str]
     instances: int
+    methods: Mapping[str, FieldPath]
 
     def check(self) -> Iterator[Finding]:
         """Yield what is not there, or not what it should be."""
@@ -55,6 +58,7 @@ class References:
             yield from self._file("requirements", self.requirements)
         if self.task is not None:
             yield from check_task(self.directory, self.task, self.args if isinstance(self.args, Mapping) else None)
+            yield from check_methods(self.directory, self.task, self.methods)
 
     def _file(self, field: str, name: str) -> Iterator[Finding]:
         path = self.directory / name

@@ -509,7 +509,8 @@ class Status:
         """Return what makes the run slower than it could be, one sentence each."""
         progress, told = self.progress, []
         wait = progress.metrics.get("train/data_wait", 0.0)
-        if wait > MUCH_DATA_WAIT and not self.state.is_final:
+        is_first = (progress.last_step or 0) <= 1  # loader workers start in it
+        if wait > MUCH_DATA_WAIT and not is_first and not self.state.is_final:
             told.append(f"{wait:.0%} of each step waits for data: more train.workers, or data nearer to the instance")
         if progress.slow_network is not None:
             told.append(progress.slow_network)

@@ -358,6 +358,12 @@ class Parallel(Section):
         """Whether every rank holds the whole model."""
         return self.data == "ddp" and self.tensor == self.pipeline == 1
 
+    @property
+    def methods(self) -> Mapping[str, tuple[str, ...]]:
+        """Methods that a Task must have for this, with the field that needs it."""
+        needed = (("parallelize", "tensor"), ("pipeline", "pipeline"))
+        return {method: ("train", "parallel", field) for method, field in needed if getattr(self, field) > 1}
+
 
 class Profile(Section):
     """Which steps torch.profiler records."""
@@ -647,6 +653,7 @@ class JobSpec(Section):
             data={name: channel.uri for name, channel in self.data.items()},
             sharded=frozenset(name for name, channel in self.data.items() if channel.sharded),
             instances=self.cluster.instances,
+            methods=self.train.parallel.methods if self.train is not None else {},
         )
 
     @classmethod

@@ -84,7 +84,9 @@ def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> Non
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    run_here = {"digits", "gpt-stdlib", "script-ddp", "script-lightning", "script-accelerate"}  # test_frameworks.py
+    in_test_frameworks = {"script-ddp", "script-lightning", "script-accelerate"}
+    in_test_scripts = {"script-launch", "script-sagemaker", "script-spawn"}
+    run_here = {"digits", "gpt-stdlib"} | in_test_frameworks | in_test_scripts
     assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
 
 

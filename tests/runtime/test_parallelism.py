@@ -42,6 +42,8 @@ class Layout:
         default, own = ParallelConfig(), self.parallel
         changed = {key: value for key, value in vars(own).items() if value != getattr(default, key)}
         given = {"data": own.data, **changed} if own.data == "fsdp" or not changed else changed
+        if "bucket_bytes" in given:
+            given = {"bucket": f"{given['bucket_bytes'] // 1000}KB"}  # as the job says it
         words = [f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in given.items()]
         return f"`{{{', '.join(words)}}}`" + (", activation checkpointing" if self.recomputes else "")
 

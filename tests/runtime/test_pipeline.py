@@ -107,6 +107,15 @@ def test_links_pass_on_tensors_of_any_shape_and_see_no_padding(alone: Outcome, t
 
 
 @pytest.mark.processes
+def test_the_time_in_the_stages_is_no_wait_for_data(tmp_path: Path) -> None:
+    outcome = losses(replace(job(pipeline=2), steps=4), 2, tmp_path)
+    steps = [event for event in outcome.events if event["event"] == "step"]
+    assert steps, outcome.text
+    for step in steps:
+        assert step["split"]["backward"] > step["split"]["data"]
+
+
+@pytest.mark.processes
 def test_evaluation_goes_through_the_stages(tmp_path: Path) -> None:
     def measured(train: TrainConfig, ranks: int, name: str) -> list[float]:
         outcome = losses(replace(train, steps=6), ranks, tmp_path / name, arguments={"validates": 21})

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from aws_front import Answer, Front, Request, quotas, simulation
@@ -208,6 +209,44 @@ def test_a_denial_that_hangs_on_a_condition_is_no_failure(account: Front, checks
     found = checks()
     assert {name for name, each in found.items() if each.result is not Result.PASS} == {"permissions", "caller"}
     assert {each.result for each in found.values()} == {Result.PASS, Result.UNKNOWN}
+
+
+def test_policies_are_judged_by_what_the_request_says(
+    account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that bounds types, subnets, key and time can only be simulated with the values that AWS compares."""
+    key = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/one"
+    monkeypatch.setenv("CLOUDTRAIN_KMS_KEY", key)
+    monkeypatch.setenv("CLOUDTRAIN_SUBNETS", "subnet-1,subnet-2")
+    monkeypatch.setenv("CLOUDTRAIN_SECURITY_GROUPS", "sg-1")
+    checks()
+    asked = [request for request in account.requests if request.operation == "SimulatePrincipalPolicy"]
+    facts = {frozenset(request.form("ActionNames")): facts_of(request) for request in asked}
+    assert facts[frozenset({"sagemaker:CreateTrainingJob", "sagemaker:AddTags"})] == {
+        "iam:PassedToService": ["sagemaker.amazonaws.com"],
+        "sagemaker:TaggingAction": ["CreateTrainingJob"],
+        "sagemaker:InstanceTypes": ["ml.m5.xlarge"],
+        "sagemaker:VpcSubnets": ["subnet-1", "subnet-2"],
+        "sagemaker:VpcSecurityGroupIds": ["sg-1"],
+        "sagemaker:OutputKmsKey": [key],
+        "sagemaker:VolumeKmsKey": [key],
+        "sagemaker:MaxRuntimeInSeconds": ["86400"],
+        "sagemaker:InterContainerTrafficEncryption": ["false"],
+    }
+    assert facts[frozenset({"kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"})] == {
+        "kms:GrantIsForAWSResource": ["true"],
+        "ec2:Subnet": [f"arn:aws:ec2:us-west-2:{ACCOUNT}:subnet/subnet-1"],
+    }
+
+
+def facts_of(request: Request) -> dict[str, list[str]]:
+    """Return the context that a simulation is asked with."""
+    form = parse_qs(request.body.decode())
+    names = {key: value[0] for key, value in form.items() if key.endswith(".ContextKeyName")}
+    return {
+        name: [form[each][0] for each in sorted(form) if each.startswith(key.replace("KeyName", "KeyValues"))]
+        for key, name in names.items()
+    }
 
 
 def test_a_caller_that_may_not_pass_the_role(account: Front, checks: Checks) -> None:

@@ -9,6 +9,8 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,15 @@ def test_an_archive_of_another_size_is_replaced(aws: dict[str, str], archive: Pa
     put("code/sourcedir.tar.gz", torn)
     assert send(archive).files == 1
     assert body_of("code/sourcedir.tar.gz") == b"archive"
+
+
+@pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
+def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, files: int) -> None:
+    """A lifecycle rule takes code by its age, and a job that has just been submitted may need it for weeks."""
+    modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
+    headers = {"Last-Modified": modified, "ETag": '"0"'}
+    front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", Answer(b"archive", 200, headers))
+    assert send(archive) == Sent(files=files, bytes=7 * files, kept=1 - files)
 
 
 def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data: Path) -> None:

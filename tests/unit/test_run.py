@@ -102,6 +102,8 @@ def test_a_step_tells_where_its_time_goes() -> None:
     assert data.startswith("30% of each step waits for data")
     assert efa == "EFA is not active?"
     assert rank == "rank 5 on algo-2 takes 1.40 x the median of all ranks, most of it in forward"
+    first = fold_events([*EVENTS[:2], {**EVENTS[5], **seen, "step": 1}])
+    assert not Status("x", "local", State.RUNNING, progress=first).warnings()
     over = fold_events([*events, {**slow, "is_over": True}, {**EVENTS[5], **seen, "data_wait": 0.1}])
     assert Status("x", "local", State.RUNNING, progress=over).warnings() == ("EFA is not active?",)
 
@@ -116,7 +118,7 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
     "name",
     [
         *("started", "step", "evaluation", "checkpoint", "checkpoint_missed", "checkpoint_damaged"),
-        *("failed", "stopped", "finished", "straggler", "bandwidth", "profile", "new"),
+        *("failed", "stopped", "finished", "straggler", "bandwidth", "profile", "pipeline", "new"),
     ],
 )
 def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,3 +226,22 @@ def test_checkpoint_events_are_told() -> None:
     assert told({**saved, "stall_seconds": 0.0124}).endswith("2.00 s, training waited 0.012 s")
     assert told(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied"
     assert "step 10 is damaged and set aside, at file:///c/step-00000010" in told(DAMAGED)
+
+
+def test_the_stages_of_a_pipeline_are_told() -> None:
+    from cloudtrain.console.runs import readable
+
+    event = {"event": "pipeline", "links": [3, 4], "stage_seconds": [0.00155, 0.00154], "imbalance": 1.0032}
+    told = readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+    assert told == "pipeline: modules by stage 3 (1.55 ms), 4 (1.54 ms); the slowest takes 1.00 x the mean"
+
+
+def test_the_first_step_may_wait_for_data() -> None:
+    from cloudtrain.console.runs import readable
+
+    def told(step: int) -> str:
+        event = {"event": "step", "step": step, "epoch": 0, "loss": 1.0, "samples_per_second": 9.0, "data_wait": 0.7}
+        return readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+
+    assert "data" not in told(1)
+    assert "70% of the step waits for data" in told(10)

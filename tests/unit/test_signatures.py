@@ -11,7 +11,7 @@ import pytest
 from support import REPOSITORY
 
 from cloudtrain_runtime.contract.methods import METHODS
-from cloudtrain_runtime.contract.signatures import check_task
+from cloudtrain_runtime.contract.signatures import check_task, lacks
 
 HEAD = "from cloudtrain_runtime import Task\n"
 MODEL = "    def model(self): return 1\n"
@@ -121,6 +121,15 @@ def test_a_missing_method(tmp_path: Path, body: str, expected: list[str]) -> Non
     told = found(tmp_path, f"{HEAD}class Mine(Task):\n{body}")
     assert len(told) == len(expected)
     assert all(part in text for part, text in zip(expected, told, strict=True)), told
+
+
+def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
+    own = "    def pipeline(self, model, stages): return [model]\n"
+    (tmp_path / "mine.py").write_text(
+        f"{WHOLE}class Own(Mine):\n{own}class Heir(Own): ...\nimport elsewhere\nclass Unknown(elsewhere.Task): ...\n"
+    )
+    told = {name: lacks(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")}
+    assert told == {"Mine": True, "Own": False, "Heir": False, "Unknown": False, "No": False}
 
 
 @pytest.mark.parametrize(

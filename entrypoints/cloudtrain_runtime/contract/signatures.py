@@ -81,6 +81,21 @@ def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) ->
     return sorted(found, key=lambda each: (each.file, each.line or 0, each.column or 0))
 
 
+def lacks(directory: Path, reference: str, method: str) -> bool:
+    """Return whether the text proves that a Task does not have an optional method of its own.
+
+    Args:
+        directory: The code folder.
+        reference: `module:Class`.
+        method: Such as `pipeline`.
+    """
+    module_name, _, class_name = reference.partition(":")
+    sources = Sources(directory)
+    module = sources.module(module_name)
+    task = sources.resolve(module, class_name) if module is not None and class_name in module.bound else None
+    return isinstance(task, Class) and find_member(sources.order(task), method) is Beyond.TASK
+
+
 def _class_findings(
     sources: Sources, module: Module, class_name: str, arguments: Mapping[str, Any]
 ) -> Iterator[Finding]:

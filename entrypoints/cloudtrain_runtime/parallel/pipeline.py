@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Feeder, make_feeder
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.events import emit
 from cloudtrain_runtime.parallel.calls import Call, call_of, loss_of, metrics_of, prediction_of
 from cloudtrain_runtime.parallel.chain import Shape, Survey, balance, cut, keep_only, links_of, survey
 from cloudtrain_runtime.parallel.mesh import Mesh
@@ -324,5 +324,3 @@ def _tell(sizes: Sequence[int], seconds: Sequence[float]) -> None:
     # Everybody waits for the slowest: 1 would be a perfect balance.
     imbalance = max(stages) / (sum(stages) / len(stages))
     emit("pipeline", links=list(sizes), stage_seconds=[float(f"{stage:.3g}") for stage in stages], imbalance=imbalance)
-    told = ", ".join(f"{size} ({1000 * stage:.3g} ms)" for size, stage in zip(sizes, stages, strict=True))
-    say(f"pipeline: links by stage {told}; the slowest takes {imbalance:.2f} x the mean")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -74,6 +75,8 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
             f"train.parallel: a parameter without a dimension cannot be sharded: {', '.join(scalars)}; give it one, "
             "such as torch.ones(1)"
         )
+    # Told of each model that ends in a linear layer. Who does change its output in place is told by an error then.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     devices = mesh.device_mesh
     dtype = PRECISIONS.get(train.precision)
     options: dict[str, Any] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,13 +124,29 @@ def whole_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     if mesh.is_plain:
         state: dict[str, Any] = model.state_dict() if mesh.place.is_main else {}
     else:
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        with _without_advice():
+            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     holds = mesh.data_rank == mesh.tensor_rank == 0
     state = {name: _on_cpu(value) for name, value in state.items()} if holds else {}
     if mesh.pipeline == 1:
         return state
     stages = gather(state, mesh.place)
     return {name: value for stage in stages for name, value in stage.items()} if mesh.place.is_main else {}
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep torch from telling that what is sharded twice is gathered in two steps: nobody can change it."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("While redistributing from")
+
+    logger.addFilter(is_told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_told)
 
 
 def _placed(

@@ -178,7 +178,8 @@ def _started(event: Mapping[str, Any]) -> str:
 
 
 def _step(event: Mapping[str, Any]) -> str:
-    wait = event.get("data_wait") or 0
+    # The first step always waits: loader workers start.
+    wait = (event.get("data_wait") or 0) if event["step"] > 1 else 0
     slow = f"  {wait:.0%} of the step waits for data" if wait > MUCH_DATA_WAIT else ""
     return (
         f"step {event['step']:>6}  epoch {event['epoch']:>3}  loss {_number(event['loss'])}  "
@@ -218,6 +219,12 @@ def _bandwidth(event: Mapping[str, Any]) -> str:
     return f"{event['world_size']} ranks exchange data at {event['gbps']:,.1f} Gbit/s{rated}"
 
 
+def _pipeline(event: Mapping[str, Any]) -> str:
+    stages = zip(event["links"], event["stage_seconds"], strict=True)
+    told = ", ".join(f"{modules} ({1e3 * seconds:.3g} ms)" for modules, seconds in stages)
+    return f"pipeline: modules by stage {told}; the slowest takes {event['imbalance']:.2f} x the mean"
+
+
 def _missed(event: Mapping[str, Any]) -> str:
     alarm = f"ALARM, {event['missed']} in a row: " if event.get("alarm") else ""
     return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {event.get('detail') or 'no reason told'}"
@@ -240,6 +247,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "straggler": _straggler,
     "bandwidth": _bandwidth,
+    "pipeline": _pipeline,
     "profile": lambda event: (
         f"profile of steps {event['first_step']} to {event['last_step']} of every rank: {event['uri']}"
     ),

@@ -704,6 +704,14 @@ RULES: tuple[Rule, ...] = (
         "Some parameters take no part in the loss: use all outputs, "
         "or wrap the model with find_unused_parameters=True.",
     ),
+    # Parameters that FSDP2 has freed: the hook that gathers them again hung on an output that was then written over
+    _rule(
+        C.USER_CODE,
+        _RAISED,
+        r"setStorage: .* out of bounds for storage of size 0",
+        "With data: fsdp what a module has returned must not be changed in place: "
+        "logits = logits / 2 instead of logits /= 2.",
+    ),
     _rule(
         C.USER_CODE,
         _RAISED,

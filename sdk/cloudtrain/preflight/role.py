@@ -176,7 +176,9 @@ def check_permissions(context: Context) -> Iterator[Check]:
     """Check by simulation that the role may do what the container and SageMaker do in its name."""
     role = context.role
     needs = role_needs(context.plan, role, context.region)
-    denials = _simulate(context, context.role_arn, needs)
+    denials = _simulate(
+        context, context.role_arn, needs, _facts_of_container(context.plan.request, role, context.region)
+    )
     count = sum(len(need.actions) * len(need.resources) for need in needs)
     yield _judge("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
 
@@ -260,6 +262,20 @@ def _key_needs(request: Document, role: Role, region: str) -> tuple[Need, ...]:
         return ()  # an alias is no resource of a policy
     arn = key if key.startswith("arn:") else f"arn:{role.partition}:kms:{region}:{role.account}:key/{key}"
     return (Need(("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), elsewhere=True),)
+
+
+def _facts_of_container(request: Document, role: Role, region: str) -> tuple[Document, ...]:
+    """Return what SageMaker's calls in the role's name carry, for the conditions of its policies."""
+    subnets = request.get("VpcConfig", {}).get("Subnets", ())
+    base = f"arn:{role.partition}:ec2:{region}:{role.account}:subnet"
+    return (
+        _fact("kms:GrantIsForAWSResource", "boolean", "true"),
+        *(_fact("ec2:Subnet", "string", f"{base}/{name}") for name in subnets[:1]),  # an interface is in one
+    )
+
+
+def _fact(name: str, kind: str, *values: object) -> Document:
+    return {"ContextKeyName": name, "ContextKeyValues": [str(value) for value in values], "ContextKeyType": kind}
 
 
 def _simulate(
@@ -383,13 +399,34 @@ def check_caller(context: Context) -> Iterator[Check]:
         Need(("iam:PassRole",), (context.role_arn,)),
         Need(("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True),
     )
-    passed_to = {
-        "ContextKeyName": "iam:PassedToService",
-        "ContextKeyValues": [_SERVICES[0]],
-        "ContextKeyType": "string",
-    }
-    denials = _simulate(context, _policy_source(context, arn), needs, (passed_to,))
+    denials = _simulate(context, _policy_source(context, arn), needs, _facts_of_caller(context))
     yield _judge("caller", "may create the job, pass the role and upload the code", denials, None)
+
+
+def _facts_of_caller(context: Context) -> tuple[Document, ...]:
+    """Return what CreateTrainingJob tells IAM of the request, so that policies which bound it can be judged.
+
+    Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
+    """
+    request = context.plan.request
+    network, output, resources = (request.get(name, {}) for name in ("VpcConfig", "OutputDataConfig", "ResourceConfig"))
+    encrypted = str(bool(request.get("EnableInterContainerTrafficEncryption"))).lower()
+    facts = (
+        _fact("iam:PassedToService", "string", _SERVICES[0]),
+        _fact("sagemaker:TaggingAction", "string", "CreateTrainingJob"),
+        _fact("sagemaker:InstanceTypes", "stringList", *context.instance_types),
+        _fact("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
+        _fact("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
+        _fact("sagemaker:OutputKmsKey", "string", *_given(output.get("KmsKeyId"))),
+        _fact("sagemaker:VolumeKmsKey", "string", *_given(resources.get("VolumeKmsKeyId"))),
+        _fact("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
+        _fact("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
+    )
+    return tuple(fact for fact in facts if fact["ContextKeyValues"])
+
+
+def _given(value: str | None) -> tuple[str, ...]:
+    return () if value is None else (value,)
 
 
 def _policy_source(context: Context, arn: str) -> str:

@@ -13,6 +13,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ PART_BYTES = 8 * 2**20
 """Size of a part, and from which size on a file is sent in parts."""
 AT_ONCE = 10
 """Requests at once; botocore keeps as many connections (max_pool_connections)."""
+
+_KEPT_DAYS = 30
+"""Age from which on an archive is sent again, so that a lifecycle rule for old code takes none that a job needs."""
 
 _NOT_THERE = ("404", "NoSuchKey", "NotFound")
 _NOT_TOLD = ("403", "AccessDenied")
@@ -73,7 +78,8 @@ class Uploads:
     def add_archive(self, path: Path, uri: str) -> None:
         """Add a file whose name holds the digest of its content, unless it lies there.
 
-        Equal digests mean equal archives, so an object of another size was not completed by us: it is replaced.
+        Equal digests mean equal archives, so an object of another size was not completed by us: it is replaced. So is
+        one that a lifecycle rule may soon take: its age counts from the last time that it was sent.
 
         Raises:
             botocore.exceptions.ClientError: S3 refused.
@@ -145,7 +151,7 @@ class Uploads:
                 each.result()
 
     def _size_there(self, item: _Item) -> int | None:
-        """Return the size of an object, or None where there is none or S3 does not tell."""
+        """Return the size of an object, or None where there is no new one or S3 does not tell."""
         from botocore.exceptions import ClientError
 
         try:
@@ -154,7 +160,9 @@ class Uploads:
             if error.response["Error"]["Code"] not in (*_NOT_THERE, *_NOT_TOLD):
                 raise
             return None
-        return int(answer["ContentLength"])
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # both times are S3's own
+        is_old = now - answer["LastModified"] > timedelta(days=_KEPT_DAYS)
+        return None if is_old else int(answer["ContentLength"])
 
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
         """Return sizes by key; nothing where the caller may not list."""

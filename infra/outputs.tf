@@ -1,0 +1,42 @@
+# Exactly the settings of cloudtrain: what `terraform output -json` prints is what cloudtrain needs to know.
+
+output "role" {
+  description = "ARN of the execution role."
+  value       = aws_iam_role.execution.arn
+  depends_on  = [aws_iam_role_policy.execution]
+}
+
+output "bucket" {
+  description = "Name of the S3 bucket for code, checkpoints and models."
+  value       = aws_s3_bucket.this.id
+}
+
+output "prefix" {
+  description = "Key prefix below which cloudtrain writes."
+  value       = var.prefix
+}
+
+output "region" {
+  description = "AWS region."
+  value       = local.region
+}
+
+output "subnets" {
+  description = "Private subnets that jobs run in."
+  value       = local.subnet_ids
+}
+
+output "security_groups" {
+  description = "Security groups of the jobs' hosts."
+  value       = local.security_group_ids
+}
+
+output "kms_key" {
+  description = "ARN of the key for volumes and outputs."
+  value       = aws_kms_key.this.arn
+}
+
+output "transport" {
+  description = "How jobs are sent: `estimator` or `boto3`."
+  value       = var.transport
+}

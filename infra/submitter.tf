@@ -1,0 +1,265 @@
+# What people and CI may do: start jobs with this role, in these subnets, with this key, on these instances.
+# Two policies, because IAM takes 6,144 characters in one: what costs money or changes something, and what only looks.
+
+resource "aws_iam_policy" "submit" {
+  name        = "${var.name}-submit"
+  description = "Start and stop training jobs with the role ${aws_iam_role.execution.name}, within its limits"
+  policy      = data.aws_iam_policy_document.submit.json
+  tags        = local.tags
+}
+
+resource "aws_iam_policy" "look" {
+  name        = "${var.name}-look"
+  description = "Follow training jobs, and check the account before a submit; changes nothing"
+  policy      = data.aws_iam_policy_document.look.json
+  tags        = local.tags
+}
+
+resource "aws_iam_role_policy_attachment" "submitters" {
+  for_each = {
+    for pair in setproduct(var.submitter_roles, ["submit", "look"]) : "${pair[0]}:${pair[1]}" => pair
+  }
+
+  role       = reverse(split("/", each.value[0]))[0]
+  policy_arn = each.value[1] == "submit" ? aws_iam_policy.submit.arn : aws_iam_policy.look.arn
+}
+
+locals {
+  # Types whose disks are in the instance and encrypted by hardware: SageMaker refuses a key for their volumes.
+  with_local_disks = [
+    for name in var.instance_types : name
+    if can(regex("^ml\\.(p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+[0-9]+[a-z]*d)[a-z0-9-]*\\.", name))
+  ]
+  with_volumes = setsubtract(var.instance_types, local.with_local_disks)
+
+  # A job names types of one of these groups. Both must hold in full: what a condition does not mention is not checked.
+  groups_of_types = { for key, types in { LocalDisks = local.with_local_disks, Volumes = local.with_volumes } : key => types if length(types) > 0 }
+
+  submitter_role_arns = [for name in var.submitter_roles : "arn:${local.partition}:iam::${local.account}:role/${name}"]
+}
+
+data "aws_iam_policy_document" "submit" {
+  dynamic "statement" {
+    for_each = local.groups_of_types
+    content {
+      sid       = "CreateWith${statement.key}"
+      actions   = ["sagemaker:CreateTrainingJob"]
+      resources = ["${local.training_jobs}/*"]
+
+      condition {
+        test     = "ForAllValues:StringLike"
+        variable = "sagemaker:InstanceTypes"
+        values   = statement.value
+      }
+      condition {
+        test     = "ForAllValues:StringEquals"
+        variable = "sagemaker:VpcSubnets"
+        values   = local.subnet_ids
+      }
+      condition {
+        test     = "ForAllValues:StringEquals"
+        variable = "sagemaker:VpcSecurityGroupIds"
+        values   = local.security_group_ids
+      }
+      # ForAllValues is true of nothing, so each must be there.
+      dynamic "condition" {
+        for_each = ["InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets"]
+        content {
+          test     = "Null"
+          variable = "sagemaker:${condition.value}"
+          values   = ["false"]
+        }
+      }
+      condition {
+        test     = "ArnEquals"
+        variable = "sagemaker:OutputKmsKey"
+        values   = [aws_kms_key.this.arn]
+      }
+      dynamic "condition" {
+        for_each = statement.key == "Volumes" ? [1] : []
+        content {
+          test     = "ArnEquals"
+          variable = "sagemaker:VolumeKmsKey"
+          values   = [aws_kms_key.this.arn]
+        }
+      }
+      dynamic "condition" {
+        for_each = var.require_traffic_encryption ? [1] : []
+        content {
+          test     = "Bool"
+          variable = "sagemaker:InterContainerTrafficEncryption"
+          values   = ["true"]
+        }
+      }
+      condition {
+        test     = "NumericLessThanEquals"
+        variable = "sagemaker:MaxRuntimeInSeconds"
+        values   = [var.max_runtime_hours * 3600]
+      }
+    }
+  }
+
+  statement {
+    sid       = "PassThisRoleOnly"
+    actions   = ["iam:PassRole"]
+    resources = [aws_iam_role.execution.arn]
+    condition {
+      test     = "StringEquals"
+      variable = "iam:PassedToService"
+      values   = ["sagemaker.amazonaws.com"]
+    }
+  }
+
+  statement {
+    sid       = "TagJobsAsTheyAreMade"
+    actions   = ["sagemaker:AddTags"]
+    resources = ["${local.training_jobs}/*"]
+    condition {
+      test     = "StringEquals"
+      variable = "sagemaker:TaggingAction"
+      values   = ["CreateTrainingJob"]
+    }
+  }
+
+  # A job of cloudtrain has this tag from its first moment, and nobody here can give it to another.
+  statement {
+    sid       = "EndJobsOfCloudtrain"
+    actions   = ["sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob"]
+    resources = ["${local.training_jobs}/*"]
+    condition {
+      test     = "Null"
+      variable = "aws:ResourceTag/cloudtrain:job"
+      values   = ["false"]
+    }
+  }
+
+  statement {
+    sid       = "Upload"
+    actions   = ["s3:AbortMultipartUpload", "s3:PutObject"]
+    resources = ["${local.objects}/*"]
+  }
+
+  # For the volumes of a job SageMaker makes its grant with the execution role, so no submitter needs kms:CreateGrant.
+  statement {
+    sid       = "EncryptUploads"
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"] # the parts of a large upload are decrypted to be put together
+    resources = [aws_kms_key.this.arn]
+    condition {
+      test     = "StringEquals"
+      variable = "kms:ViaService"
+      values   = ["s3.${local.region}.${local.dns}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.job_queues) == 0 ? [] : [1]
+    content {
+      sid       = "UseJobQueues"
+      actions   = ["batch:SubmitServiceJob"]
+      resources = var.job_queues
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.job_queues) == 0 ? [] : [1]
+    content {
+      sid       = "UseServiceJobs"
+      actions   = ["batch:SubmitServiceJob", "batch:TagResource", "batch:TerminateServiceJob"]
+      resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:service-job/*"]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "look" {
+  statement {
+    sid       = "FollowJobs"
+    actions   = ["sagemaker:DescribeTrainingJob", "sagemaker:ListTags"]
+    resources = ["${local.training_jobs}/*"]
+  }
+
+  # None of these lets a resource be named.
+  statement {
+    sid = "FindAndCheck"
+    actions = concat(
+      [
+        "ec2:DescribeRouteTables",
+        "ec2:DescribeSecurityGroups",
+        "ec2:DescribeSubnets",
+        "ec2:DescribeVpcEndpoints",
+        "pricing:GetProducts",
+        "sagemaker:ListTrainingJobs",
+        "sagemaker:Search",
+        "servicequotas:ListAWSDefaultServiceQuotas",
+        "servicequotas:ListServiceQuotas",
+      ],
+      length(var.job_queues) == 0 ? [] : [
+        "batch:DescribeJobQueues",
+        "batch:DescribeServiceEnvironments",
+      ],
+    )
+    resources = ["*"]
+  }
+
+  dynamic "statement" {
+    for_each = length(var.job_queues) == 0 ? [] : [1]
+    content {
+      sid     = "FollowQueues"
+      actions = ["batch:DescribeServiceJob", "batch:GetJobQueueSnapshot", "batch:ListServiceJobs"]
+      resources = concat(
+        var.job_queues,
+        ["arn:${local.partition}:batch:${local.region}:${local.account}:service-job/*"],
+      )
+    }
+  }
+
+  statement {
+    sid       = "ReadLogs"
+    actions   = ["logs:DescribeLogStreams", "logs:GetLogEvents"]
+    resources = ["${local.log_group_arn}:*"]
+  }
+
+  statement {
+    sid       = "LookAtBucket"
+    actions   = ["s3:GetBucketLocation", "s3:GetBucketPolicy", "s3:ListBucket"]
+    resources = concat([aws_s3_bucket.this.arn], local.data_buckets)
+  }
+
+  statement {
+    sid       = "ReadResults"
+    actions   = ["s3:GetObject"]
+    resources = ["${local.objects}/*"]
+  }
+
+  statement {
+    sid       = "DecryptResults"
+    actions   = ["kms:Decrypt"]
+    resources = [aws_kms_key.this.arn]
+    condition {
+      test     = "StringEquals"
+      variable = "kms:ViaService"
+      values   = ["s3.${local.region}.${local.dns}"]
+    }
+  }
+
+  statement {
+    sid       = "LookAtImages"
+    actions   = ["ecr:BatchGetImage"]
+    resources = local.image_repositories
+  }
+
+  # A person asks for the user's own policies, a role only for those of the roles that are named here.
+  statement {
+    sid     = "AskWhatIsAllowed"
+    actions = ["iam:GetRole", "iam:SimulatePrincipalPolicy"]
+    resources = concat(
+      [aws_iam_role.execution.arn, "arn:${local.partition}:iam::${local.account}:user/$${aws:username}"],
+      local.submitter_role_arns,
+    )
+  }
+
+  statement {
+    sid       = "LookAtBudgets"
+    actions   = ["budgets:ViewBudget"]
+    resources = ["arn:${local.partition}:budgets::${local.account}:budget/*"]
+  }
+}

@@ -1,0 +1,207 @@
+# What a plan would make, without any account: `terraform test`. The provider is a stand-in that invents ids.
+
+mock_provider "aws" {
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+  mock_data "aws_partition" {
+    defaults = { partition = "aws", dns_suffix = "amazonaws.com" }
+  }
+  mock_data "aws_region" {
+    defaults = { name = "eu-central-1" }
+  }
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["eu-central-1c", "eu-central-1a", "eu-central-1b"] }
+  }
+  mock_data "aws_iam_policy_document" {
+    defaults = { json = "{}" }
+  }
+}
+
+# What exists only after an apply, but decides on what is asserted.
+override_resource {
+  target          = aws_sns_topic.alerts
+  override_during = plan
+  values          = { arn = "arn:aws:sns:eu-central-1:123456789012:cloudtrain-alerts" }
+}
+
+override_resource {
+  target          = aws_s3_bucket.this
+  override_during = plan
+  values          = { id = "a-known-bucket", arn = "arn:aws:s3:::a-known-bucket" }
+}
+
+variables {
+  budget_usd   = 500
+  alert_emails = ["ada@example.com"]
+}
+
+run "defaults" {
+  command = plan
+
+  assert {
+    condition     = keys(aws_subnet.private) == ["eu-central-1a", "eu-central-1b"]
+    error_message = "Without zones, the first two of the region are taken, in their order."
+  }
+  assert {
+    condition     = [for subnet in aws_subnet.private : subnet.cidr_block] == ["10.84.0.0/20", "10.84.16.0/20"]
+    error_message = "Each subnet has a sixteenth of the network."
+  }
+  assert {
+    condition     = length(aws_budgets_budget.this[0].notification) == 4
+    error_message = "Three thresholds of what was spent and one of the forecast are told."
+  }
+  assert {
+    condition     = aws_kms_key.this.enable_key_rotation
+    error_message = "The key changes every year."
+  }
+  assert {
+    condition     = !aws_s3_bucket.this.force_destroy
+    error_message = "A destroy must not take checkpoints with it."
+  }
+  assert {
+    condition     = length(aws_fsx_lustre_file_system.this) == 0
+    error_message = "Lustre is made only for those who ask."
+  }
+}
+
+run "chosen_zones" {
+  command = plan
+
+  variables {
+    availability_zones = ["eu-central-1c"]
+    vpc_cidr           = "10.1.0.0/18"
+  }
+
+  assert {
+    condition     = aws_subnet.private["eu-central-1c"].cidr_block == "10.1.0.0/22"
+    error_message = "The subnet is in the zone that was asked for."
+  }
+}
+
+run "secrets" {
+  command = plan
+
+  variables {
+    secrets = ["arn:aws:secretsmanager:eu-central-1:123456789012:secret:wandb-a1B2c3"]
+  }
+
+  assert {
+    condition     = contains(keys(aws_vpc_endpoint.interface), "secretsmanager")
+    error_message = "A job in the private network reaches what holds its secret."
+  }
+}
+
+run "existing_network" {
+  command = plan
+
+  variables {
+    existing_vpc = {
+      id              = "vpc-0123456789abcdef0"
+      subnets         = ["subnet-0123456789abcdef0"]
+      security_groups = ["sg-0123456789abcdef0"]
+    }
+  }
+
+  assert {
+    condition     = length(aws_vpc.this) + length(aws_subnet.private) + length(aws_security_group.jobs) + length(aws_vpc_endpoint.s3) + length(aws_vpc_endpoint.interface) == 0
+    error_message = "In a network that is there, nothing is made that is there."
+  }
+  assert {
+    condition     = join(",", concat(output.subnets, output.security_groups)) == "subnet-0123456789abcdef0,sg-0123456789abcdef0"
+    error_message = "Jobs run where they were told to."
+  }
+}
+
+run "without_budget_and_watch" {
+  command = plan
+
+  variables {
+    budget_usd     = null
+    overlong_hours = null
+  }
+
+  assert {
+    condition     = length(aws_budgets_budget.this) + length(aws_sfn_state_machine.overlong) + length(aws_iam_role.watch) == 0
+    error_message = "null leaves them out."
+  }
+}
+
+run "lustre" {
+  command = plan
+
+  variables {
+    lustre = { capacity_gib = 4800, folder = "images" }
+  }
+
+  assert {
+    condition     = aws_fsx_lustre_file_system.this[0].storage_capacity == 4800 && aws_fsx_lustre_file_system.this[0].deployment_type == "PERSISTENT_2"
+    error_message = "The file system is as large as was asked for."
+  }
+  assert {
+    condition     = aws_fsx_data_repository_association.this[0].data_repository_path == "s3://a-known-bucket/cloudtrain/images"
+    error_message = "It shows what lies below one folder of the prefix."
+  }
+}
+
+run "mistakes_are_refused" {
+  command = plan
+
+  variables {
+    budget_usd              = -1
+    alert_emails            = ["ada"]
+    name                    = "My Team"
+    prefix                  = "/cloudtrain/"
+    transport               = "smtp"
+    bucket_name             = "My_Bucket"
+    bundle_days             = 30
+    noncurrent_days         = 0
+    incomplete_upload_days  = 1
+    read_only_data          = ["my-bucket/train"]
+    read_only_keys          = ["alias/data"]
+    secrets                 = ["arn:aws:secretsmanager:us-west-2:123456789012:secret:*"]
+    image_registry          = "aws"
+    image_repositories      = ["train:latest"]
+    submitter_roles         = ["arn:aws:iam::123456789012:role/ci"]
+    instance_types          = ["p4d.24xlarge"]
+    max_runtime_hours       = 1000
+    job_queues              = ["training"]
+    existing_vpc            = { id = "my-vpc", subnets = [], security_groups = ["default"] }
+    availability_zones      = ["eu-central-1a", "eu-central-1a"]
+    vpc_cidr                = "10.0.0.0/8"
+    interface_endpoints     = ["https://sts.amazonaws.com"]
+    budget_actual_percent   = [0]
+    budget_forecast_percent = [-1]
+    overlong_hours          = 0.5
+    lustre                  = { capacity_gib = 1000, throughput_mb_per_tib = 100, folder = "code" }
+  }
+
+  expect_failures = [
+    var.budget_usd,
+    var.alert_emails,
+    var.name,
+    var.prefix,
+    var.transport,
+    var.bucket_name,
+    var.bundle_days,
+    var.noncurrent_days,
+    var.incomplete_upload_days,
+    var.read_only_data,
+    var.read_only_keys,
+    var.secrets,
+    var.image_registry,
+    var.image_repositories,
+    var.submitter_roles,
+    var.instance_types,
+    var.max_runtime_hours,
+    var.job_queues,
+    var.existing_vpc,
+    var.availability_zones,
+    var.vpc_cidr,
+    var.interface_endpoints,
+    var.budget_actual_percent,
+    var.budget_forecast_percent,
+    var.overlong_hours,
+    var.lustre,
+  ]
+}

@@ -1,0 +1,89 @@
+"""The module and both examples, applied over HTTP and destroyed again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from terraform_support import ROOTS, of_type, one_of_type
+
+from cloudtrain.settings import Settings
+
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.timeout(1800),  # the first of them applies everything
+]
+
+# What moto has no answer for (quotas, simulated policies) is `could not check`.
+PASSED = {"identity", "role", "trust", "bucket", "subnets", "security groups", "way to s3"}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_everything_is_made_and_nothing_is_left(
+    applied: dict[str, Any], root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resources = applied[root]["resources"]
+    with capsys.disabled():
+        print(f"\n{root}: {len(resources)} resources made and destroyed")
+    assert len(resources) == {"module": 48, "minimal": 47, "existing-vpc": 33}[root]
+    assert applied[root]["left"] == []
+
+
+def test_the_account_is_as_it_was(applied: dict[str, Any]) -> None:
+    account = applied["account"]
+    assert account["after"] == account["before"]
+    assert account["before"]["vpcs"]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_outputs_are_exactly_the_settings(applied: dict[str, Any], root: str) -> None:
+    outputs = applied[root]["outputs"]
+    assert set(outputs) == {field.name for field in dataclasses.fields(Settings)} - {"sources"}
+    settings = Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in outputs.items()})
+    settings.require()
+    assert settings.account == "123456789012"
+    assert settings.subnets
+    assert settings.security_groups
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_cloudtrain_checks_the_account_and_finds_it_ready(applied: dict[str, Any], root: str) -> None:
+    checks = {check["name"]: check for check in applied[root]["checks"]}
+    assert {name: checks[name]["result"] for name in PASSED} == dict.fromkeys(PASSED, "pass")
+    assert [check for check in checks.values() if check["result"] == "fail"] == []
+
+
+def test_the_name_of_the_bucket_cannot_be_guessed(applied: dict[str, Any]) -> None:
+    names = [applied[root]["outputs"]["bucket"] for root in ROOTS]
+    suffixes = {name.rpartition("-")[2] for name in names}
+    assert len(suffixes) == len(names)
+    assert all(len(suffix) == 16 and int(suffix, 16) for suffix in suffixes)
+
+
+def test_budget_tells_people_and_the_topic(applied: dict[str, Any]) -> None:
+    resources = applied["module"]["resources"]
+    budget = one_of_type(resources, "aws_budgets_budget")
+    topic = one_of_type(resources, "aws_sns_topic")["arn"]
+    told = {(each["notification_type"], each["threshold"]) for each in budget["notification"]}
+    assert told == {("ACTUAL", 50), ("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
+    for each in budget["notification"]:
+        assert set(each["subscriber_email_addresses"]) == {"ada@example.com", "bob@example.com"}
+        assert each["subscriber_sns_topic_arns"] == [topic]
+    assert {each["endpoint"] for each in of_type(resources, "aws_sns_topic_subscription")} == {
+        "ada@example.com",
+        "bob@example.com",
+    }
+
+
+def test_state_machine_waits_looks_and_tells(applied: dict[str, Any]) -> None:
+    import json
+
+    machine = one_of_type(applied["existing-vpc"]["resources"], "aws_sfn_state_machine")
+    definition = json.loads(machine["definition"])
+    states = definition["States"]
+    assert states["Wait"]["Seconds"] == 48 * 3600
+    nexts = [state["Next"] for state in states.values() if "Next" in state]
+    choice = states["GoesOn"]
+    nexts += [choice["Default"], *(each["Next"] for each in choice["Choices"])]
+    assert set(nexts) | {definition["StartAt"]} == set(states)

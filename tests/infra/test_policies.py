@@ -1,0 +1,252 @@
+"""What the policies say, in the words that Terraform has rendered: nothing wider than it must be."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from terraform_support import MODULE, ROOTS, as_list, of_type, one_of_type, policy_of
+
+from cloudtrain import catalog
+
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.timeout(1800),  # the first of them applies everything
+]
+
+# AWS lets no resource be named for these (Service Authorization Reference, 2026-11).
+UNNAMEABLE = {
+    "batch:DescribeJobQueues",
+    "batch:DescribeServiceEnvironments",
+    "cloudwatch:PutMetricData",
+    "ec2:DescribeDhcpOptions",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVpcEndpoints",
+    "ec2:DescribeVpcs",
+    "ecr:GetAuthorizationToken",
+    "pricing:GetProducts",
+    "sagemaker:ListTrainingJobs",
+    "sagemaker:Search",
+    "servicequotas:ListAWSDefaultServiceQuotas",
+    "servicequotas:ListServiceQuotas",
+}
+IDENTITY_POLICIES = (
+    ("aws_iam_role_policy", "execution"),
+    ("aws_iam_role_policy", "watch"),
+    ("aws_iam_role_policy", "starts_watch"),
+    ("aws_iam_policy", "submit"),
+    ("aws_iam_policy", "look"),
+)
+MANAGED_CHARACTERS = 6144
+INLINE_CHARACTERS = 10240
+
+
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize(("kind", "name"), IDENTITY_POLICIES)
+def test_every_action_is_named_and_every_resource_that_can_be(
+    applied: dict[str, Any], root: str, kind: str, name: str
+) -> None:
+    for statement in policy_of(applied[root]["resources"], kind, name)["Statement"]:
+        actions = set(as_list(statement["Action"]))
+        assert not [action for action in actions if "*" in action]
+        assert "NotAction" not in statement
+        assert "NotResource" not in statement
+        resources = as_list(statement["Resource"])
+        if "*" in resources:
+            assert actions <= UNNAMEABLE, f"{statement['Sid']}: {sorted(actions - UNNAMEABLE)}"
+        else:
+            assert not actions & UNNAMEABLE
+            # A wildcard stands only at the end, below something that is named.
+            assert all(re.fullmatch(r"arn:aws:[^*]+([/:]\*(/checkpoints/\*)?)?", each) for each in resources)
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_policies_are_as_short_as_iam_takes_them(applied: dict[str, Any], root: str) -> None:
+    for kind, name in IDENTITY_POLICIES:
+        document = json.dumps(policy_of(applied[root]["resources"], kind, name), separators=(",", ":"))
+        assert len(document) <= (MANAGED_CHARACTERS if kind == "aws_iam_policy" else INLINE_CHARACTERS)
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_every_role_trusts_one_service_for_this_account(applied: dict[str, Any], root: str) -> None:
+    trusted = {}
+    for role in of_type(applied[root]["resources"], "aws_iam_role"):
+        (statement,) = json.loads(role["assume_role_policy"])["Statement"]
+        assert statement["Action"] == "sts:AssumeRole"
+        assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
+        trusted[role["name"].partition("-")[2].removeprefix("training-")] = statement["Principal"]
+    assert trusted == {
+        "execution": {"Service": "sagemaker.amazonaws.com"},
+        "overlong": {"Service": "states.amazonaws.com"},
+        "starts-overlong": {"Service": "events.amazonaws.com"},
+    }
+
+
+def statement(applied: dict[str, Any], root: str, kind: str, name: str, sid: str) -> dict[str, Any]:
+    """Return a statement by its name."""
+    (found,) = [each for each in policy_of(applied[root]["resources"], kind, name)["Statement"] if each["Sid"] == sid]
+    return dict(found)
+
+
+def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
+    bucket = applied["minimal"]["outputs"]["bucket"]
+    denied = statement(applied, "minimal", "aws_iam_role_policy", "execution", "CodeIsTheSubmittersOnly")
+    assert denied["Effect"] == "Deny"
+    assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
+    folders = ("code", "queues", "requests")
+    assert sorted(denied["Resource"]) == [f"arn:aws:s3:::{bucket}/cloudtrain/{folder}/*" for folder in folders]
+
+
+def test_a_job_deletes_only_checkpoints(applied: dict[str, Any]) -> None:
+    bucket = applied["minimal"]["outputs"]["bucket"]
+    document = policy_of(applied["minimal"]["resources"], "aws_iam_role_policy", "execution")
+    deleting = [
+        each
+        for each in document["Statement"]
+        if each["Effect"] == "Allow" and any("Delete" in action for action in as_list(each["Action"]))
+    ]
+    objects = [each["Resource"] for each in deleting if "s3:DeleteObject" in as_list(each["Action"])]
+    assert objects == [f"arn:aws:s3:::{bucket}/cloudtrain/*/checkpoints/*"]
+
+
+def test_only_this_role_may_be_passed_and_only_to_sagemaker(applied: dict[str, Any]) -> None:
+    passing = statement(applied, "existing-vpc", "aws_iam_policy", "submit", "PassThisRoleOnly")
+    assert passing["Resource"] == applied["existing-vpc"]["outputs"]["role"]
+    assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+
+
+def test_jobs_are_created_only_within_the_limits(applied: dict[str, Any]) -> None:
+    outputs = applied["existing-vpc"]["outputs"]
+    for sid, types in (
+        ("CreateWithLocalDisks", ["ml.g5.12xlarge", "ml.p4d.24xlarge"]),
+        ("CreateWithVolumes", ["ml.m5.2xlarge"]),
+    ):
+        condition = statement(applied, "existing-vpc", "aws_iam_policy", "submit", sid)["Condition"]
+        only = condition["ForAllValues:StringLike"]["sagemaker:InstanceTypes"]
+        assert sorted(as_list(only)) == types
+        assert condition["ForAllValues:StringEquals"] == {
+            "sagemaker:VpcSubnets": outputs["subnets"][0],
+            "sagemaker:VpcSecurityGroupIds": outputs["security_groups"][0],
+        }
+        # ForAllValues is true of a request that names none.
+        assert condition["Null"] == {
+            f"sagemaker:{key}": "false" for key in ("InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets")
+        }
+        assert condition["ArnEquals"]["sagemaker:OutputKmsKey"] == outputs["kms_key"]
+        # SageMaker refuses a key for disks that are in the instance.
+        has_volumes = sid == "CreateWithVolumes"
+        assert condition["ArnEquals"].get("sagemaker:VolumeKmsKey") == (outputs["kms_key"] if has_volumes else None)
+        assert condition["Bool"] == {"sagemaker:InterContainerTrafficEncryption": "true"}
+        assert condition["NumericLessThanEquals"] == {"sagemaker:MaxRuntimeInSeconds": str(72 * 3600)}
+
+
+def test_ci_gets_both_policies(applied: dict[str, Any]) -> None:
+    attached = of_type(applied["existing-vpc"]["resources"], "aws_iam_role_policy_attachment")
+    arns = {each["policy_arn"].rpartition("/")[2] for each in attached}
+    assert {each["role"] for each in attached} == {"deploy"}
+    assert arns == {"vision-training-submit", "vision-training-look"}
+
+
+def test_submit_policy_knows_the_types_with_local_disks_as_cloudtrain_does() -> None:
+    """The request names no key for their volumes (`request.has_local_storage`), so the policy must not ask for one."""
+    pattern = re.search(r'regex\("(\^ml[^"]+)"', (MODULE / "submitter.tf").read_text(encoding="utf-8"))
+    assert pattern is not None
+    local = re.compile(pattern[1].replace("\\\\", "\\"))
+    known = [each for name in catalog.instance_names() if (each := catalog.find_instance(name)) is not None]
+    wrong = [
+        each.name for each in known if each.nvme_gb is not None and bool(local.match(each.name)) != bool(each.nvme_gb)
+    ]
+    assert len(known) > 10
+    assert wrong == []
+
+
+# ---------------------------------------------------------------- the bucket
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_bucket_is_closed(applied: dict[str, Any], root: str) -> None:
+    resources, outputs = applied[root]["resources"], applied[root]["outputs"]
+    block = one_of_type(resources, "aws_s3_bucket_public_access_block")
+    names = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
+    assert all(block[name] for name in names)
+    (owner,) = one_of_type(resources, "aws_s3_bucket_ownership_controls")["rule"]
+    assert owner["object_ownership"] == "BucketOwnerEnforced"
+    (versioning,) = one_of_type(resources, "aws_s3_bucket_versioning")["versioning_configuration"]
+    assert versioning["status"] == "Enabled"
+    (rule,) = one_of_type(resources, "aws_s3_bucket_server_side_encryption_configuration")["rule"]
+    (default,) = rule["apply_server_side_encryption_by_default"]
+    assert (default["sse_algorithm"], default["kms_master_key_id"]) == ("aws:kms", outputs["kms_key"])
+
+
+def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any]) -> None:
+    statements = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")["Statement"]
+    assert {each["Sid"]: each["Effect"] for each in statements} == dict.fromkeys(
+        ("OnlyOverTls", "OnlyNewTls", "OnlyThisKey", "OnlyThisEncryption"), "Deny"
+    )
+    tls = next(each for each in statements if each["Sid"] == "OnlyOverTls")
+    assert tls["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    assert tls["Principal"] == "*"
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_nothing_of_a_run_ever_expires(applied: dict[str, Any], root: str) -> None:
+    """Lifecycle rules know prefixes only: what is current expires nowhere but below code and claims."""
+    prefix = applied[root]["outputs"]["prefix"]
+    lifecycle = one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")
+    rules = {each["id"]: each for each in lifecycle["rule"]}
+    assert set(rules) == {"incomplete-uploads", "replaced-and-deleted", "old-bundles", "old-claims"}
+    expiring = {
+        each["filter"][0]["prefix"]: each["expiration"][0]["days"]
+        for each in rules.values()
+        if each["expiration"] and each["expiration"][0]["days"]
+    }
+    assert expiring == {f"{prefix}/code/": 180, f"{prefix}/requests/": 180}
+    assert all(not each["transition"] for each in rules.values())
+    uploads = rules["incomplete-uploads"]
+    assert uploads["abort_incomplete_multipart_upload"][0]["days_after_initiation"] == 7
+    assert not uploads["filter"][0]["prefix"]
+    old = rules["replaced-and-deleted"]
+    assert old["noncurrent_version_expiration"][0]["noncurrent_days"] == 7
+
+
+# ---------------------------------------------------------------- network and alarms
+
+
+def test_hosts_talk_to_each_other_and_to_aws_only(applied: dict[str, Any]) -> None:
+    resources = applied["minimal"]["resources"]
+    group = applied["minimal"]["outputs"]["security_groups"][0]
+    egress = of_type(resources, "aws_vpc_security_group_egress_rule")
+    ingress = of_type(resources, "aws_vpc_security_group_ingress_rule", "among_hosts")
+    assert not [each for each in egress if each["cidr_ipv4"] or each["cidr_ipv6"]]
+    for rules in (egress, ingress):
+        among = [each for each in rules if each["ip_protocol"] == "-1"]
+        # EFA counts only a rule that names the group itself.
+        assert [each["referenced_security_group_id"] for each in among] == [group]
+    assert not of_type(resources, "aws_internet_gateway")
+    assert not of_type(resources, "aws_nat_gateway")
+
+
+def test_endpoints_are_those_that_jobs_need(applied: dict[str, Any]) -> None:
+    services = {
+        each["service_name"].removeprefix("com.amazonaws.us-west-2."): each["vpc_endpoint_type"]
+        for each in of_type(applied["minimal"]["resources"], "aws_vpc_endpoint")
+    }
+    interfaces = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
+    assert services == {"s3": "Gateway", **dict.fromkeys(interfaces, "Interface")}
+
+
+def test_rules_know_the_jobs_of_this_role(applied: dict[str, Any]) -> None:
+    rules = {
+        each["name"].rpartition("cloudtrain-")[2]: json.loads(each["event_pattern"])["detail"]
+        for each in of_type(applied["minimal"]["resources"], "aws_cloudwatch_event_rule")
+    }
+    role = [applied["minimal"]["outputs"]["role"]]
+    assert rules == {
+        "ended-badly": {"RoleArn": role, "TrainingJobStatus": ["Failed", "Stopped"]},
+        "began": {"RoleArn": role, "TrainingJobStatus": ["InProgress"], "SecondaryStatus": ["Training"]},
+    }
