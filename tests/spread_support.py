@@ -97,7 +97,7 @@ def losses(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = (train, ranks, folder, saving, task or Small, given, port)
-    processes = [ready.Process(target=_rank, args=(rank, *settings), daemon=True) for rank in range(ranks)]
+    processes = [ready.Process(target=_rank, args=(rank, *settings), daemon=not train.workers) for rank in range(ranks)]
     for process in processes:
         process.start()
     return _read(folder, _finish(processes))

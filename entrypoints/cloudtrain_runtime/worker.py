@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
-from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
 from cloudtrain_runtime.host.groups import keep_groups
@@ -166,6 +166,8 @@ def run_task(config: RunConfig) -> None:
         say(f"{_rank()}error: {error}")
         report_alone(f"failed: {error}")
         leave(1)
+    except SystemExit as exit_:  # other ranks would lose this one, and nobody would know why
+        raise TaskError(f"the Task ended its process, by sys.exit({exit_.code!r})") from exit_
     leave(0)
 
 

@@ -326,6 +326,18 @@ def test_a_tasks_mistake_is_told_without_our_frames(cli: Cli, small: Small) -> N
     assert "Traceback" not in done.err
 
 
+def test_a_task_that_ends_its_process_has_failed(cli: Cli, small: Small) -> None:
+    """Even with 0: nothing is trained then, and other ranks would only tell that they have lost this one."""
+    path = small(fail_at=3, fail_rank=1)
+    source = path.with_name("small.py").read_text()
+    path.with_name("small.py").write_text(source.replace("raise ValueError(", "raise SystemExit(0 and "))
+    done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
+    assert done.code == 4
+    assert done.json["reason"].startswith(
+        "rank 1 on algo-2 (local rank 0) failed: TaskError: the Task ended its process, by sys.exit(0)"
+    )
+
+
 def test_a_script_that_fails_tells_why(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(
         "name: broken\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}\n",

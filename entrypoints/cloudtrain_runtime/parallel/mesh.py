@@ -140,4 +140,7 @@ class Mesh:
             return
         first = dist.get_global_rank(group, 0)
         for buffer in model.buffers():
-            dist.broadcast(buffer, src=first, group=group)
+            whole = buffer.contiguous()  # what is transposed cannot be sent
+            dist.broadcast(whole, src=first, group=group)
+            if whole is not buffer:
+                buffer.copy_(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from cloudtrain_runtime.contract import ParallelConfig
+from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.parallel.mesh import Mesh
 
 
@@ -47,6 +49,7 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
         return contextlib.nullcontext() if now or not knows_graph else model.no_sync()
     if hasattr(type(model), "set_requires_gradient_sync"):  # sharded; a module looks long for what it has not
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
+        return _told_of_idle_units()
     return contextlib.nullcontext()
 
 
@@ -59,6 +62,19 @@ def average_gradients(replica: DistributedDataParallel) -> None:
         total.backward(torch.zeros_like(total))
     finally:
         replica.module = module
+
+
+@contextlib.contextmanager
+def _told_of_idle_units() -> Iterator[None]:
+    try:
+        yield
+    except AttributeError as error:  # FSDP2's, where gradients are added up and a unit has never been gathered
+        if "_unsharded_param" not in str(error):
+            raise
+        raise TaskError(
+            "the model has a block that the loss does not depend on, and data: fsdp cannot accumulate without it: "
+            "remove it from the model, or set train.accumulate to 1"
+        ) from None
 
 
 def _fix_buckets(replica: DistributedDataParallel) -> None:

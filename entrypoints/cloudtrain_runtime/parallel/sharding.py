@@ -6,13 +6,16 @@ the unit's forward and backward pass. With tensor parallelism each of these part
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from cloudtrain_runtime.contract import TrainConfig
@@ -25,7 +28,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def find_units(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model: children of its lists and sequences that repeat a class and have parameters.
 
-    The outermost such list counts: what lies in a block belongs to it.
+    The outermost such list counts: what lies in a block belongs to it. A list of lists has its blocks in these.
     """
     return list(_blocks(model))
 
@@ -35,7 +38,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
     is_list = isinstance(module, nn.ModuleList | nn.Sequential)
     kinds = [type(child) for child in children]
     for child in children:
-        if is_list and kinds.count(type(child)) > 1:
+        if is_list and kinds.count(type(child)) > 1 and not isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield child
         else:
             yield from _blocks(child)
@@ -44,8 +47,10 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 def recompute_activations(units: Collection[nn.Module]) -> None:
     """Have the backward pass compute each unit's activations again instead of keeping them."""
     for unit in units:
+        norms = [module for module in unit.modules() if isinstance(module, _BatchNorm)]
+        again: dict[str, Any] = {"context_fn": functools.partial(_counted_once, norms)} if norms else {}
         # On the instance, so that no name in the state_dict changes; hooks (FSDP's) stay outside.
-        unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
+        unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **again)
 
 
 def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, mesh: Mesh) -> None:
@@ -58,12 +63,18 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
         mesh: The grid of ranks.
 
     Raises:
-        JobError: this torch has no FSDP2.
+        JobError: this torch has no FSDP2, or it cannot shard a parameter.
     """
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
         raise JobError(f"data: fsdp needs PyTorch 2.6, and this is {torch.__version__}") from None
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if scalars:
+        raise JobError(
+            f"train.parallel: a parameter without a dimension cannot be sharded: {', '.join(scalars)}; give it one, "
+            "such as torch.ones(1)"
+        )
     # Told of each model that ends in a linear layer. Who does change its output in place is told by an error then.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     devices = mesh.device_mesh
@@ -75,8 +86,41 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
     }
     inside = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     whole = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=dtype and torch.float32)
-    inner = set(model.modules()) - {model}
-    for unit in units:
-        if unit in inner:
-            fully_shard(unit, **options, mp_policy=inside)
+    for unit in [*_independent(units, model)]:
+        fully_shard(unit, **options, mp_policy=inside)
     fully_shard(model, **options, mp_policy=whole)
+
+
+def _independent(units: Collection[nn.Module], model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the units below a model that share no parameter with what is outside of them.
+
+    Tied weights come together with the rest of the model: units cannot share them.
+    """
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(f"{path}.")
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for unit in units:
+        inside = tuple(paths[unit])
+        if unit is not model and all(name.startswith(inside) for own in unit.parameters() for name in names[own]):
+            yield unit
+
+
+def _counted_once(norms: Collection[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return what surrounds a forward pass and its repetition: only the first counts in running statistics."""
+    return contextlib.nullcontext(), _without_statistics(norms)
+
+
+@contextlib.contextmanager
+def _without_statistics(norms: Collection[_BatchNorm]) -> Iterator[None]:
+    present = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        # They take part: autograd has kept them in the first pass, and counts what it keeps.
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in present:
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -72,6 +72,7 @@ def spread(
         # Gradients of weights are computed past FSDP's hooks, which would gather them.
         train = replace(train, parallel=replace(train.parallel, reshard=False))
     model = checked_model(task)
+    give_own_memory(model)
     shape = None if mesh.place.device.type == "cpu" else shape_of(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
@@ -80,7 +81,8 @@ def spread(
         on_meta = False
     units: Collection[nn.Module] = ()
     if not mesh.is_plain or train.activation_checkpointing:
-        units = list((None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)) or find_units(model))
+        told = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)
+        units = list(dict.fromkeys(told or find_units(model)))  # a block may be used, and named, several times
 
     def placed(part: nn.Module) -> nn.Module:
         return _placed(part, units, train, mesh, on_meta=on_meta)
@@ -107,6 +109,14 @@ def fill(model: nn.Module, device: torch.device) -> None:
                 f"the model was built on the meta device, and {type(module).__name__} has neither init_weights() nor "
                 "reset_parameters() to draw its weights with"
             )
+
+
+def give_own_memory(model: nn.Module) -> None:
+    """Let no two elements of a buffer lie in one place, as expand() leaves them: nobody could write them."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if 0 in buffer.stride() and not buffer.is_contiguous():
+                setattr(module, name, buffer.contiguous())
 
 
 def whole_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
