@@ -115,13 +115,15 @@ def test_classes_of_the_script_reach_its_data_loaders_workers(cli: Cli, job: Cal
         assert f"LOADED {method} [[0, 1, 4], [9, 16, 25]]" in done.err
 
 
-@pytest.mark.parametrize("victim", ["agent", "launch"])
+@pytest.mark.parametrize("victim", ["host.agent", "launch"])
 def test_nothing_outlives_the_agent_or_the_launcher(cli: Cli, job: Callable[..., Path], victim: str) -> None:
     path = write(job, "import time\nprint('up', flush=True)\ntime.sleep(600)\n", ranks=2)
     run = cli("submit", path, "--local", "--json").json["run"]
     until(lambda: cli("logs", run, "--raw").out.count("up") == 2)
     doomed = [p for p in processes_of(run) if f"cloudtrain_runtime.{victim}" in p.cmdline()]
-    assert len(doomed) == (2 if victim == "agent" else 1)  # the template shows the agent's arguments, and is younger
+    assert len(doomed) == (
+        2 if victim == "host.agent" else 1
+    )  # the template shows the agent's arguments, and is younger
     min(doomed, key=lambda process: process.create_time()).kill()
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
