@@ -92,7 +92,7 @@ def one_slow_rank(place: Context, folder: Path) -> Any:
         is_slow = place.rank == 2 and 3 <= reading <= 8
         # Everybody waits for rank 2 in the backward pass.
         split = {"data": 0.05 if is_slow else 0.002, "forward": 0.01, "backward": 0.06, "optimizer": 0.001}
-        told += [[reading, asdict(each)] for each in stragglers.note(Reading(1, 0.1, split if reading else {}))]
+        told += [[reading, asdict(each)] for each in stragglers.note(Reading(1, 0.2, split if reading else {}))]
     return told
 
 
@@ -125,7 +125,7 @@ def uneven_run(place: Context, folder: Path) -> Any:
     (folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
     train = replace(TRAIN, epochs=None, steps=12, batch_size=2, profile_at=5, profile_steps=2)
     checkpoint = CheckpointConfig((folder / "checkpoints").as_uri(), None, 6, 2, "auto")
-    slow = 0.08 if place.rank == 2 else 0.0
+    slow = 0.12 if place.rank == 2 else 0.0
     here = replace(place, model_dir=folder / "model", train=train, run="uneven")
     Trainer(_Uneven(slow), train, checkpoint, here).run()
     return None

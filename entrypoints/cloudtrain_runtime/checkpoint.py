@@ -62,7 +62,7 @@ from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.notice import Notice
 from cloudtrain_runtime.place import ml_tree, read_run_config
-from cloudtrain_runtime.ranks import Agreement, gather
+from cloudtrain_runtime.ranks import Agreement, Share, gather
 
 _LEAVE_SECONDS = 100.0
 """How long a script that has failed, or was told to stop, waits for a save under way."""
@@ -195,11 +195,20 @@ class Checkpoints:
 
     # ------------------------------------------------------------ at each step
 
-    def at_boundary(self, step: int) -> Due:
-        """Tell the others what this rank has seen; return what all ranks do at this boundary."""
-        must_stop, must_save = self._agreement.at_boundary(self._flags)
+    def at_boundary(self, step: int, share: Share | None = None) -> Due:
+        """Tell the others what this rank has seen; return what all ranks do at this boundary.
+
+        Args:
+            step: Optimizer steps done.
+            share: Of a sum that is wanted of this step, on all ranks.
+        """
+        must_stop, must_save = self._agreement.at_boundary(self._flags, share)
         every = self._config.every_steps
         return Due(save=must_save or (every is not None and step % every == 0), stop=must_stop)
+
+    def hear(self, *, wait: bool = True) -> None:
+        """Have the sums that are under way taken now; without `wait` only those that have come."""
+        self._agreement.hear(wait=wait)
 
     def _flags(self) -> tuple[bool, bool]:
         return self.notice.is_given, self._is_due_by_clock()

@@ -23,7 +23,7 @@ from cloudtrain_runtime.parallel.pipeline import Evaluated
 from cloudtrain_runtime.parallel.spread import Spread
 from cloudtrain_runtime.ranks import gather
 from cloudtrain_runtime.seeds import seed_everything
-from cloudtrain_runtime.task import Task, checked_loss, checked_metrics, checked_prediction, predicts
+from cloudtrain_runtime.task import Task, checked_loss, checked_metrics, checked_prediction, collate_of, predicts
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Evaluations:
         self._batches = {
             split: make_evaluation(
                 dataset,
-                task.collate,
+                collate_of(task),
                 mesh.place,
                 batch_size=train.batch_size,
                 data_rank=mesh.data_rank,

@@ -37,6 +37,7 @@ from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
 from cloudtrain_runtime.place import ml_tree
+from cloudtrain_runtime.ranks import Share
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import (
@@ -46,6 +47,7 @@ from cloudtrain_runtime.task import (
     checked_loss,
     checked_optimizer,
     checked_schedule,
+    collate_of,
 )
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
@@ -107,7 +109,7 @@ class Trainer:
         self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, self.autocast)
         self.feeder = make_feeder(
             self.datasets["train"],
-            task.collate,
+            collate_of(task),
             place,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
@@ -164,7 +166,11 @@ class Trainer:
                 torch=torch.__version__,
             )
         with self.checkpoints.notice.acted_upon():
-            is_complete = self._epochs()
+            try:
+                is_complete = self._epochs()
+            except BaseException:
+                self.checkpoints.hear(wait=False)  # the last log may tell why
+                raise
         if not is_complete:
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
@@ -226,8 +232,8 @@ class Trainer:
             self.clock.mark(Phase.DATA)
             for step in self.feeder.epoch():
                 self.profiling.before(self.position.step + 1)
-                self._step(step)
-                due = self.checkpoints.at_boundary(self.position.step)
+                logged = self._step(step)
+                due = self.checkpoints.at_boundary(self.position.step, logged)
                 # A run that must stop has no time to evaluate; it does so when it is resumed.
                 ends_here = not due.stop and self._ends_here()
                 if due.save or due.stop:
@@ -240,8 +246,8 @@ class Trainer:
 
     # ------------------------------------------------------------ one step
 
-    def _step(self, step: Step) -> None:
-        """Take one optimizer step and move the position behind its samples."""
+    def _step(self, step: Step) -> Share | None:
+        """Take one optimizer step and move the position behind its samples. Return its log, which wants a loss."""
         plan = step.plan
         is_logged = self._is_logged(self.position.step + 1)
         self.clock.begin(is_logged=is_logged)
@@ -270,9 +276,9 @@ class Trainer:
         self.place.progress.step = self.position.step
         watch.tick(self.position.step)
         self.meter.samples += plan.samples
-        if is_logged or self._is_at_end():
-            self._log(total, grad_norm)
+        logged = self._log(total, grad_norm) if is_logged or self._is_at_end() else None
         self.clock.mark(Phase.CHECKPOINT)
+        return logged
 
     def _is_logged(self, step: int) -> bool:
         return step % self.log_every == 0 or step == 1
@@ -317,24 +323,27 @@ class Trainer:
                 "come: remove them from the model, or set requires_grad_(False) on them"
             ) from None
 
-    def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
+    def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> Share | None:
+        """Read what is seen of the steps since the last log; it is told when all ranks have summed up the loss."""
         self.clock.mark(Phase.LOG)
-        loss = float(self.mesh.mean(total))
-        seen = self.meter.read()
-        if self.place.is_main:
-            fields = {
-                "step": self.position.step,
-                "epoch": self.position.epoch,
-                "loss": loss,
-                **seen,
-                "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
-                **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
-            }
-            emit("step", **fields)
-            if self.board is not None:
-                self.board.step(self.position.step, fields)
-        if self.guard is None:
-            self.losses.note(self.position.step, loss, is_main=self.place.is_main)
+        at, share = self.position, float(total)
+        seen = {
+            **self.meter.read(),
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+            **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
+        }
+
+        def take(summed: float) -> None:
+            loss = summed * self.mesh.weight
+            if self.place.is_main:
+                fields = {"step": at.step, "epoch": at.epoch, "loss": loss, **seen}
+                emit("step", **fields)
+                if self.board is not None:
+                    self.board.step(at.step, fields)
+            if self.guard is None:
+                self.losses.note(at.step, loss, is_main=self.place.is_main)
+
+        return Share(share, take)
 
     # ------------------------------------------------------------ evaluation
 
@@ -377,6 +386,7 @@ class Trainer:
 
     def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
         """Measure a split and tell of it; `step` is that of the weights where it is not the present one."""
+        self.checkpoints.hear()
         self.clock.mark(Phase.OTHER)
         found = self.evaluations.measure(split, with_classes=with_classes)
         if self.place.is_main:
@@ -435,6 +445,7 @@ class Trainer:
     def _save(self, *, wait: bool = False) -> None:
         """Begin a checkpoint of this step, with `wait` until it is complete."""
         step = self.position.step
+        self.checkpoints.hear()
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
         self.clock.mark(Phase.CHECKPOINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +22,10 @@ SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 _START_SECONDS = 1800
 """How long the first rank waits for the last, and the longest single collective."""
 
-_PACE_SECONDS = 0.005
-_LEAST_OFTEN = 8
+_PACE_SECONDS = 0.05
+"""Time from one message to the next: on full cores one takes half a millisecond from the steps."""
+
+_LEAST_OFTEN = 16
 """Step boundaries from one message to the next, at most: steps may become slow at once, and a notice gives 120 s."""
 
 
@@ -66,53 +69,87 @@ def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -
     return values
 
 
-class Agreement:
-    """Flags that any rank may raise and all ranks see at the same step boundary.
+@dataclass(frozen=True)
+class Share:
+    """A number of which the sum over all ranks is wanted.
 
-    The all-reduce of one boundary is read at the next, so nobody waits for it: a step costs one small message on the
-    CPU and no device synchronisation. Where boundaries come faster than the pace, only each second to eighth asks and
-    sends: the ranks agree on that in the same message.
+    Attributes:
+        value: This rank's.
+        take: Called with the sum, on every rank.
+    """
+
+    value: float
+    take: Callable[[float], None]
+
+
+class Agreement:
+    """Flags that any rank may raise and all ranks see at the same step boundary, and sums that travel with them.
+
+    What is sent at one boundary is read at the next, so nobody waits for it: a step costs one small message on the CPU
+    and no device synchronisation. Where boundaries come faster than the pace, only each second to sixteenth asks
+    and sends: the ranks agree on that in the same message.
     """
 
     def __init__(self, place: Context, flags: int) -> None:
-        self._place = place
+        self._size = place.world_size
         self._silent = (False,) * flags
         # A group of its own: it must not queue behind gradients.
-        self.group = dist.new_group(backend="gloo") if place.world_size > 1 else None
-        self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self.group = dist.new_group(backend="gloo") if self._size > 1 else None
+        self._pending: tuple[torch.Tensor, dist.Work, Share | None] | None = None
+        self._heard = self._silent
         self._asked_at = time.monotonic()
         self._boundaries = 0  # since then
         self._every = 1
 
-    def at_boundary(self, ask: Callable[[], tuple[bool, ...]]) -> tuple[bool, ...]:
+    def at_boundary(self, ask: Callable[[], tuple[bool, ...]], share: Share | None = None) -> tuple[bool, ...]:
         """Return what all ranks together had raised a few boundaries ago; a single rank's flags are never old.
 
         Args:
             ask: Returns this rank's flags. Called where they are sent.
+            share: Sent at once, so that all ranks must have one at the same boundaries. The sum is taken there, or
+                where steps are fast at the next boundary.
         """
         if self.group is None:
+            if share is not None:
+                share.take(share.value)
             return ask()
-        seen = self._silent if self._pending is None else self._finish(*self._pending)
+        self.hear()
         self._boundaries += 1
-        if self._boundaries < self._every:
-            return seen
-        now = time.monotonic()
-        seconds = (now - self._asked_at) / self._boundaries
-        wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
-        self._asked_at, self._boundaries = now, 0
-        self._send(ask(), wished)
-        return seen
+        if share is not None or self._boundaries >= self._every:
+            now = time.monotonic()
+            seconds = (now - self._asked_at) / self._boundaries
+            wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
+            self._asked_at, self._boundaries = now, 0
+            self._send((*ask(), wished, 0.0 if share is None else share.value), share)
+            if share is not None and self._every == 1:
+                self.hear()
+        heard, self._heard = self._heard, self._silent
+        return heard
 
-    def _send(self, raised: tuple[bool, ...], wished: int) -> None:
-        # The maximum of all: who wishes for messages most often has them.
-        flags = torch.tensor((*raised, _LEAST_OFTEN - wished), dtype=torch.uint8)
-        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
-        if work is not None:
-            self._pending = (flags, work)
+    def hear(self, *, wait: bool = True) -> None:
+        """Read what is under way: sums are taken now, flags are seen at the next boundary.
 
-    def _finish(self, flags: torch.Tensor, work: dist.Work) -> tuple[bool, ...]:
-        work.wait()
+        Args:
+            wait: Whether to wait for it. Without, it may stay under way.
+        """
+        if self._pending is None:
+            return
+        told, work, share = self._pending
+        if not (wait or work.is_completed()):
+            return
         self._pending = None
-        *seen, left = flags.tolist()
-        self._every = _LEAST_OFTEN - left
-        return tuple(map(bool, seen))
+        work.wait()
+        *flags, wished, total = told.sum(0).tolist()
+        self._heard = tuple(flag > 0 or before for flag, before in zip(flags, self._heard, strict=True))
+        # The mean of what all wish for. Whole numbers: the sum is exact, and every rank comes to the same.
+        self._every = max(1, round(wished / self._size))
+        if share is not None:
+            share.take(total)
+
+    def _send(self, numbers: tuple[float, ...], share: Share | None) -> None:
+        # Every rank adds up by itself: gathering takes half the hops of an all-reduce.
+        told = torch.empty(self._size, len(numbers), dtype=torch.float64)
+        own = torch.tensor(numbers, dtype=torch.float64)
+        work = dist.all_gather(list(told.unbind()), own, group=self.group, async_op=True)
+        if work is not None:
+            self._pending = (told, work, share)

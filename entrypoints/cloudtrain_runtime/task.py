@@ -259,6 +259,12 @@ def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.opti
     return schedule
 
 
+def collate_of(task: Task) -> Callable[[Sequence[Any]], Batch]:
+    """Return how samples become a batch: torch's own function, for the data path to know it, or the Task's method."""
+    plain: Callable[[Any], Batch] = default_collate
+    return plain if getattr(task.collate, "__func__", None) is Task.collate else task.collate
+
+
 @_told_at("collate")
 def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (the place is the Task's)
     """Look at what the Task's `collate` has made.

@@ -21,8 +21,8 @@ _LEAST_SECONDS = 1e-3
 """A rank that is later by less than this is not told: on a busy machine small steps differ by that much."""
 
 _IN_A_ROW = 3
-_APART_SECONDS = 0.05
-"""Least time between two exchanges: one costs some ten microseconds, which is much beside a step of a small model."""
+_APART_SECONDS = 0.1
+"""Least time between two exchanges: one takes half a millisecond from the steps where cores are full."""
 
 _MOST_SKIPPED = 50
 

@@ -112,12 +112,17 @@ class Mesh:
             return self.group("shard" if self.replicate == 1 else "replicate")
         return self.device_mesh["replicate", "shard"]._flatten("data").get_group()  # noqa: SLF001 (it has no public name)
 
+    @property
+    def weight(self) -> float:
+        """What makes the mean over the data ranks of the sum over all ranks, where pipelines tell it at their end."""
+        return self.pipeline / self.place.world_size
+
     def mean(self, share: torch.Tensor) -> torch.Tensor:
         """Return the mean over the data ranks of a scalar that lies on each pipeline's last stage, on every rank."""
         total = share.detach().clone()
         if self.place.world_size > 1:
             dist.all_reduce(total)
-        return total * (self.pipeline / self.place.world_size)
+        return total * self.weight
 
     def count_parameters(self, model: nn.Module) -> int:
         """Return the number of parameters of all stages together."""

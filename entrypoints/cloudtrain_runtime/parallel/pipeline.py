@@ -24,7 +24,7 @@ from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import average_gradients
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.ranks import gather
-from cloudtrain_runtime.task import Batch, Task
+from cloudtrain_runtime.task import Batch, Task, collate_of
 
 _SENT_AHEAD = 4
 """Evaluation batches that a stage may be ahead of the next one."""
@@ -276,7 +276,7 @@ class Pipeline:
         task, place = self._task, self._mesh.place
         return make_feeder(
             dataset,
-            task.collate,
+            collate_of(task),
             place,
             batch_size=batch_size,
             accumulate=1,

@@ -16,6 +16,8 @@ from cloudtrain_runtime.contract import ParallelConfig
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.parallel.mesh import Mesh
 
+_NOTHING = contextlib.nullcontext()
+
 
 def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> nn.Module:
     """Return the model whose backward pass averages gradients over the data ranks."""
@@ -46,11 +48,11 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
     if isinstance(model, DistributedDataParallel):
         # A static graph is found out in the first backward pass, which must synchronise for it.
         knows_graph = not model.static_graph or model._static_graph_delay_allreduce_enqueued  # noqa: SLF001
-        return contextlib.nullcontext() if now or not knows_graph else model.no_sync()
+        return _NOTHING if now or not knows_graph else model.no_sync()
     if hasattr(type(model), "set_requires_gradient_sync"):  # sharded; a module looks long for what it has not
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
         return _told_of_idle_units()
-    return contextlib.nullcontext()
+    return _NOTHING
 
 
 def average_gradients(replica: DistributedDataParallel) -> None:
