@@ -419,6 +419,8 @@ def test_the_main_threads_stack_is_read() -> None:
     assert stacks.main_stack("", 1) == ()
     told = Stand(0, 7, True, frames).show(CODE)
     assert told == "stands in nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
+    told = Stand(0, 7, True, frames[:1]).show(CODE)
+    assert told == "waits in torch/autograd/graph.py:829 in _engine_run_backward", "no cause, see the rules of explain"
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,11 @@ class HostWatch:
         while True:
             time.sleep(period)
             pulses = read_pulses(self._tree.watch)
-            silent = [Silence(pulse, still) for pulse, still in clock.look(pulses) if _is_silent(pulse, still, limit)]
-            if silent and not self._is_stopping():
+            looked = clock.look(pulses)
+            if any(_is_silent(pulse, still, limit) for pulse, still in looked) and not self._is_stopping():
                 break
+        # The others stopped when they had to wait for the first, which may be a moment later.
+        silent = [Silence(pulse, still) for pulse, still in looked if _is_silent(pulse, still, limit / 2)]
         self._hung.set()
         ranks = [pulse for pulse in pulses if pulse.is_alive]
         try:

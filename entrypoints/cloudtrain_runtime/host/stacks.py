@@ -63,9 +63,15 @@ class Stand:
     def show(self, code: Path) -> str:
         """Return where it stands in words: the innermost frame of the job's own code, and whether that waits."""
         own = user_frame(self.frames)
-        place = f"stands in {own.show(code)}" if own is not None else "shows no Python frame"
-        inner = f" (waits in {self.frames[0].show(code)})" if self.is_waiting and self.frames[0] != own else ""
-        return f"{self.trouble}, and {place}{inner}" if self.trouble else place + inner
+        if own is None:
+            place = "shows no Python frame"
+        elif not self.is_waiting:
+            place = f"stands in {own.show(code)}"
+        elif own is self.frames[0]:  # the job's own code is not on the way there
+            place = f"waits in {own.show(code)}"
+        else:
+            place = f"stands in {own.show(code)} (waits in {self.frames[0].show(code)})"
+        return f"{self.trouble}, and {place}" if self.trouble else place
 
 
 def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:

@@ -505,7 +505,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.HANG,
         _PRINTED,
-        r"^(?:AlgorithmError: )?hang: no step for .* .*\(waits in ",
+        r"^(?:AlgorithmError: )?hang: no step for .*(?: on \S+|rank \d+|\() ?waits in ",
         "Find out what {missing} did instead: the log of its host, or output/data/hang of it, holds its stack.",
         Weight.SYMPTOM,
         needles=("hang: no step",),
