@@ -23,7 +23,7 @@ from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.measures import Meter
 from cloudtrain_runtime.measures.bandwidth import bus_share, judge
-from cloudtrain_runtime.measures.clock import PARTS, Phase, StepClock, StoppedClock
+from cloudtrain_runtime.measures.clock import PARTS, Phase, StepClock
 from cloudtrain_runtime.measures.flops import count_flops, peak_flops, shape_of
 from cloudtrain_runtime.measures.memory import peak_memory_bytes
 from cloudtrain_runtime.measures.profiling import Profiling, operator_lines
@@ -103,10 +103,6 @@ def test_the_parts_of_a_step_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clock_without_steps_tells_no_parts() -> None:
     reading = StepClock(CPU).read()
     assert (reading.steps, reading.split, reading.data_wait) == (0, {}, None)
-    stopped = StoppedClock()
-    stopped.begin()
-    stopped.mark(Phase.FORWARD)
-    assert stopped.read().split == {}
 
 
 class DeviceEvent:

@@ -103,19 +103,6 @@ class StepClock:
         return Reading(steps, seconds, split)
 
 
-class StoppedClock(StepClock):
-    """Counts nothing and costs nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-
-    def begin(self, *, is_logged: bool = False) -> None:
-        """Do nothing."""
-
-    def mark(self, phase: int) -> None:
-        """Do nothing."""
-
-
 class _Sampler:
     """Measures single steps on a GPU."""
 

@@ -6,17 +6,14 @@ count (Chowdhery et al., PaLM, 2022, appendix B).
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from cloudtrain_runtime.seeds import OwnRandom
 from cloudtrain_runtime.task import Task
 
 _TERA = 1e12
@@ -114,24 +111,10 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
     bare = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), batch)
     counter = FlopCounterMode(display=False)
     try:
-        with _unchanged_randomness(), counter:
+        # Training must not depend on what is measured.
+        with OwnRandom(0), counter:
             task.loss(shape, bare).backward()  # type: ignore[no-untyped-call]
     # What a loss meets that cannot do without values, by where it looks for them.
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):
         return None
     return counter.get_total_flops() or None
-
-
-@contextlib.contextmanager
-def _unchanged_randomness() -> Iterator[None]:
-    """Return a block that leaves the random states as they were: training must not depend on what is measured."""
-    state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numbers = numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(state)
-        if numpy is not None:
-            numpy.random.set_state(numbers)
