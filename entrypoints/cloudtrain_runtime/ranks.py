@@ -102,7 +102,7 @@ class Agreement:
         self._every = 1
 
     def at_boundary(self, ask: Callable[[], tuple[bool, ...]], share: Share | None = None) -> tuple[bool, ...]:
-        """Return what all ranks together had raised a few boundaries ago; a single rank's flags are never old.
+        """Return what all ranks together had raised a few boundaries ago; a rank alone sees its own at once.
 
         Args:
             ask: Returns this rank's flags. Called where they are sent.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain_runtime.context import read_context
-from cloudtrain_runtime.ranks import Agreement
+from cloudtrain_runtime.ranks import Agreement, Share
 
 pytestmark = pytest.mark.processes
 
@@ -79,5 +79,7 @@ def test_all_ranks_see_a_flag_at_the_same_boundary_however_fast_each_is(tmp_path
 
 def test_a_rank_alone_asks_at_each_boundary_and_sees_it_there() -> None:
     agreement = Agreement(read_context({}), flags=1)
-    found = [agreement.at_boundary(lambda flag=step % 3 == 0: (flag,)) for step in range(64)]
+    sums: list[float] = []
+    found = [agreement.at_boundary(lambda flag=step % 3 == 0: (flag,), Share(step, sums.append)) for step in range(64)]
     assert found == [(step % 3 == 0,) for step in range(64)]
+    assert sums == [*range(64)]

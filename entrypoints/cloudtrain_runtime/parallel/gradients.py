@@ -38,6 +38,8 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     parts, and each gradient counts once, however many ranks have a copy.
     """
     device = mesh.place.device
+    if mesh.is_plain:
+        return _norm(list(gradients), device)
     total = torch.zeros((), device=device)
     for groups, parts in _by_groups(gradients).items():
         squares = _norm(parts, device).square()
