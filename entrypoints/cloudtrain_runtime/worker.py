@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
@@ -35,7 +36,7 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
-        callstack = traceback.format_exc()
+        callstack = "".join(traceback.format_exception(error.with_traceback(from_own_code(error.__traceback__))))
         record_failure(f"{type(error).__name__}: {error}", callstack)
         say_traceback(callstack)
         report_alone(f"failed: {type(error).__name__}: {error}", callstack)
@@ -60,6 +61,22 @@ def run_rank() -> None:
         run_script(config)
     else:
         run_task(config)
+
+
+def from_own_code(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of the job's own code on; the whole where none of it is there.
+
+    How the loop has come to call it helps nobody who reads it, and fills a screen for each rank.
+    """
+    code = Path.cwd().resolve()
+    runtime = Path(__file__).resolve().parent
+    own = trace
+    while own is not None:
+        file = Path(own.tb_frame.f_code.co_filename).resolve()
+        if file.is_relative_to(code) and not file.is_relative_to(runtime):
+            return own
+        own = own.tb_next
+    return trace
 
 
 def say_traceback(text: str) -> None:

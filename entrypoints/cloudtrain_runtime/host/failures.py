@@ -49,7 +49,8 @@ def is_echo(text: str) -> bool:
 
 
 def tell(failure: Failure) -> None:
-    """Emit the event of a failure."""
+    """Say it in one line, since the rank itself has printed its traceback, and emit the event."""
+    say(failure.message)
     emit(
         "failed",
         rank=failure.rank,
@@ -75,8 +76,6 @@ def write_reason(failure: Failure, *, replace: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:
         file.write(text[:FAILURE_CHARACTERS])
-    if replace:
-        say(text)
 
 
 def _last_lines(text: str, characters: int) -> list[str]:

@@ -230,6 +230,12 @@ def _missed(event: Mapping[str, Any]) -> str:
     return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {event.get('detail') or 'no reason told'}"
 
 
+def _failed(event: Mapping[str, Any]) -> str:
+    """Return what its message, which stands on a line of its own, does not say."""
+    why = ", after another rank's failure" if event.get("secondary") else ""
+    return f"ends with exit code {event['exit_code']}{why}"
+
+
 def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
@@ -251,7 +257,8 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "profile": lambda event: (
         f"profile of steps {event['first_step']} to {event['last_step']} of every rank: {event['uri']}"
     ),
-    "failed": lambda event: f"failed: {event['message']}",
+    "failed": _failed,
+    "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }
