@@ -58,14 +58,28 @@ def make_data(kind: str, samples: int) -> Dataset[Any]:
     if kind == "gpt":
         return TensorDataset(torch.randint(256, (samples, 65), generator=draw))
     features = torch.randn(samples, 128, generator=draw)
-    return TensorDataset(features, (features @ torch.randn(128, 10, generator=draw)).argmax(dim=1))
+    labels = (features @ torch.randn(128, 10, generator=draw)).argmax(dim=1)
+    return Rows(features, labels) if kind == "rows" else TensorDataset(features, labels)
+
+
+class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples of a class that no loop knows, so each takes them one by one."""
+
+    def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        self.features, self.labels = features, labels
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.features[index], self.labels[index]
 
 
 class Work:
     """One rank's part: the settings, and the turns.
 
     Attributes:
-        kind: `mlp` or `gpt`.
+        kind: `mlp`, `rows` (the same from a dataset of one's own) or `gpt`.
         batch_size: Samples per rank and step.
         steps: Steps of the whole run.
     """
