@@ -66,6 +66,8 @@ RESERVED_VARIABLES = (
     *("CLOUDTRAIN_RENDEZVOUS_PORT", "TRAINING_JOB_NAME"),
 )
 """Variables by which ranks find each other and their folders: the launcher sets them, and all that begin with SM_."""
+_OF_THE_SHELL = ("BASH_ENV", "SHELLOPTS", "PS4")
+"""Bash, which starts the container, runs commands that stand in them (bash(1), "Invocation")."""
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
@@ -160,6 +162,9 @@ class Code(Section):
             if name in RESERVED_VARIABLES or name.startswith("SM_"):
                 message = "the launcher sets this variable for each rank"
                 yield Finding(message, ("env", name), "remove it", is_key=True)
+            if name in _OF_THE_SHELL:
+                message = "the shell that starts the container acts on it"
+                yield Finding(message, ("env", name), "set it in the script, for what needs it", is_key=True)
         for name in self.secrets:
             if not _VARIABLE.fullmatch(name):
                 message = "expected the name of a variable: letters, digits and underscores"

@@ -12,14 +12,16 @@ from cloudtrain_runtime.contract import SecretConfig
 
 def check_secrets(context: Context) -> Iterator[Check]:
     """Check that each secret exists, and by simulation that the role may read it."""
-    wanted = {reference.secret: (name, reference) for name, reference in context.plan.config.secrets.items()}
+    wanted: dict[tuple[str, str | None], tuple[str, SecretConfig]] = {}
+    for name, reference in context.plan.config.secrets.items():
+        wanted.setdefault((reference.secret, reference.stage), (name, reference))
     found = side_by_side([lambda pair=pair: _find(context, *pair) for pair in wanted.values()])  # type: ignore[misc]
     missing = [answer for answer in found if isinstance(answer, Check)]
     if missing:
         yield missing[0]
         return
-    needs = [need for answer in found for need in _needs(answer)]
-    count = len(wanted)
+    needs = list(dict.fromkeys(need for answer in found for need in _needs(answer)))
+    count = len({secret for secret, _ in wanted})
     fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
     yield judge("secrets", fine, simulate(context, context.role_arn, needs), context.role.name)
 
