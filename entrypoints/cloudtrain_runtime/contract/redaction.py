@@ -10,6 +10,7 @@ A log has many lines and few secrets: texts without one of a rule's words are le
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -34,15 +35,15 @@ class _Rule(NamedTuple):
 
     Attributes:
         needles: In small letters; a text without any of them has nothing that the pattern can match.
-        pattern: Its groups are kept, the rest is hidden.
+        pattern: Its groups are kept, the rest is hidden. Compiled when it is needed: most processes never do.
     """
 
     needles: tuple[str, ...]
-    pattern: re.Pattern[str]
+    pattern: str
 
 
 def _rule(needles: str, pattern: str) -> _Rule:
-    return _Rule(tuple(needles.split()), re.compile(pattern))
+    return _Rule(tuple(needles.split()), pattern)
 
 
 _RULES = (
@@ -95,6 +96,8 @@ _RULES = (
     ),
 )
 
+_WORDS = tuple((needle, rule.pattern) for rule in _RULES for needle in rule.needles)
+
 _kept: dict[str, None] = {}
 _by_value: list[re.Pattern[str]] = []
 
@@ -127,15 +130,17 @@ def spellings(value: str) -> Iterator[str]:
 
 def redact(text: str) -> str:
     """Return a text without what looks like a key or token, and without the values that are kept."""
-    for pattern in _by_value:
-        text = pattern.sub(MARK, text)
+    for found in _by_value:
+        text = found.sub(MARK, text)
     small = text.lower()
-    for rule in _RULES:
-        for needle in rule.needles:
-            if needle in small:
-                text = rule.pattern.sub(_hide, text)
-                break
+    for pattern in {rule: None for needle, rule in _WORDS if needle in small}:
+        text = _compiled(pattern).sub(_hide, text)
     return text
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 def _hide(match: re.Match[str]) -> str:
