@@ -153,6 +153,49 @@ def test_an_image_without_boto3_says_what_to_do(tmp_path: Path, monkeypatch: pyt
     assert problem == "WANDB_API_KEY: this image has no boto3, which secrets need: add it to code.requirements"
 
 
+# ---------------------------------------------------------------- ranks without our launcher
+
+
+def run_rank(folder: Path, script: str) -> tuple[int, MlTree, str]:
+    """Run a rank as AWS's toolkit does: with no launcher that has asked."""
+    tree = MlTree(folder)
+    for path in (tree.run_config.parent, tree.code, tree.output_data):
+        path.mkdir(parents=True)
+    tree.run_config.write_text(CONFIG.to_json())
+    (tree.code / "train.py").write_text(script)
+    own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-u", "-m", "cloudtrain_runtime.worker"],
+        cwd=tree.code,
+        env={**os.environ, **own, "MASTER_PORT": "1", "CLOUDTRAIN_ML_ROOT": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, tree, done.stdout + done.stderr
+
+
+def test_a_rank_asks_itself_where_nobody_has(tmp_path: Path, manager: Any) -> None:
+    manager.create_secret(Name="team/wandb", SecretString="correct-horse")
+    script = "import os; key = os.environ['WANDB_API_KEY']; print(len(key)); raise ValueError(f'no login by {key}')"
+    exit_code, tree, printed = run_rank(tmp_path, script)
+    assert exit_code == 1
+    assert "13\n" in printed
+    assert "ValueError: no login by ***" in printed
+    assert "ValueError: no login by ***" in tree.failure.read_text()
+    assert "correct-horse" not in printed
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_rank_that_gets_none_says_so_without_a_traceback(tmp_path: Path) -> None:
+    exit_code, tree, printed = run_rank(tmp_path, "print('started')")
+    assert exit_code == 1
+    assert "[rank0]: error: WANDB_API_KEY: the secret team/wandb is not there in us-west-2" in printed
+    assert tree.failure.read_text().startswith("rank 0 failed: WANDB_API_KEY: the secret team/wandb is not there")
+    assert "started" not in printed
+    assert "Traceback" not in printed
+
+
 # ---------------------------------------------------------------- what ranks print
 
 
