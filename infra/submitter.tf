@@ -241,6 +241,16 @@ data "aws_iam_policy_document" "look" {
     }
   }
 
+  # Whether a secret is there; its value is for the role alone.
+  dynamic "statement" {
+    for_each = length(var.secrets) == 0 ? [] : [1]
+    content {
+      sid       = "LookForSecrets"
+      actions   = ["secretsmanager:DescribeSecret"]
+      resources = var.secrets
+    }
+  }
+
   statement {
     sid       = "LookAtImages"
     actions   = ["ecr:BatchGetImage"]

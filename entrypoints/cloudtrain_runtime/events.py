@@ -9,13 +9,14 @@ import time
 from typing import Any
 
 from cloudtrain_runtime.contract import format_event
+from cloudtrain_runtime.contract.redaction import redact
 
 
 def emit(event: str, **fields: Any) -> None:
     """Print one event line, whole.
 
     One write call, so that lines of several processes on the same log never mix. A number that is not finite becomes
-    null, because JSON has no other word for it.
+    null, because JSON has no other word for it. Texts are told without secrets.
     """
     values = {name: _json_value(value) for name, value in fields.items()}
     line = format_event(event, {**values, "time": round(time.time(), 3)}) + "\n"
@@ -24,9 +25,9 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line for people, whole."""
+    """Print one line for people, whole and without secrets."""
     sys.stdout.flush()
-    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+    os.write(sys.stdout.fileno(), f"{redact(text)}\n".encode())
 
 
 def _json_value(value: Any) -> Any:
@@ -34,4 +35,4 @@ def _json_value(value: Any) -> Any:
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {name: _json_value(part) for name, part in value.items()}
-    return value
+    return redact(value) if isinstance(value, str) else value

@@ -35,9 +35,12 @@ from cloudtrain_runtime.contract import (
     describe_exit,
     sort_hosts,
 )
+from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
 from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
+from cloudtrain_runtime.host import secrets
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
+from cloudtrain_runtime.host.output import Output
 from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
 from cloudtrain_runtime.place import ml_tree
 
@@ -81,8 +84,7 @@ def main() -> int:
         return _fail(tree, f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
     if wrong := check_code(tree, config):
-        emit("failed", host=host.name, exit_code=1, message=wrong[0], secondary=False)
-        return _fail(tree, "\n".join(wrong))
+        return _fail_early(tree, host, wrong)
     return _run(tree, config, host, stop)
 
 
@@ -90,10 +92,17 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     """Start this host's workers and wait for them; return the exit code of the container."""
     config = replace(config, processes_per_instance=processes_here(config.processes_per_instance))
     is_installed = config.requirements is None or _install(tree, config.requirements, stop)
+    found = resolve_secrets(config, stop) if is_installed and not stop.was_asked() else secrets.Answer({})
     if stop.was_asked():
         return 128 + signal.SIGTERM
     if not is_installed:
         return _fail(tree, f"pip could not install {config.requirements}; its output is in the log of {host.name}")
+    if found.problems:
+        return _fail_early(tree, host, [f"error: {problem}" for problem in found.problems])
+    return _run_ranks(tree, config, host, stop, found.values)
+
+
+def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret: Mapping[str, str]) -> int:
     watch = HostWatch(
         tree,
         host.name,
@@ -102,16 +111,23 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
         checkpoints=config.checkpoint.uri,
         is_stopping=stop.was_asked,
     )
-    environment = {**os.environ, **host_variables(tree, config, host)}
+    environment = {**os.environ, **host_variables(tree, config, host), **secret}
+    output = Output(environment[name] for name in config.secrets) if config.secrets else None
     agent = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain_runtime.host.agent", *torchrun_arguments(config, host, os.environ)],
         cwd=tree.code,
         env=environment,
+        stdout=None if output is None else output.descriptor,
+        stderr=None if output is None else output.descriptor,
     )
+    if output is not None:
+        output.close_here()
     stop.reaches(agent)
     watch.start(agent.pid)
     exit_code = _wait(agent.pid)
     stop.cancel()
+    if output is not None:
+        output.end()
     if (hung := watch.end()) is not None:
         return hung
     if exit_code != 0 and not stop.was_asked():
@@ -131,6 +147,21 @@ def check_code(tree: MlTree, config: RunConfig) -> list[str]:
     if config.task is None or not isinstance(config.args, dict):
         return []
     return [f"error: {finding}" for finding in check_task(tree.code, config.task, config.args)]
+
+
+def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.Answer:
+    """Return the variables that the ranks get from Secrets Manager; what this place has set already stays.
+
+    Only the ranks' environment holds them: neither this process' own, nor an argument, nor a file.
+    """
+    keep_named(config.secrets)
+    wanted = {name: reference for name, reference in config.secrets.items() if name not in os.environ}
+    if not wanted:
+        return secrets.Answer({})
+    found = secrets.ask(wanted, on_start=stop.reaches)
+    stop.reaches(None)
+    keep(found.values.values())
+    return found
 
 
 def processes_here(asked: int | None) -> int | None:
@@ -285,7 +316,14 @@ class _Stop:
             self._timer.cancel()
 
 
+def _fail_early(tree: MlTree, host: Host, lines: list[str]) -> int:
+    """Tell what is wrong before any rank is started."""
+    emit("failed", host=host.name, exit_code=1, message=lines[0], secondary=False)
+    return _fail(tree, "\n".join(lines))
+
+
 def _fail(tree: MlTree, text: str) -> int:
+    text = redact(text)
     tree.failure.parent.mkdir(parents=True, exist_ok=True)
     tree.failure.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
     say(text)

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
+from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
@@ -52,6 +53,7 @@ def run_rank() -> None:
     if is_by_mpirun(os.environ):
         os.environ.update(mpirun_variables(ml_tree(os.environ), config, os.environ))
     os.environ.update(torchrun_variables(os.environ))
+    take_secrets(config)
     mark_lines(os.environ)
     watch.arm(os.environ)
     code = str(Path.cwd())
@@ -79,6 +81,24 @@ def from_own_code(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
+def take_secrets(config: RunConfig) -> None:
+    """Hide the values of the job's secrets in what is told from here, and ask for those that are not here yet.
+
+    Our launcher has set them all. Under AWS's toolkit there is none, so each rank asks.
+    """
+    keep_named(config.secrets)
+    wanted = {name: reference for name, reference in config.secrets.items() if name not in os.environ}
+    if not wanted:
+        return
+    from cloudtrain_runtime.host.secrets import ask
+
+    found = ask(wanted)
+    if found.problems:
+        leave_for(JobError("; ".join(found.problems)))
+    keep(found.values.values())
+    os.environ.update(found.values)
+
+
 def say_traceback(text: str) -> None:
     """Print a traceback with the rank before each line, as torch's own hook does for scripts, and in one write.
 
@@ -102,8 +122,8 @@ def record_failure(message: str, callstack: str) -> None:
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return
-    details = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
-    content = {"message": {"message": message, "extraInfo": details}}
+    details = {"py_callstack": redact(callstack), "timestamp": str(int(time.time()))}
+    content = {"message": {"message": redact(message), "extraInfo": details}}
     part = Path(f"{path}.part")
     part.write_text(json.dumps(content), encoding="utf-8")
     part.replace(path)
@@ -179,13 +199,18 @@ def run_task(config: RunConfig) -> None:
         tell_bandwidth(place, config.network_gbps)
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
-        record_failure(str(error), "")
-        say(f"{_rank()}error: {error}")
-        report_alone(f"failed: {error}")
-        leave(1)
+        leave_for(error)
     except SystemExit as exit_:  # other ranks would lose this one, and nobody would know why
         raise TaskError(f"the Task ended its process, by sys.exit({exit_.code!r})") from exit_
     leave(0)
+
+
+def leave_for(error: JobError) -> None:
+    """Tell the job's own mistake without a traceback, and end this process."""
+    record_failure(str(error), "")
+    say(f"{_rank()}error: {error}")
+    report_alone(f"failed: {error}")
+    leave(1)
 
 
 def leave(code: str | int | None) -> None:

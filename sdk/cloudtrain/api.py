@@ -249,7 +249,7 @@ def _decide(
 def _this_machine() -> Machine:
     from cloudtrain.container.machine import usable_cpus, visible_gpus
 
-    return Machine(gpus=len(visible_gpus()), cpus=usable_cpus())
+    return Machine(gpus=len(visible_gpus()), cpus=usable_cpus(), variables=frozenset(os.environ))
 
 
 def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tuple[Check, ...]:

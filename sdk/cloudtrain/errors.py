@@ -21,6 +21,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cloudtrain_runtime.contract.redaction import redact
+
 EXIT_DONE = 0
 EXIT_BUG = 1
 EXIT_USER = 2
@@ -33,6 +35,8 @@ EXIT_INTERRUPTED = 130
 class CloudtrainError(Exception):
     """Base of every error that cloudtrain raises on purpose.
 
+    What AWS and its clients say goes into messages, so keys, tokens and signed uris are hidden in them.
+
     Args:
         message: What is wrong, in one sentence.
         hint: What to do about it, or an empty string.
@@ -41,9 +45,9 @@ class CloudtrainError(Exception):
     exit_code = EXIT_BUG
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = redact(message)
+        self.hint = redact(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
@@ -78,7 +82,7 @@ class Problem:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
         body = ": ".join(part for part in (self.path, self.message) if part)
-        return _one_line(f"{place}  {body}" + (f"; {self.hint}" if self.hint else ""))
+        return redact(_one_line(f"{place}  {body}" + (f"; {self.hint}" if self.hint else "")))
 
 
 def _order(problem: Problem) -> tuple[bool, str, int, int, str]:

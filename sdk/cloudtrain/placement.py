@@ -38,10 +38,11 @@ _AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a local run finds here."""
+    """What a local run finds here. `variables` are the names of what is set in the environment."""
 
     gpus: int
     cpus: int
+    variables: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from cloudtrain.refusals import (
     check_limits,
     check_queue,
     check_resume,
+    check_secrets,
     check_settings,
     choose_local_rank,
     warn_of_code,
@@ -225,6 +226,7 @@ class Plan:
             "length": asdict(self.length),
             "cost": asdict(self.cost),
             "image": self.image,
+            "secrets": {name: asdict(reference) for name, reference in self.config.secrets.items()},
             "checkpoint": {
                 "uri": self.locations.checkpoints,
                 "every": f"{every.every_steps} steps"
@@ -332,6 +334,10 @@ def make_plan(
         warn_of_last_save(spec, notes)
     check_queue(spec, settings, is_local=is_local, notes=notes)
     check_limits(spec, request, is_local=is_local, notes=notes)
+    check_secrets(spec, notes)
+    for name, reference in config.secrets.items():
+        if is_local and machine is not None and name in machine.variables:
+            notes.decide(f"{name} is set here: this value is taken, and the secret {reference.secret} is not asked for")
     warn_of_code(spec, code.bytes, notes)
     if notes.problems:
         raise SpecError(notes.problems)
@@ -474,6 +480,7 @@ def _run_config(
         ),
         code=code,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
+        secrets=spec.code.secrets,
     )
 
 

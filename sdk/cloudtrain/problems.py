@@ -182,6 +182,8 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
     path: FieldPath = ()
     current: type[BaseModel] | None = model
     for part in loc:
+        if part in _TAGS and path[:2] == ("code", "env") and len(path) == len(_VARIABLE):
+            continue
         if current is not None and isinstance(part, str) and part not in current.model_fields and part != loc[-1]:
             break
         if isinstance(part, str) and current is None and path and path[0] != "data" and _is_union_tag(part):
@@ -189,6 +191,11 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
         path = (*path, part)
         current = _model_at(model, path)
     return path
+
+
+_VARIABLE = ("code", "env", "NAME")
+_TAGS = ("Secret", "text")
+"""How pydantic's location tells which kind of variable it has read."""
 
 
 def _is_union_tag(part: str) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from typing import Any
 
 from cloudtrain import catalog, limits
 from cloudtrain.conventions import Conventions
+from cloudtrain.document import FieldPath, dotted
 from cloudtrain.errors import nearest
 from cloudtrain.fields import BUCKET_PATTERN
 from cloudtrain.limits import Violation
@@ -21,6 +23,7 @@ from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract.redaction import redact
 
 _LARGE_CODE_BYTES = 100 * 10**6
 _OLD_PRICE_DAYS = 180
@@ -29,7 +32,16 @@ _BESIDE_UPLOAD_SECONDS = 30
 
 _BUCKET = re.compile(BUCKET_PATTERN)
 _QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
-_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:secret|password|passwd|token|api_?key|access_key|private_key)(?:$|_)")
+_SECRET_VARIABLE = re.compile(
+    r"(?i)(?:^|_)(?:secret|password|passwd|passphrase|token|api_?key|access_key|private_key|credentials?)(?:$|_)"
+)
+# An argument called `token` is most often one of a tokenizer.
+_SECRET_ARGUMENT = re.compile(
+    r"(?i)(?:^|[-_])(?:secret|password|passwd|passphrase|(?:auth|access|api|bearer|hf|session)[-_]?token|api[-_]?key"
+    r"|access[-_]key|private[-_]key)$"
+)
+_HARMLESS = re.compile(r"(?i)[\d.,:e+-]*|true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
+"""Values that no secret has: numbers, switches, paths, a handful of characters."""
 
 
 def check_settings(settings: Settings, notes: Notes) -> None:
@@ -127,9 +139,50 @@ def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, note
         else:
             is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
             notes.refuse(source, violation.message, violation.hint, is_key=is_key)
-    for name in spec.code.env:
-        if _SECRET_NAME.search(name):
-            notes.warn(f"code.env.{name} looks like a secret: whoever may describe the job can read it")
+
+
+def check_secrets(spec: JobSpec, notes: Notes) -> None:
+    """Refuse values that look like keys or tokens: whoever may describe a job reads its document."""
+    told = "looks like a secret, and whoever may describe the job can read it"
+    for name, value in spec.code.variables.items():
+        if _SECRET_VARIABLE.search(name) and not _HARMLESS.fullmatch(value):
+            notes.refuse(("code", "env", name), told, _reference(name))
+    for at, name, value in _arguments(spec):
+        if _SECRET_ARGUMENT.search(name) and not _HARMLESS.fullmatch(value):
+            variable = re.sub(r"\W", "_", name).upper()
+            notes.refuse(at, told, f"have the code read it from its environment: {_reference(variable)}")
+    refused = {problem.path for problem in notes.problems}
+    for at, value in _texts(spec.to_document(), ()):
+        if redact(value) != value and dotted(at) not in refused:
+            variable = str(at[-1]) if at[:2] == ("code", "env") else "NAME"
+            notes.refuse(at, f"holds what {told}", _reference(variable))
+
+
+def _reference(variable: str) -> str:
+    return f"keep it in AWS Secrets Manager, and write code.env.{variable}: {{secret: <its name or ARN>}}"
+
+
+def _arguments(spec: JobSpec) -> Iterator[tuple[FieldPath, str, str]]:
+    """Yield place, name and value of the arguments of the Task or the script."""
+    args = spec.code.args
+    if isinstance(args, dict):
+        yield from ((("code", "args", name), str(name), str(value)) for name, value in args.items())
+        return
+    for index, (word, following) in enumerate(zip(args, [*args, "--"][1:], strict=True)):
+        name, equals, value = str(word).partition("=")
+        if name.startswith("-") and (equals or not str(following).startswith("-")):
+            at = index if equals else index + 1
+            yield ("code", "args", at), name.lstrip("-"), value if equals else str(following)
+
+
+def _texts(value: Any, at: FieldPath) -> Iterator[tuple[FieldPath, str]]:
+    """Yield every text of a document with its place."""
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in pairs:
+            yield from _texts(part, (*at, key))
 
 
 _DURATIONS = ("KeepAlivePeriodInSeconds", "MaxPendingTimeInSeconds", "MaxRuntimeInSeconds", "MaxWaitTimeInSeconds")

@@ -144,7 +144,7 @@ def render_request(spec: JobSpec, settings: Settings, choices: Choices) -> dict[
         "ProfilerConfig": {"DisableProfiler": True},
     }
     optional = {
-        "Environment": {**spec.code.env, **_mlflow_variables(spec)},
+        "Environment": {**spec.code.variables, **_mlflow_variables(spec)},
         "VpcConfig": _network(spec, settings),
         "CheckpointConfig": {"S3Uri": choices.locations.checkpoints} if choices.sync_checkpoints else None,
         # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.

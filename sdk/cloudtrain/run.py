@@ -16,6 +16,7 @@ from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, 
 from cloudtrain.patience import Pace, Patience
 from cloudtrain.units import format_duration, parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract.redaction import redact
 
 RUN_ID_CHARACTERS = 63
 """Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
@@ -477,6 +478,10 @@ class Status:
     progress: Progress = Progress()
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # A script's own last words are in it.
+        object.__setattr__(self, "reason", redact(self.reason))
+
     @property
     def exit_code(self) -> int | None:
         """0 succeeded, 4 failed, 5 ended early; None while the run goes on."""
@@ -854,7 +859,7 @@ class Run:
         only: LogFilter = EVERYTHING,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, or those that are wanted, each once.
+        """Yield the log lines of all hosts, or those that are wanted, each once, without keys and tokens.
 
         Without `follow` they come in the order of their times; with it as they arrive, until the run has ended.
 
@@ -866,7 +871,7 @@ class Run:
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
+        return map(_without_secrets, self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble))
 
     def facts(self) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml, such as `cluster.volume`, as far as they are known."""
@@ -925,3 +930,8 @@ class Run:
             UserError: it keeps none.
         """
         self._operations.end_warm_pool(self.id)
+
+
+def _without_secrets(line: LogLine) -> LogLine:
+    text = redact(line.text)
+    return line if text == line.text else dataclasses.replace(line, text=text)

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+)
 
 from cloudtrain.document import Document, FieldPath, Place, parse_scalar, read_document
 from cloudtrain.errors import Problem, SpecError, UserError
@@ -37,7 +46,7 @@ from cloudtrain.problems import COLLECTING, Finding, fail, findings_of, place_fi
 from cloudtrain.references import References
 from cloudtrain.run import is_run_id
 from cloudtrain.units import Cadence, format_duration
-from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL, SecretConfig
 
 NAME_CHARACTERS = 42
 """Longest `name`: SageMaker allows 63 characters and the run id adds `-yymmdd-hhmmss-xxxxxx`."""
@@ -57,8 +66,14 @@ RESERVED_VARIABLES = (
     *("CLOUDTRAIN_RENDEZVOUS_PORT", "TRAINING_JOB_NAME"),
 )
 """Variables by which ranks find each other and their folders: the launcher sets them, and all that begin with SM_."""
+_OF_THE_SHELL = ("BASH_ENV", "SHELLOPTS", "PS4")
+"""Bash, which starts the container, runs commands that stand in them (bash(1), "Invocation")."""
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+"""Source: botocore's model of TrainingEnvironmentKey."""
+# Source: API reference of CreateSecret, 2026-11; an ARN ends with six characters that AWS adds.
+_SECRET = re.compile(r"(?:arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:)?[A-Za-z0-9/_+=.@-]{1,512}")
 _TASK_FORM = matching(
     re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),
     "module:Class, such as gpt:GPT",
@@ -90,6 +105,32 @@ def _instance_type(value: object) -> object:
 InstanceType = Annotated[str, BeforeValidator(_instance_type)]
 
 
+class Secret(Section):
+    """Environment variable whose value lies in AWS Secrets Manager and is read when the run starts, by its role."""
+
+    secret: str = Field(examples=["team/wandb"])
+    """Name or ARN of a secret, in the job's region unless the ARN says another."""
+    key: str | None = Field(None, examples=["api_key"])
+    """Key of a secret that is a JSON object; default: the whole text."""
+    stage: str | None = Field(None, examples=["AWSPREVIOUS"])
+    """Staging label of the version to take; default: the current one."""
+
+    def _rules(self) -> Iterator[Finding]:
+        if not _SECRET.fullmatch(self.secret):
+            hint = "see them by: aws secretsmanager list-secrets"
+            yield Finding(f'expected the name or ARN of a secret, got "{self.secret}"', ("secret",), hint)
+        for name in ("key", "stage"):
+            if getattr(self, name) == "":
+                yield Finding("expected a name, got nothing", (name,), "leave it out")
+
+
+def _is_secret(value: object) -> str:
+    return "Secret" if isinstance(value, Mapping | Secret) else "text"
+
+
+Variable = Annotated[Annotated[Secret, Tag("Secret")] | Annotated[Text, Tag("text")], Discriminator(_is_secret)]
+
+
 class Code(Section):
     """What travels and what is started."""
 
@@ -103,8 +144,8 @@ class Code(Section):
     """Keyword arguments of the Task, or argv of the script (a list, or a mapping that becomes --key value)."""
     requirements: str | None = Field(None, examples=["requirements.txt"])
     """Requirements file below the directory, installed in the container before the start."""
-    env: dict[str, Text] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
-    """Environment variables of every process of the run."""
+    env: dict[str, Variable] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
+    """Environment variables of every process of the run; a key or token is named by {secret: name}, not written."""
 
     def _rules(self) -> Iterator[Finding]:
         if (self.task is None) == (self.script is None):
@@ -121,7 +162,28 @@ class Code(Section):
             if name in RESERVED_VARIABLES or name.startswith("SM_"):
                 message = "the launcher sets this variable for each rank"
                 yield Finding(message, ("env", name), "remove it", is_key=True)
+            if name in _OF_THE_SHELL:
+                message = "the shell that starts the container acts on it"
+                yield Finding(message, ("env", name), "set it in the script, for what needs it", is_key=True)
+        for name in self.secrets:
+            if not _VARIABLE.fullmatch(name):
+                message = "expected the name of a variable: letters, digits and underscores"
+                yield Finding(message, ("env", name), "rename it", is_key=True)
         yield from self._argument_rules()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that stand in the job file."""
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}
+
+    @property
+    def secrets(self) -> dict[str, SecretConfig]:
+        """Those whose values lie elsewhere."""
+        return {
+            name: SecretConfig(value.secret, value.key, value.stage)
+            for name, value in self.env.items()
+            if isinstance(value, Secret)
+        }
 
     def _argument_rules(self) -> Iterator[Finding]:
         """Check that arguments reach the other side as they were meant: argv is text, a Task's are JSON."""
@@ -575,6 +637,10 @@ class JobSpec(Section):
             about = (("cluster", "network"), ("code", "requirements"))
             hint = "bring the packages in an image of your own (cluster.image), or set isolation: false"
             yield Finding("an isolated container cannot download packages", ("code", "requirements"), hint, about)
+        for name in self.code.secrets if self.cluster.network.isolation else ():
+            about = (("cluster", "network"), ("code", "env"))
+            message = "an isolated container has no way to Secrets Manager, and no credentials"
+            yield Finding(message, ("code", "env", name), "set cluster.network.isolation: false", about)
         yield from self._spot_rules()
         yield from self._channel_rules()
 
@@ -790,7 +856,7 @@ def _replace(data: Any, path: FieldPath) -> None:
 
 _REQUIRED: dict[FieldPath, Any] = {
     (name,): field.examples[0]
-    for section in (JobSpec, Channel, Evaluate, Profile)
+    for section in (JobSpec, Channel, Evaluate, Profile, Secret)
     for name, field in section.model_fields.items()
     if field.is_required() and field.examples
 }

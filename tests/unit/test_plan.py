@@ -378,7 +378,6 @@ def test_what_cannot_work_is_refused_with_the_reason(plan_of: PlanOf, overrides:
             ["cluster.processes_per_instance=4"],
             "4 ranks use 4 of the 8 GPUs of ml.p4d.24xlarge; all",
         ),
-        (["code.env.HF_TOKEN=abc"], "code.env.HF_TOKEN looks like a secret"),
         (["train={steps: 100}", "checkpoint.every=500 steps"], "the run ends after 100 steps, before the first"),
         (
             ["train={steps: 100, evaluate: {every: 200 steps}}"],

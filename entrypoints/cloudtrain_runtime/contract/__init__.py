@@ -179,6 +179,21 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class SecretConfig:
+    """Where the container finds the value of an environment variable; never the value.
+
+    Attributes:
+        secret: Name or ARN in AWS Secrets Manager.
+        key: Key of a secret that is a JSON object, or None for all of it.
+        stage: Staging label of the version, or None for the current one.
+    """
+
+    secret: str
+    key: str | None = None
+    stage: str | None = None
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The part of a plan that the container reads, as `run.json`.
 
@@ -195,6 +210,8 @@ class RunConfig:
         network_gbps: Rating of one instance's network in Gbit/s; None where there is none to hold a measurement
             against: on one instance, locally, or for a type that the catalog does not know.
         local_rank_option: Option by which the script takes its local rank, as it spells it, or None.
+        secrets: Environment variables of the ranks that the launcher of each host asks Secrets Manager for, by name.
+            Left out of `run.json` where there are none.
     """
 
     run: str
@@ -212,11 +229,15 @@ class RunConfig:
     hang_seconds: float | None = 600.0
     network_gbps: float | None = None
     local_rank_option: str | None = None
+    secrets: dict[str, SecretConfig] = field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, equal for equal plans."""
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+        fields = dataclasses.asdict(self)
+        if not self.secrets:
+            del fields["secrets"]
+        return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
@@ -234,7 +255,9 @@ class RunConfig:
             early = train.pop("early_stopping")
             spread = ParallelConfig(**train.pop("parallel"))
             train = TrainConfig(**train, early_stopping=EarlyStopping(**early) if early else None, parallel=spread)
-        return cls(**{**fields, "train": train, "checkpoint": CheckpointConfig(**fields["checkpoint"])})
+        secrets = {name: SecretConfig(**reference) for name, reference in fields.pop("secrets", {}).items()}
+        saved = CheckpointConfig(**fields["checkpoint"])
+        return cls(**{**fields, "train": train, "checkpoint": saved, "secrets": secrets})
 
 
 # ---------------------------------------------------------------- events

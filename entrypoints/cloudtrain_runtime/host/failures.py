@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS
+from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.place import ml_tree
 
@@ -70,8 +71,9 @@ def write_reason(failure: Failure, *, replace: bool) -> None:
         failure: What to write.
         replace: Whether what another process has written there is replaced.
     """
-    tail = _last_lines(failure.traceback, FAILURE_CHARACTERS - len(failure.message) - 1)
-    text = "\n".join([failure.message, *tail])
+    message = redact(failure.message)
+    tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
+    text = "\n".join([message, *tail])
     path = ml_tree(os.environ).failure
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:

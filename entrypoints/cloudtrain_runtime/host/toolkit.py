@@ -26,6 +26,7 @@ from cloudtrain_runtime.contract import (
     PORT_VARIABLE,
     MlTree,
 )
+from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
 from cloudtrain_runtime.launch import Host, count_gpus, read_host
@@ -110,7 +111,7 @@ def _error_of(tail: list[str]) -> str:
 
 def _fail(tree: MlTree, text: str) -> int:
     tree.failure.parent.mkdir(parents=True, exist_ok=True)
-    tree.failure.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
+    tree.failure.write_text(redact(text)[:FAILURE_CHARACTERS], encoding="utf-8")
     say(text)
     return 1
 

@@ -36,6 +36,7 @@ from cloudtrain.run import (
     is_run_id,
     submitted_at,
 )
+from cloudtrain.secret_check import refuse_unread
 from cloudtrain_runtime.contract import CONFIG_FILE, EVENT_PREFIX, GRACE_VARIABLE, parse_event
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -60,6 +61,7 @@ class LocalBackend:
 
         Raises:
             MissingExtraError: torch or psutil is not installed.
+            UserError: a secret is neither set here nor may it be read.
         """
         del bundle, progress  # it lies where plan.locations.code says
         for module in ("torch", "psutil"):
@@ -68,6 +70,7 @@ class LocalBackend:
         grace = os.environ.get(GRACE_VARIABLE, "0")
         if not grace.replace(".", "", 1).isdigit():
             raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
+        refuse_unread(plan.config.secrets, os.environ)
         folder = self.runs / plan.run
         try:
             folder.mkdir(parents=True)

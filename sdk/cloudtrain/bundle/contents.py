@@ -250,7 +250,7 @@ def _way_out(name: str) -> str:
     pattern = escape(name)
     return (
         f"in {OWN_IGNORE} the line {pattern} leaves it behind, and !{pattern} lets it travel; "
-        "a run gets secrets by its role or by code.env"
+        "a run gets secrets by its role, or by code.env.NAME: {secret: <name in AWS Secrets Manager>}"
     )
 
 

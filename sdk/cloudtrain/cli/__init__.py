@@ -106,7 +106,7 @@ def run(argv: list[str]) -> int:
         console.print_error(error, as_json=as_json)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 (the last line of defence: everything else is our bug)
-        traceback.print_exc()
+        console.say(traceback.format_exc().rstrip())
         console.print_bug(error, as_json=as_json)
         return EXIT_BUG
     return result if isinstance(result, int) else 0

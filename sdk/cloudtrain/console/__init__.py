@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import CloudtrainError, SpecError
+from cloudtrain_runtime.contract.redaction import redact
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -28,7 +29,7 @@ _PROGRESS_AFTER_SECONDS = 1.0
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
-    print(json.dumps(content, indent=2, default=str))
+    print(redact(json.dumps(content, indent=2, default=str)))
 
 
 def print_line_of_json(content: Mapping[str, Any]) -> None:
@@ -43,7 +44,7 @@ def print_text(text: str) -> None:
 
 def say(text: str) -> None:
     """Print a line for people to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(redact(text), file=sys.stderr, flush=True)
 
 
 def print_error(error: CloudtrainError, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from cloudtrain.console import say, table
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
     from cloudtrain.plan import LengthPlan, Plan
-    from cloudtrain_runtime.contract import ParallelConfig
+    from cloudtrain_runtime.contract import ParallelConfig, SecretConfig
 
 _MOST_LINES = 40
 
@@ -43,6 +43,7 @@ def print_plan(plan: Plan) -> None:
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     if plan.queue is not None:
         rows.append(("queue", _queue(plan.queue)))
+    rows += [("secret", _secret(name, reference)) for name, reference in plan.config.secrets.items()]
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
         *_source_rows(plan),
@@ -65,6 +66,12 @@ def _queue(queue: Mapping[str, Any]) -> str:
     words += [f"priority {queue['schedulingPriority']}"] if "schedulingPriority" in queue else []
     words += [f"share {queue['shareIdentifier']}"] if "shareIdentifier" in queue else []
     return f"{', '.join(words)} (AWS Batch creates the training job when its turn comes)"
+
+
+def _secret(name: str, reference: SecretConfig) -> str:
+    key = "" if reference.key is None else f", key {reference.key}"
+    stage = "" if reference.stage is None else f", stage {reference.stage}"
+    return f"{name} = secret {reference.secret}{key}{stage}"
 
 
 def _source_rows(plan: Plan) -> list[tuple[str, str]]:

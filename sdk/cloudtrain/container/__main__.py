@@ -12,17 +12,19 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cloudtrain.container.job import JobFolder, Outcome, Transition, run_job
+from cloudtrain.container.job import PASS_VARIABLE, JobFolder, Outcome, Transition, run_job
 from cloudtrain.container.machine import visible_gpus
 from cloudtrain.container.processes import adopt_orphans
 from cloudtrain.container.state import LOCK_FILE, RecordedState, write_state
 from cloudtrain.run import State
-from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
+from cloudtrain_runtime.contract.redaction import redact
 
 
 def main(argv: list[str]) -> int:
@@ -59,9 +61,10 @@ def main(argv: list[str]) -> int:
             stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
             is_stopped=lambda: stopped,
             on_transition=note,
+            environ=with_secrets(folder, os.environ),
         )
     except Exception as error:  # noqa: BLE001 (whatever it was, the run must not look alive)
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (supervisor.log)
         outcome = Outcome(State.FAILED, f"cloudtrain's local backend failed: {error}; see supervisor.log", {})
     artifacts = dict(outcome.artifacts)
     model = artifacts.pop("model_folder", None)
@@ -75,9 +78,19 @@ def main(argv: list[str]) -> int:
             print(f"the model stays in {model}: {error}", flush=True)  # noqa: T201 (supervisor.log)
     write_state(
         folder.root,
-        record.but(state=outcome.state, reason=outcome.reason, ended=datetime.now(UTC), artifacts=artifacts),
+        record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts),
     )
     return 0
+
+
+def with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which those variables are let through that the job calls secrets, where they are set.
+
+    The run need not be SageMaker's then: whoever has a key at hand runs without Secrets Manager.
+    """
+    config = RunConfig.from_json((folder.root / "config" / CONFIG_FILE).read_text(encoding="utf-8"))
+    passed = [name for name in (environ.get(PASS_VARIABLE, ""), *config.secrets) if name]
+    return {**environ, PASS_VARIABLE: ",".join(passed)}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -159,7 +160,7 @@ class _Job:
         """Give the containers a command `python`: this interpreter, with its environment's packages."""
         command = self.folder.root / "bin" / "python"
         command.parent.mkdir(parents=True, exist_ok=True)
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
         command.chmod(0o755)
 
     def _download(self, uri: str, target: Path) -> None:

@@ -376,6 +376,30 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         C.IAM,
+        _ANY,
+        r"the secret (?P<secret>\S+) (?:may not be read|cannot be decrypted|cannot be read: there are no credentials"
+        r"|cannot be read: AWS does not accept)",
+        "Let the role [role] read it: secretsmanager:GetSecretValue on {secret}, and kms:Decrypt on its key where it "
+        "has one of its own (`secrets` and `read_only_keys` of infra/); cloudtrain check JOB looks at it.",
+        needles=("the secret ",),
+    ),
+    _rule(
+        C.IAM,
+        _ANY,
+        r"the secret (?P<secret>\S+) cannot be read: Secrets Manager does not answer",
+        "Give the subnets of [cluster.network.subnets] an interface endpoint for Secrets Manager (`secrets` of infra/ "
+        "makes one) or a way out.",
+        needles=("the secret ",),
+    ),
+    _rule(
+        C.USER_CODE,
+        _ANY,
+        r"the secret (?P<secret>\S+) (?:is not there|has no key|is no JSON object|holds |cannot be read)",
+        "Mend the reference to {secret} in code.env of the job, or the secret; cloudtrain check JOB looks for it.",
+        needles=("the secret ",),
+    ),
+    _rule(
+        C.IAM,
         _RAISED,
         r"NoCredentialsError|Unable to locate credentials|CredentialRetrievalError",
         "Use the role's credentials as the container has them (an isolated one has none: "

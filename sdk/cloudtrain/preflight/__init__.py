@@ -12,7 +12,19 @@ import time
 from typing import Any
 
 from cloudtrain.plan import Plan
-from cloudtrain.preflight import budget, checkpoints, identity, image, job_queue, network, quota, role, storage, warm
+from cloudtrain.preflight import (
+    budget,
+    checkpoints,
+    identity,
+    image,
+    job_queue,
+    network,
+    quota,
+    role,
+    secret,
+    storage,
+    warm,
+)
 from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
 from cloudtrain.settings import Settings
 
@@ -54,6 +66,7 @@ def questions(plan: Plan) -> tuple[Question, ...]:
         Question(("permissions",), role.check_permissions),
         Question(("bucket",), storage.check_bucket),
         Question(storage.names_of_data(plan), storage.check_data),
+        *([Question(("secrets",), secret.check_secrets)] if plan.config.secrets else []),
         Question(("checkpoints",), checkpoints.check_checkpoints),
         Question(quota.names_of_quotas(plan), quota.check_quotas),
         Question(job_queue.names_of_queue(plan), job_queue.check_queue),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from cloudtrain.aws import make_client
 from cloudtrain.plan import Plan
 from cloudtrain.settings import Settings
+from cloudtrain_runtime.contract.redaction import redact
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ ACTIONS = {
     "DescribeTrainingJob": "sagemaker:DescribeTrainingJob",
     "DescribeJobQueues": "batch:DescribeJobQueues",
     "DescribeServiceEnvironments": "batch:DescribeServiceEnvironments",
+    "DescribeSecret": "secretsmanager:DescribeSecret",
     "BatchGetImage": "ecr:BatchGetImage",
     "DescribeSubnets": "ec2:DescribeSubnets",
     "DescribeSecurityGroups": "ec2:DescribeSecurityGroups",
@@ -280,7 +282,7 @@ def is_not_accepted(error: Any) -> bool:
 
 def _first_line(text: str) -> str:
     """Return a text as one line, cut where it grows long."""
-    line = " ".join(text.split())
+    line = redact(" ".join(text.split()))
     return line if len(line) <= _MESSAGE_CHARACTERS else line[:_MESSAGE_CHARACTERS] + "..."
 
 

@@ -176,11 +176,11 @@ def check_permissions(context: Context) -> Iterator[Check]:
     """Check by simulation that the role may do what the container and SageMaker do in its name."""
     role = context.role
     needs = role_needs(context.plan, role, context.region)
-    denials = _simulate(
+    denials = simulate(
         context, context.role_arn, needs, _facts_of_container(context.plan.request, role, context.region)
     )
     count = sum(len(need.actions) * len(need.resources) for need in needs)
-    yield _judge("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
+    yield judge("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
 
 
 def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
@@ -278,7 +278,7 @@ def _fact(name: str, kind: str, *values: object) -> Document:
     return {"ContextKeyName": name, "ContextKeyValues": [str(value) for value in values], "ContextKeyType": kind}
 
 
-def _simulate(
+def simulate(
     context: Context, principal: str, needs: Sequence[Need], facts: Sequence[Document] = ()
 ) -> tuple[Denial, ...]:
     """Return what IAM's policy simulator does not allow a principal."""
@@ -340,7 +340,8 @@ def _has_policy(context: Context, bucket: str) -> bool:
     return True
 
 
-def _judge(name: str, fine: str, denials: Sequence[Denial], role_name: str | None) -> Check:
+def judge(name: str, fine: str, denials: Sequence[Denial], role_name: str | None) -> Check:
+    """Return the check that a simulation's denials make."""
     if not denials:
         return passed(name, fine)
     certain = [denial for denial in denials if denial.certain]
@@ -399,8 +400,8 @@ def check_caller(context: Context) -> Iterator[Check]:
         Need(("iam:PassRole",), (context.role_arn,)),
         Need(("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True),
     )
-    denials = _simulate(context, _policy_source(context, arn), needs, _facts_of_caller(context))
-    yield _judge("caller", "may create the job, pass the role and upload the code", denials, None)
+    denials = simulate(context, _policy_source(context, arn), needs, _facts_of_caller(context))
+    yield judge("caller", "may create the job, pass the role and upload the code", denials, None)
 
 
 def _facts_of_caller(context: Context) -> tuple[Document, ...]:

@@ -21,6 +21,7 @@ from cloudtrain.container.processes import adopt_orphans, descendants, kill
 from cloudtrain.run import State
 from cloudtrain.whole import write_whole
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract.redaction import redact
 
 REQUEST_FILE = "request.json"
 OUTCOME_FILE = "outcome.json"
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
             on_transition=_ignore,
         )
     except Exception as error:  # noqa: BLE001 (whatever it was, the job must end)
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
     content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
     write_whole(folder.root / OUTCOME_FILE, json.dumps(content))

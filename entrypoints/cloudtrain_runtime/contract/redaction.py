@@ -1,0 +1,184 @@
+"""What must not stand in a log or an error: keys, tokens, signatures, and the values of the job's secrets.
+
+`redact` knows them by their shape, which their issuers fix, or by the name before them; and those that a process was
+given, `keep` them, by their value. It hides too much rather than too little, but nothing that a run is told by: ids,
+digests, uris, numbers; and JSON stays JSON. Files are refused by a table of their own (the SDK's `bundle.credentials`),
+which is stricter about what it takes for a secret, because a refusal stops the user.
+
+A log has many lines and few secrets: texts without one of a rule's words are let through without a regular expression.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+MARK = "***"
+"""Stands in the place of what is hidden."""
+
+LEAST_CHARACTERS = 6
+"""A value that is shorter is not hidden by its value: `true` or `1` would take half of a log with it."""
+
+_GAP = r"""[\\"'`\s()\[\]{},:=>]{1,12}"""
+"""What stands between a name and its value: `=`, `": "`, the same escaped, `</Name>`'s end, `, value = `."""
+_MIXED = r"(?=[^\s\"'\\]{0,80}[0-9])(?=[^\s\"'\\]{0,80}[A-Za-z])"
+"""Letters and digits both: what a name such as `required` or `os.environ` is not."""
+
+
+class _Rule(NamedTuple):
+    """What is hidden.
+
+    Attributes:
+        needles: In small letters; a text without any of them has nothing that the pattern can match.
+        pattern: Its groups are kept, the rest is hidden. Compiled when it is needed: most processes never do.
+    """
+
+    needles: tuple[str, ...]
+    pattern: str
+
+
+def _rule(needles: str, pattern: str) -> _Rule:
+    return _Rule(tuple(needles.split()), pattern)
+
+
+_RULES = (
+    _rule(
+        "-----begin", r"(-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----)(?:[A-Za-z0-9+/=:,\s]|\\[nr]|-(?!----))+"
+    ),
+    # The id, and the secret where it stands behind it, as in a table of keys.
+    _rule(
+        "akia asia",
+        r"\b(?:AKIA|ASIA(?=[A-Z]*[0-9]))[A-Z0-9]{16}\b(?:" + _GAP + r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",
+    ),
+    _rule(
+        "secret",
+        r"((?i:secret[-_ ]?(?:access[-_ ]?)?key)\w{0,20}" + _GAP + r")(?=[^\s\"'\\]{0,39}[0-9/+])[A-Za-z0-9/+]{40}"
+        r"(?![A-Za-z0-9/+=])",
+    ),
+    _rule(
+        "session_token sessiontoken session-token security-token securitytoken security_token",
+        r"((?i:(?:session|security)[-_ ]?token)" + _GAP + r")[A-Za-z0-9/+=%._-]{16,}",
+    ),
+    _rule("authorization", r"((?i:authorization)[\\\"']*\s*[:=]\s*[\\\"']*(?i:basic|token|apikey)\s+)[^\s\"'\\,]{8,}"),
+    _rule("bearer", r"((?i:\bbearer)\s+)" + _MIXED + r"[A-Za-z0-9._~+/=-]{8,}"),
+    # Of presigned uris, of SigV4's header, of others' signed uris and callbacks.
+    _rule(
+        "signature= x-amz- sig= awsaccesskeyid= token= api_key= apikey= x-goog-",
+        r"((?i:\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|\bSignature=|[?&](?:sig|AWSAccessKeyId"
+        r"|(?:access_|auth_|id_)?token|api_?key)=))[^&\s\"'<>\\#;,)]+",
+    ),
+    _rule("@", r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@\"']{0,80}:)[^\s/@\"'\\]{1,300}(?=@)"),
+    _rule("hf_ api_org_", r"\b(hf_|api_org_)[A-Za-z0-9]{30,}"),
+    _rule("ghp_ gho_ ghs_ ghu_ ghr_ github_pat_", r"\b(gh[opsru]_|github_pat_)[A-Za-z0-9_]{22,}"),
+    _rule("glpat-", r"\b(glpat-)[A-Za-z0-9_-]{20,}"),
+    _rule("sk-", r"\b(sk-)(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})"),
+    _rule("xox", r"\b(xox[abeoprs]-)[A-Za-z0-9-]{10,}"),
+    _rule("aiza", r"\b(AIza)[A-Za-z0-9_-]{35}"),
+    _rule("npm_", r"\b(npm_)[A-Za-z0-9]{36}\b"),
+    _rule("pypi-", r"\b(pypi-)AgE[A-Za-z0-9_-]{40,}"),
+    _rule("k_live_", r"\b([rs]k_live_)[A-Za-z0-9]{16,}"),
+    _rule("eyj", r"\b(eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
+    _rule(
+        "wandb",
+        r"((?i:wandb_?(?:api_?)?key)\w{0,20}" + _GAP + r"|\bwandb[\s\"',.]{1,4}login\b[^\n]{0,60}?\b)[0-9a-f]{40}\b"
+        r"|\b(wandb_v1_)[A-Za-z0-9_]{40,}",
+    ),
+    _rule(
+        "passw passphrase api_key apikey api-key access_token auth_token access-token auth-token",
+        r"((?i:passw(?:or)?d|passphrase|api[-_]?key|(?:access|auth)[-_]token)[\\\"']{0,2}\s{0,2}[:=]\s{0,2}[\\\"']{0,2})"
+        + _MIXED
+        + r"[A-Za-z0-9_+/=~!@#$^&*-]{8,}(?![\w.(\[])",
+    ),
+)
+
+_WORDS = tuple((needle, rule.pattern) for rule in _RULES for needle in rule.needles)
+
+_kept: dict[str, None] = {}
+_by_value: list[re.Pattern[str]] = []
+
+
+def keep(values: Iterable[str]) -> None:
+    """Remember values that `redact` hides from now on in this process, wherever they stand.
+
+    Args:
+        values: What a secret holds. Those of fewer than `LEAST_CHARACTERS` are not hidden.
+    """
+    for value in values:
+        _kept.update(dict.fromkeys(spellings(value)))
+    # A value that holds another one is hidden whole.
+    longest = sorted(_kept, key=len, reverse=True)
+    _by_value[:] = [re.compile("|".join(map(re.escape, longest)))] if longest else []
+
+
+def keep_named(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Do what `keep` does with variables of the environment."""
+    keep(environ[name] for name in names if name in environ)
+
+
+def spellings(value: str) -> Iterator[str]:
+    """Yield how a value may stand in a text: as it is, in JSON, in a uri, and each longer line of several."""
+    forms = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe=""))
+    lines = value.splitlines() if "\n" in value else ()
+    yield from (form for form in forms if len(form) >= LEAST_CHARACTERS)
+    yield from (line for line in lines if len(line) >= 2 * LEAST_CHARACTERS)
+
+
+def redact(text: str) -> str:
+    """Return a text without what looks like a key or token, and without the values that are kept."""
+    for found in _by_value:
+        text = found.sub(MARK, text)
+    small = text.lower()
+    for pattern in {rule: None for needle, rule in _WORDS if needle in small}:
+        text = _compiled(pattern).sub(_hide, text)
+    return text
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _hide(match: re.Match[str]) -> str:
+    return "".join([part or "" for part in match.groups()]) + MARK
+
+
+class Stream:
+    """Hides values in bytes that come in pieces. What may be the beginning of a value waits for the next piece.
+
+    Args:
+        values: As `keep` takes them.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        found = {form.encode("utf-8", "surrogateescape") for value in values for form in spellings(value)}
+        self._values = sorted(found, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._values))) if found else None
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what may go on."""
+        if self._pattern is None:
+            return piece
+        text = self._pattern.sub(MARK.encode(), self._rest + piece)
+        waits = self._begins(text)
+        self._rest = text[len(text) - waits :]
+        return text[: len(text) - waits]
+
+    def flush(self) -> bytes:
+        """Return what has waited: nothing more comes, or not soon."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _begins(self, text: bytes) -> int:
+        """Return how many bytes at the end may be the beginning of a value."""
+        longest = min(len(text), max(map(len, self._values)) - 1)
+        for count in range(longest, 0, -1):
+            end = text[-count:]
+            if any(value.startswith(end) for value in self._values):
+                return count
+        return 0

@@ -1,0 +1,65 @@
+"""The secrets that the job's variables name: they are there, and the role may read them. No value is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, side_by_side
+from cloudtrain.preflight.role import Need, judge, simulate
+from cloudtrain_runtime.contract import SecretConfig
+
+
+def check_secrets(context: Context) -> Iterator[Check]:
+    """Check that each secret exists, and by simulation that the role may read it."""
+    wanted: dict[tuple[str, str | None], tuple[str, SecretConfig]] = {}
+    for name, reference in context.plan.config.secrets.items():
+        wanted.setdefault((reference.secret, reference.stage), (name, reference))
+    found = side_by_side([lambda pair=pair: _find(context, *pair) for pair in wanted.values()])  # type: ignore[misc]
+    missing = [answer for answer in found if isinstance(answer, Check)]
+    if missing:
+        yield missing[0]
+        return
+    needs = list(dict.fromkeys(need for answer in found for need in _needs(answer)))
+    count = len({secret for secret, _ in wanted})
+    fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
+    yield judge("secrets", fine, simulate(context, context.role_arn, needs), context.role.name)
+
+
+def _find(context: Context, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
+    """Return what Secrets Manager tells of a secret without its value, or why there is none."""
+    from botocore.exceptions import ClientError
+
+    place = reference.secret.split(":")
+    if place[0] == "arn" and place[3] != context.region:
+        raise UnansweredError(f"{reference.secret} is in {place[3]}, where this check does not look")
+    try:
+        found: dict[str, Any] = context.client("secretsmanager").describe_secret(SecretId=reference.secret)
+    except ClientError as error:
+        if error_code(error) != "ResourceNotFoundException":
+            raise
+        make = command(
+            *("aws", "secretsmanager", "create-secret", "--region", context.region),
+            *("--name", reference.secret, "--secret-string", "file://FILE"),
+        )
+        return failed("secrets", f"{name}: there is no secret {reference.secret} in {context.region}", make)
+    stages = {stage for version in found.get("VersionIdsToStages", {}).values() for stage in version}
+    if reference.stage is not None and reference.stage not in stages:
+        there = ", ".join(sorted(stages)) or "none"
+        message = f"{name}: the secret {reference.secret} has no version with the stage {reference.stage}"
+        return failed("secrets", message, f"name one that it has: {there}")
+    if "DeletedDate" in found:
+        message = f"{name}: the secret {reference.secret} is being deleted"
+        restore = command("aws", "secretsmanager", "restore-secret", "--secret-id", reference.secret)
+        return failed("secrets", message, restore)
+    return found
+
+
+def _needs(found: dict[str, Any] | Check) -> Iterator[Need]:
+    """Yield what a role must be allowed to read a secret. A policy of the secret, or of its key, may allow it, too."""
+    if isinstance(found, Check):
+        return
+    yield Need(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), elsewhere=True)
+    key = str(found.get("KmsKeyId") or "")
+    if key.startswith("arn:") and ":key/" in key:
+        yield Need(("kms:Decrypt",), (key,), elsewhere=True)

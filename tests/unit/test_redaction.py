@@ -1,0 +1,235 @@
+"""What must be hidden in logs and errors, and what must not be touched. Every key here is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_keys import (
+    BODY,
+    COMMIT,
+    DIGEST,
+    GITHUB,
+    HF,
+    JWT,
+    KEY,
+    KEY_ID,
+    MIXED,
+    OPENAI,
+    PEM,
+    SESSION_KEY_ID,
+    SIGNATURE,
+    SLACK,
+    TOKEN,
+    WANDB,
+    made_up,
+)
+
+from cloudtrain.errors import CloudError, Problem
+from cloudtrain.run import LogLine, Operations, Run, State, Status
+from cloudtrain_runtime.contract import redaction
+from cloudtrain_runtime.contract.redaction import MARK, Stream, redact
+
+HIDDEN = [
+    (f"Credential: {KEY_ID} was used", [KEY_ID]),
+    (f"AWS_ACCESS_KEY_ID={SESSION_KEY_ID}", [SESSION_KEY_ID]),
+    (f"{KEY_ID},{KEY}\n", [KEY_ID, KEY]),
+    (f"aws_secret_access_key = {KEY}", [KEY]),
+    (json.dumps({"SecretAccessKey": KEY, "SessionToken": TOKEN}), [KEY, TOKEN]),
+    (json.dumps(json.dumps({"AWS_SECRET_ACCESS_KEY": KEY})), [KEY]),
+    (f"os.environ['AWS_SECRET_ACCESS_KEY'] = '{KEY}'", [KEY]),
+    (f"export AWS_SESSION_TOKEN={TOKEN}", [TOKEN]),
+    (f"<SecretAccessKey>{KEY}</SecretAccessKey><SessionToken>{TOKEN}</SessionToken>", [KEY, TOKEN]),
+    (f"x-amz-security-token: {TOKEN}", [TOKEN]),
+    (
+        (
+            'Could not connect to the endpoint URL: "https://b.s3.us-west-2.amazonaws.com/k?X-Amz-Algorithm=AWS4'
+            f'&X-Amz-Credential={SESSION_KEY_ID}%2F20261121&X-Amz-Security-Token={TOKEN}&X-Amz-Signature={SIGNATURE}"'
+        ),
+        [SESSION_KEY_ID, TOKEN, SIGNATURE],
+    ),
+    (f"https://b.s3.amazonaws.com/k?AWSAccessKeyId={KEY_ID}&Expires=1&Signature=aB%2Fc1%3D", [KEY_ID, "aB%2Fc1"]),
+    (f"Authorization: AWS4-HMAC-SHA256 Credential={KEY_ID}/x, Signature={SIGNATURE}", [KEY_ID, SIGNATURE]),
+    ("Authorization: Basic dXNlcjpwYXNzd29yZA==", ["dXNlcjpwYXNzd29yZA"]),
+    ('headers = {"Authorization": "Bearer abc123def456"}', ["abc123def456"]),
+    (f"Authorization: Bearer {JWT}", [JWT]),
+    (f"token {JWT} expired", [JWT]),
+    (f"401 for https://huggingface.co with {HF}", [HF]),
+    (f"remote: {GITHUB}", [GITHUB]),
+    (f"fatal: https://x-access-token:{GITHUB}@github.com/a/b.git", [GITHUB]),
+    ("pip: --index-url https://user:p4ss-w0rd@pypi.example.com/simple", ["p4ss-w0rd"]),
+    ("postgresql://ada:hunter2@db:5432/runs", ["hunter2"]),
+    ("redis://:hunter2@cache", ["hunter2"]),
+    (f"openai.api_key = '{OPENAI}'", [OPENAI]),
+    (f"incorrect API key provided: {OPENAI}", [OPENAI]),
+    (f"slack {SLACK}", [SLACK]),
+    (f"WANDB_API_KEY={WANDB}", [WANDB]),
+    (f'wandb.login(key="{WANDB}")', [WANDB]),
+    (json.dumps({"wandb_api_key": WANDB}), [WANDB]),
+    ("db_password=s3cr3t-passw0rd", ["s3cr3t-passw0rd"]),
+    ('{"api_key": "0a1b2c3d4e5f"}', ["0a1b2c3d4e5f"]),
+    (PEM, BODY.splitlines()),
+    (json.dumps({"key": PEM}), BODY.splitlines()),
+    (f"https://callback.example.com/?access_token={made_up(20, MIXED)}&state=1", [made_up(20, MIXED)]),
+]
+UNTOUCHED = [
+    "digits-261120-101500-1a2b3c",
+    "sagemaker:digits-261120-101500-1a2b3c",
+    f"commit {COMMIT} on main",
+    f"sha256 {DIGEST}",
+    f"s3://cloudtrain-bucket/cloudtrain/code/{DIGEST}/sourcedir.tar.gz",
+    f"763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch@sha256:{DIGEST}",
+    "arn:aws:iam::123456789012:role/training",
+    "arn:aws:secretsmanager:us-west-2:123456789012:secret:team/wandb-AbCdEf",
+    "WANDB_API_KEY = secret team/wandb, key api_key",
+    "the secret team/wandb may not be read: the role needs secretsmanager:GetSecretValue",
+    'CLOUDTRAIN {"event": "step", "step": 120, "loss": 2.31, "tokens_per_second": 123456.7, "time": 1795247001.0}',
+    "[rank3]: step 120 loss 2.3125 lr 3e-4 tokens/s 12345678",
+    "wandb: Run data is saved locally in /opt/ml/code/wandb/run-20261121_101500-abcdef12",
+    f"wandb: code saved as {COMMIT}",
+    "UserWarning: max_new_tokens=12345678 is longer than the model's context",
+    "tokenizer.pad_token = tokenizer.eos_token",
+    "    api_key = os.environ['OPENAI_API_KEY']",
+    "    password=config.database.password,",
+    "TypeError: login() missing 1 required positional argument: 'password'",
+    "password: required",
+    "the bearer of this message is rank 3",
+    "http://127.0.0.1:5000/moto-api/reset",
+    "tcp://algo-1:7777",
+    "git@github.com:user/repository.git",
+    "mail ada@example.com, see https://example.com/a:b/c@d",
+    'Could not connect to the endpoint URL: "https://sts.us-west-2.amazonaws.com/"',
+    "https://b.s3.amazonaws.com/?list-type=2&prefix=cloudtrain%2F&continuation-token=1abc",
+    "from sk-learn import task-123456789012345678901234",
+    "risk-adjusted loss, hf_transfer enabled, api_org_settings",
+    "secret_key_length: 40",
+    "NCCL version 2.27.5+cuda12.9",
+    "ASIAPACIFICREGIONSONLY",
+    'File "/opt/ml/code/train.py", line 12, in forward',
+    "-----BEGIN CERTIFICATE-----",
+    "Signature mismatch in forward(self, batch)",
+    "AWS_DEFAULT_REGION=us-west-2 AWS_PROFILE=research",
+]
+
+
+@pytest.mark.parametrize(("text", "secrets"), HIDDEN)
+def test_what_looks_like_a_secret_is_hidden(text: str, secrets: list[str]) -> None:
+    told = redact(text)
+    assert not [secret for secret in secrets if secret in told]
+    assert MARK in told
+    assert redact(told) == told
+
+
+@pytest.mark.parametrize("text", UNTOUCHED)
+def test_what_a_run_is_told_by_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(("text", "_secrets"), HIDDEN)
+def test_json_stays_json(text: str, _secrets: list[str]) -> None:
+    told = json.loads(redact(json.dumps({"before": 1, "text": text, "after": ["x", {"y": text}]})))
+    assert told["before"] == 1
+    assert told["after"][0] == "x"
+    assert set(told) == {"before", "text", "after"}
+
+
+def test_every_rule_is_reached_by_its_words() -> None:
+    """A word that the pattern needs and the rule does not name would let everything through."""
+    for text, _ in HIDDEN:
+        bare = text
+        for rule in redaction._RULES:  # noqa: SLF001
+            bare = re.sub(rule.pattern, redaction._hide, bare)  # noqa: SLF001
+        assert bare == redact(text)
+    for rule in redaction._RULES:  # noqa: SLF001
+        assert any(re.search(rule.pattern, text) for text, _ in HIDDEN) or rule.needles[0] in _FURTHER
+
+
+_FURTHER = {"api_org_": 0, "glpat-": 0, "aiza": 0, "npm_": 0, "pypi-": 0, "k_live_": 0}
+"""Prefixes of which the corpus has no token: they differ in nothing but their letters."""
+
+
+def test_our_errors_hide_what_clients_put_into_theirs() -> None:
+    error = CloudError(f"PutObject: https://x/?X-Amz-Signature={SIGNATURE}", f"with {KEY_ID}")
+    assert SIGNATURE not in f"{error} {error.message} {error.args}"
+    assert KEY_ID not in error.hint
+    assert GITHUB not in str(Problem("job.yaml", 1, 1, "code.env.X", f'got "{GITHUB}"'))
+
+
+def test_a_runs_log_and_reason_come_without_secrets() -> None:
+    class Told(Operations):
+        """A backend with one line."""
+
+        name = "told"
+
+        def logs(self, run: str, **_: object) -> object:  # type: ignore[override]
+            return iter([LogLine("algo-1", f"[{run}] {GITHUB}"), LogLine("algo-1", "step 3")])
+
+    lines = [line.text for line in Run("r", Told()).logs()]
+    assert lines == [f"[r] ghp_{MARK}", "step 3"]
+    assert HF not in Status("r", "local", State.FAILED, reason=f"bad {HF}").reason
+
+
+# ---------------------------------------------------------------- by value
+
+
+@pytest.fixture
+def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_kept", {})
+    monkeypatch.setattr(redaction, "_by_value", [])
+
+
+@pytest.mark.usefixtures("_forgetful")
+def test_kept_values_are_hidden_as_they_are_in_json_and_in_uris() -> None:
+    value = 'pa"ss wörd/x'
+    redaction.keep([value, "short"])
+    for text in (f"it is {value}!", json.dumps({"x": value}), "https://x/?k=pa%22ss%20w%C3%B6rd%2Fx"):
+        assert MARK in redact(text)
+        assert "ss" not in redact(text).replace("https", "")
+    assert redact("a short text") == "a short text"
+
+
+@pytest.mark.usefixtures("_forgetful")
+def test_each_line_of_a_kept_text_is_hidden() -> None:
+    redaction.keep([PEM])
+    assert BODY.splitlines()[1] not in redact(f"[rank0]: {BODY.splitlines()[1]}")
+
+
+@pytest.mark.usefixtures("_forgetful")
+def test_variables_are_kept_by_their_names() -> None:
+    redaction.keep_named(["A", "B"], {"A": "one-two-three", "C": "four-five-six"})
+    assert redact("one-two-three four-five-six") == f"{MARK} four-five-six"
+
+
+@given(
+    st.lists(st.text(alphabet='abc\n"', min_size=6, max_size=12), min_size=1, max_size=3),
+    st.lists(st.one_of(st.integers(0, 2), st.text(alphabet="abc\n xyz", max_size=8)), max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_a_stream_hides_values_wherever_it_is_cut(
+    values: list[str], parts: list[int | str], dice: random.Random
+) -> None:
+    """As a whole text would, whatever pieces it comes in."""
+    text = "".join(part if isinstance(part, str) else f"<{values[part % len(values)]}>" for part in parts).encode()
+    stream, told, at = Stream(values), b"", 0
+    while at < len(text):
+        size = dice.randint(1, 7)
+        told += stream.feed(text[at : at + size])
+        at += size
+    told += stream.flush()
+    assert not [value for value in values if f"<{value}>".encode() in told]
+    if not any(form.encode() in text for value in values for form in redaction.spellings(value)):
+        assert told == text
+
+
+def test_a_stream_keeps_back_no_more_than_the_beginning_of_a_value() -> None:
+    stream = Stream(["secret-value"])
+    assert stream.feed(b"step 1\nsec") == b"step 1\n"
+    assert stream.feed(b"ond\n") == b"second\n"
+    assert stream.feed(b"secret-") == b""
+    assert stream.feed(b"value\n") == b"***\n"
+    assert Stream([]).feed(os.urandom(20)) != b""

@@ -1,0 +1,174 @@
+"""Keys and tokens of a job: named, never written. Every key here is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jsonschema
+import pytest
+from made_up_keys import GITHUB, HF, KEY_ID
+from support import EXAMPLES, Cli
+
+from cloudtrain.errors import SpecError
+from cloudtrain.placement import Machine
+from cloudtrain.plan import LOCAL, CodeInfo, Plan, make_plan
+from cloudtrain.schema import job_schema
+from cloudtrain.settings import Settings
+from cloudtrain.spec import Code, JobSpec
+from cloudtrain_runtime.contract import RunConfig, SecretConfig
+
+NOW = datetime(2026, 11, 21, 10, 15, tzinfo=UTC)
+JOB = EXAMPLES / "script-ddp" / "job.yaml"
+WANDB = "code.env.WANDB_API_KEY={secret: team/wandb, key: api_key}"
+ARN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/wandb-AbCdEf"
+
+
+def plan_of(*overrides: str, variables: frozenset[str] | None = None) -> Plan:
+    """Plan the example with these changes; locally where variables are named that are set here."""
+    code = CodeInfo(digest="0" * 64, bytes=1, files=1)
+    here = {}
+    if variables is not None:
+        machine = Machine(gpus=0, cpus=2, variables=variables)
+        here = {"target": LOCAL, "home": Path("/somewhere/.cloudtrain"), "machine": machine}
+    settings = Settings(region="us-west-2")
+    run = "digits-261121-101500-1a2b3c"
+    return make_plan(JobSpec.from_yaml(JOB, overrides), settings, code, run=run, now=NOW, **here)  # type: ignore[arg-type]
+
+
+def problems_of(*overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as found:
+        plan_of(*overrides)
+    return [f"{problem.path}: {problem.message}; {problem.hint}" for problem in found.value.problems]
+
+
+# ---------------------------------------------------------------- references
+
+
+def test_a_reference_travels_in_run_json_and_nowhere_else() -> None:
+    decided = plan_of(WANDB, "code.env.HF_TOKEN={secret: " + ARN + ", stage: AWSPREVIOUS}", "code.env.PLAIN=1")
+    assert decided.config.secrets == {
+        "WANDB_API_KEY": SecretConfig("team/wandb", "api_key"),
+        "HF_TOKEN": SecretConfig(ARN, None, "AWSPREVIOUS"),
+    }
+    assert decided.request["Environment"] == {"PLAIN": "1"}
+    assert "wandb" not in json.dumps(decided.request)
+    assert RunConfig.from_json(decided.config.to_json()) == decided.config
+
+
+def test_without_secrets_run_json_is_what_it_was() -> None:
+    config = plan_of().config
+    assert "secrets" not in json.loads(config.to_json())
+    assert config.secrets == {}
+    assert "secrets" in json.loads(replace(config, secrets={"A": SecretConfig("b")}).to_json())
+
+
+def test_another_secret_is_another_request() -> None:
+    identities = {plan_of(*each).identity for each in ((), (WANDB,), ("code.env.WANDB_API_KEY={secret: other}",))}
+    assert len(identities) == 3
+
+
+def test_a_job_of_python_takes_references() -> None:
+    code = Code(script="train.py", env={"A": {"secret": "team/a"}, "B": "2", "C": True})
+    assert code.secrets == {"A": SecretConfig("team/a")}
+    assert code.variables == {"B": "2", "C": "true"}
+    assert code.model_dump(mode="json", exclude_unset=True)["env"] == {"A": {"secret": "team/a"}, "B": "2", "C": "true"}
+
+
+def test_the_plan_names_the_secret(cli: Cli) -> None:
+    done = cli("plan", JOB, "--set", WANDB, "--local", environ={"WANDB_API_KEY": "0a1b2c3d4e5f6a7b"})
+    assert done.code == 0, done.err
+    assert "WANDB_API_KEY = secret team/wandb, key api_key" in done.out
+    assert "WANDB_API_KEY is set here: this value is taken, and the secret team/wandb is not asked for" in done.out
+    told = cli("plan", JOB, "--set", WANDB, "--json")
+    assert told.json["secrets"] == {"WANDB_API_KEY": {"secret": "team/wandb", "key": "api_key", "stage": None}}
+    assert "0a1b2c3d" not in done.out + told.out
+
+
+def test_a_local_plan_says_which_variables_are_set_here() -> None:
+    assert not [line for line in plan_of(WANDB, variables=frozenset({"HOME"})).decisions if "is set here" in line]
+    assert [line for line in plan_of(WANDB, variables=frozenset({"WANDB_API_KEY"})).decisions if "is set here" in line]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("code.env.A={secrt: x}", 'code.env.A.secrt: unknown field; did you mean "secret"?'),
+        ("code.env.A={key: x}", "code.env.A.secret: required field is missing"),
+        ("code.env.A={secret: 'a b'}", 'code.env.A.secret: expected the name or ARN of a secret, got "a b"'),
+        ("code.env.A={secret: x, key: ''}", "code.env.A.key: expected a name, got nothing"),
+        ("code.env={'a-b': {secret: x}}", "code.env.a-b: expected the name of a variable"),
+        ("code.env.RANK={secret: x}", "code.env.RANK: the launcher sets this variable"),
+        ("code.env.A=[1]", "code.env.A: expected text"),
+    ],
+)
+def test_a_wrong_reference_is_told_at_its_place(override: str, expected: str) -> None:
+    assert [line for line in problems_of(override) if line.startswith(expected)], problems_of(override)
+
+
+def test_an_isolated_container_cannot_ask() -> None:
+    told = problems_of(WANDB, "cluster.network.isolation=true")
+    assert "code.env.WANDB_API_KEY: an isolated container has no way to Secrets Manager" in "\n".join(told)
+
+
+def test_the_schema_takes_both_forms() -> None:
+    job = {"name": "a", "code": {"script": "x.py"}, "cluster": {"instance_type": "ml.p4d.24xlarge"}}
+    for value, is_legal in (
+        ("x", True),
+        (1, True),
+        ({"secret": "x", "key": "y"}, True),
+        ({"key": "y"}, False),
+        ([], False),
+    ):
+        document = {**job, "code": {"script": "x.py", "env": {"A": value}}}
+        assert jsonschema.Draft202012Validator(job_schema()).is_valid(document) == is_legal
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [
+        (["code.env.HF_TOKEN=abcdefgh"], "code.env.HF_TOKEN: looks like a secret"),
+        (["code.env.DB_PASSWORD=hunter2"], "code.env.DB_PASSWORD: looks like a secret"),
+        (["code.env.MY_API_KEY=0123abcd4567"], "code.env.MY_API_KEY: looks like a secret"),
+        ([f"code.env.HARMLESS={GITHUB}"], "code.env.HARMLESS: holds what looks like a secret"),
+        ([f"code.env.URL=https://ada:{HF}@example.com"], "code.env.URL: holds what looks like a secret"),
+        (["code.args={layers: 4, api_key: abcdefgh}"], "code.args.api_key: looks like a secret"),
+        ([f"code.args={{note: '{KEY_ID}'}}"], "code.args.note: holds what looks like a secret"),
+        (["code.args=[--api-key, abcdefgh]"], "code.args[1]: "),
+        (["code.args=[--password=abcdefgh]"], "code.args[0]: "),
+        ([f"tags.note={HF}"], "tags.note: holds what looks like a secret"),
+    ],
+)
+def test_a_value_that_looks_like_a_secret_is_refused(overrides: list[str], place: str) -> None:
+    told = [line for line in problems_of(*overrides) if line.startswith(place)]
+    assert told
+    assert "{secret: <its name or ARN>}" in told[0]
+    assert not [line for line in told if GITHUB in line or HF in line or KEY_ID in line]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("code.env.TOKENIZERS_PARALLELISM=false", "code.env.HF_TOKEN=''", "code.env.MAX_TOKEN=4096"),
+        *("code.env.HF_TOKEN_PATH=/opt/ml/input/data/token/file", "code.env.SECRET_TOKEN=/run/secrets/token"),
+        *("code.args={pad_token: '<pad-token>', max_tokens: 2048, token: special}", "code.args={token_dim: 64}"),
+        *("tags.commit=0123456789abcdef0123456789abcdef01234567", "data.more=s3://bucket/secret/password"),
+        WANDB,
+    ],
+)
+def test_what_only_sounds_like_one_is_not(override: str) -> None:
+    plan_of(override)
+
+
+def test_a_refusal_tells_where_it_stands_in_the_file(job: Callable[..., Path], cli: Cli) -> None:
+    text = "name: a\ncode:\n  script: train.py\n  env:\n    HF_TOKEN: hunter2hunter2\n"
+    done = cli("validate", job(text + "cluster: {instance_type: ml.m5.large}\n", train_py=""))
+    assert done.code == 2
+    assert "job.yaml:5:15  code.env.HF_TOKEN: looks like a secret, and whoever may describe the job can" in done.err
+    assert "hunter2" not in done.err
