@@ -110,24 +110,28 @@ def test_throttling_is_waited_out(front: Front, manager: Any) -> None:
 
 def test_every_variable_without_a_value_is_told(tmp_path: Path, manager: Any) -> None:
     manager.create_secret(Name="bytes", SecretBinary=b"\0\1")
-    manager.create_secret(Name="object", SecretString=json.dumps({"number": 1.5, "deep": {}, "zero": "a\0b"}))
+    manager.create_secret(
+        Name="object", SecretString=json.dumps({"number": 1.5, "deep": {}, "zero": "a\0b", "half": "\ud83d"})
+    )
     wanted = {
         "A": SecretConfig("bytes"),
         "B": SecretConfig("object", "deep"),
         "C": SecretConfig("object", "zero"),
         "D": SecretConfig("object", "number"),
         "E": SecretConfig("object"),
+        "F": SecretConfig("object", "half"),
     }
     found = secrets.ask(wanted)
-    assert found.values == {"D": "1.5", "E": '{"number": 1.5, "deep": {}, "zero": "a\\u0000b"}'}
+    assert found.values == {"D": "1.5", "E": '{"number": 1.5, "deep": {}, "zero": "a\\u0000b", "half": "\\ud83d"}'}
     assert found.problems == (
         "A: the secret bytes holds bytes, and a variable is text: store it as a string",
         "B: the secret object holds no text under the key deep",
-        "C: the secret object holds a zero byte, which no variable may",
+        "C: the secret object holds a zero byte or half a character, which no variable may",
+        "F: the secret object holds a zero byte or half a character, which no variable may",
     )
     exit_code, tree, _ = launch(tmp_path, replace(CONFIG, secrets=wanted))
     assert exit_code == 1
-    assert len(tree.failure.read_text().splitlines()) == 3
+    assert len(tree.failure.read_text().splitlines()) == 4
 
 
 def test_where_nothing_answers_the_network_is_named(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> None:

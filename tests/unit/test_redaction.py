@@ -200,6 +200,14 @@ def test_each_line_of_a_kept_text_is_hidden() -> None:
 
 
 @pytest.mark.usefixtures("_forgetful")
+def test_what_a_kept_object_holds_is_hidden_by_its_names() -> None:
+    redaction.keep([json.dumps({"password": "correct-horse", "username": "ada-lovelace", "port": 5432})])
+    assert redact("ada-lovelace:correct-horse") == f"ada-lovelace:{MARK}"
+    redaction.keep(["it's\ttabbed"])
+    assert "tabbed" not in redact(repr({"x": "it's\ttabbed"}))
+
+
+@pytest.mark.usefixtures("_forgetful")
 def test_variables_are_kept_by_their_names() -> None:
     redaction.keep_named(["A", "B"], {"A": "one-two-three", "C": "four-five-six"})
     assert redact("one-two-three four-five-six") == f"{MARK} four-five-six"

@@ -10,6 +10,7 @@ A log has many lines and few secrets: texts without one of a rule's words are le
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -96,6 +97,7 @@ _RULES = (
     ),
 )
 
+_TELLING = re.compile(r"(?i)pass|secret|token|key|credential|auth")
 _WORDS = tuple((needle, rule.pattern) for rule in _RULES for needle in rule.needles)
 
 _kept: dict[str, None] = {}
@@ -121,11 +123,22 @@ def keep_named(names: Iterable[str], environ: Mapping[str, str] = os.environ) ->
 
 
 def spellings(value: str) -> Iterator[str]:
-    """Yield how a value may stand in a text: as it is, in JSON, in a uri, and each longer line of several."""
-    forms = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe=""))
+    """Yield how a value may stand in a text: as it is, in JSON, in Python, in a uri, line by line, and its parts."""
+    in_json = (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    forms = (value, *in_json, repr(value)[1:-1], quote(value, safe="", errors="replace"))
     lines = value.splitlines() if "\n" in value else ()
-    yield from (form for form in forms if len(form) >= LEAST_CHARACTERS)
+    yield from dict.fromkeys(form for form in forms if len(form) >= LEAST_CHARACTERS)
     yield from (line for line in lines if len(line) >= 2 * LEAST_CHARACTERS)
+    for part in _parts(value) if value.lstrip().startswith("{") else ():
+        yield from spellings(part)
+
+
+def _parts(value: str) -> Iterator[str]:
+    """Yield what a secret that is a JSON object holds under names that say so: a user's name is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(value)
+        pairs = content.items() if isinstance(content, dict) else ()
+        yield from (part for name, part in pairs if isinstance(part, str) and _TELLING.search(name))
 
 
 def redact(text: str) -> str:

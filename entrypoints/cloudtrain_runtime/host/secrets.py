@@ -191,9 +191,17 @@ def _pick(text: str, reference: SecretConfig) -> str:
         if isinstance(value, dict | list) or value is None:
             raise SecretError(f"holds no text under the key {reference.key}")
         value = value if isinstance(value, str) else json.dumps(value)
-    if "\0" in value:
-        raise SecretError("holds a zero byte, which no variable may")
+    if "\0" in value or not _is_text(value):
+        raise SecretError("holds a zero byte or half a character, which no variable may")
     return str(value)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def main(arguments: list[str]) -> int:
