@@ -13,8 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -22,7 +21,6 @@ from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     DEFAULT_RENDEZVOUS_PORT,
     FAILURE_CHARACTERS,
-    GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
     ML_ROOT_VARIABLE,
@@ -33,15 +31,15 @@ from cloudtrain_runtime.contract import (
     MlTree,
     RunConfig,
     describe_exit,
-    sort_hosts,
 )
 from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
 from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host import secrets
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
+from cloudtrain_runtime.host.machine import Host, count_gpus, has_efa, read_host, usable_cpus
 from cloudtrain_runtime.host.output import Output
-from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
+from cloudtrain_runtime.host.variables import sagemaker_variables
 from cloudtrain_runtime.place import ml_tree
 
 _MARGIN_SECONDS = 20
@@ -49,27 +47,6 @@ _MARGIN_SECONDS = 20
 
 _RENDEZVOUS_SECONDS = 1800
 """How long the first host waits for the last: images are pulled at different speeds."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """This host among the job's hosts. `interface` is the network interface between them, or an empty string."""
-
-    name: str
-    hosts: tuple[str, ...]
-    interface: str
-
-    @property
-    def rank(self) -> int:
-        """Index in SageMaker's order; 0 is the master."""
-        return self.hosts.index(self.name)
-
-
-def read_host(tree: MlTree) -> Host:
-    """Return this host's place from resourceconfig.json."""
-    resources = read_config(tree, "resourceconfig")
-    hosts = tuple(sort_hosts(list(resources.get("hosts", ["algo-1"]))))
-    return Host(resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", ""))
 
 
 def main() -> int:
@@ -215,33 +192,13 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
         wanted |= trace_variables(tree)
     if host.interface:
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = host.interface
-    if _has_efa():
+    if has_efa():
         # AWS's toolkit sets these from a list that lacks the newest instance types; the device says it itself.
         wanted |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
     if "OMP_NUM_THREADS" not in os.environ and gpus == 0 and config.processes_per_instance:
         ranks_here = config.processes_per_instance * int(os.environ.get(HOSTS_HERE_VARIABLE, "1"))
-        wanted["OMP_NUM_THREADS"] = str(max(1, _usable_cpus() // ranks_here))
+        wanted["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // ranks_here))
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
-
-
-def count_gpus() -> int:
-    """Return the NVIDIA GPUs that this host's processes may use, without loading CUDA."""
-    if GPUS_VARIABLE in os.environ:
-        return int(os.environ[GPUS_VARIABLE])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    devices = Path("/proc/driver/nvidia/gpus")
-    return len(list(devices.iterdir())) if devices.is_dir() else 0
-
-
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _has_efa() -> bool:
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(device.name.startswith(("efa", "rdmap")) for device in devices.iterdir())
 
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from cloudtrain_runtime import launch
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, parse_event
 from cloudtrain_runtime.host import toolkit
+from cloudtrain_runtime.host.machine import Host, count_gpus
 
 ENTRYPOINTS = Path(launch.__file__).parent.parent
 CONFIG = RunConfig(
@@ -24,7 +25,7 @@ CONFIG = RunConfig(
     train=None,
     checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
 )
-HOST = launch.Host("algo-2", ("algo-1", "algo-10", "algo-2"), "eth0")
+HOST = Host("algo-2", ("algo-1", "algo-10", "algo-2"), "eth0")
 
 
 def test_torchrun_gets_this_hosts_place() -> None:
@@ -35,7 +36,7 @@ def test_torchrun_gets_this_hosts_place() -> None:
     assert "--rdzv-endpoint=algo-1:7777" in arguments
     assert "--local-addr=algo-2" in arguments
     assert any(argument.startswith("--rdzv-conf=is_host=false,") for argument in arguments)
-    master = launch.Host("algo-1", HOST.hosts, "eth0")
+    master = Host("algo-1", HOST.hosts, "eth0")
     assert any("is_host=true" in argument for argument in launch.torchrun_arguments(CONFIG, master, {}))
 
 
@@ -80,9 +81,9 @@ def test_the_environment_leaves_the_users_choices_alone(tmp_path: Path, monkeypa
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLOUDTRAIN_GPUS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    assert launch.count_gpus() == 2
+    assert count_gpus() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert launch.count_gpus() == 0
+    assert count_gpus() == 0
 
 
 @pytest.mark.parametrize(("asked", "most", "ranks"), [(8, 2, 2), (None, 2, 2), (1, 2, 1), (8, 0, 8), (None, 0, None)])

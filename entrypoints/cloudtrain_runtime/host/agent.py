@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain_runtime.contract import describe_exit
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
+from cloudtrain_runtime.host.machine import count_gpus
 from cloudtrain_runtime.host.template import COMMAND, Template, start_template
-from cloudtrain_runtime.launch import count_gpus
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

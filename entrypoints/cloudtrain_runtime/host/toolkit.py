@@ -28,8 +28,8 @@ from cloudtrain_runtime.contract import (
 )
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.events import say
+from cloudtrain_runtime.host.machine import Host, count_gpus, read_host
 from cloudtrain_runtime.host.variables import read_config, sagemaker_variables
-from cloudtrain_runtime.launch import Host, count_gpus, read_host
 from cloudtrain_runtime.place import ml_tree
 
 _OWN = "sagemaker_"
