@@ -114,6 +114,19 @@ def _unreachable(action: str, error: Exception) -> CloudError:
     return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
 
 
+def configured_region() -> str | None:
+    """Return the region of AWS's own configuration, such as that of AWS_PROFILE, or None.
+
+    Raises:
+        CloudError: the configuration cannot be read.
+    """
+    import boto3
+
+    with aws_errors("read the AWS configuration"):
+        found: str | None = boto3.Session().region_name
+    return found
+
+
 def no_credentials() -> CloudError:
     """Return what is said where there are no credentials."""
     return CloudError(
