@@ -33,8 +33,8 @@ _KEY_ID = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32})"
 _ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
 _KEY = re.compile(rf"{_KEY_ID}|{_ALIAS}|arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{{12}}:(?:key/{_KEY_ID}|{_ALIAS})")
 _SECRET_NAME = re.compile(r"(?i)secret|passw|token|credential|access_?key|api_?key|private_?key")
-_SECRET_KEY = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+]{40}")
-_SESSION_TOKEN = re.compile(r"[A-Za-z0-9/+=]{100,}")
+_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
+"""A secret access key (40 characters) or a session token (more), which nothing but chance has written."""
 _SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
 
 
@@ -192,8 +192,7 @@ def judge(name: str, value: Value, region: str | None = None) -> tuple[str, str]
 
 
 def _is_secret(text: str) -> bool:
-    is_token = _SECRET_KEY.fullmatch(text) or _SESSION_TOKEN.fullmatch(text)
-    return bool(is_token or credentials.in_text(text.encode("utf-8", "replace")))
+    return bool(_RANDOM.fullmatch(text) or credentials.in_text(text.encode("utf-8", "replace")))
 
 
 def _judge_role(value: str, region: str | None) -> tuple[str, str] | None:

@@ -257,11 +257,13 @@ def _positions(text: str, char: str) -> Iterator[int]:
 
 
 def _write(value: Value) -> str:
-    """Return a value as TOML writes it, whose strings escape as JSON's do."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return f"[{', '.join(json.dumps(item, ensure_ascii=False) for item in value)}]"
+    return _quote(value) if isinstance(value, str) else f"[{', '.join(map(_quote, value))}]"
+
+
+def _quote(text: str) -> str:
+    # TOML's strings escape as JSON's do, and want one character more to be escaped.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _write_key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+    return name if _BARE.fullmatch(name) else _quote(name)
