@@ -102,6 +102,13 @@ def test_every_bucket_is_asked_for_by_its_owner(front: Front) -> None:
         assert headers["x-amz-expected-bucket-owner"] == ACCOUNT, request.operation
 
 
+def test_of_many_roles_the_first_are_looked_at(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.preflight.account.MOST_ROLES", 2)
+    found = cloudtrain.find_candidates("us-west-2")["role"]
+    assert len(found.found) == 2
+    assert (found.unanswered, found.fix) == ("only 2 roles were looked at", "give the role's ARN")
+
+
 def test_what_may_not_be_seen_is_said(front: Front) -> None:
     front.say("ListRoles", DENIED)
     front.say("GET /", DENIED)
@@ -218,7 +225,7 @@ def test_it_asks_and_shows_what_fits(front: Front) -> None:
     shown.press(b"\n")
     until(lambda: shown.shows("bucket (number or name)"), 60)
     assert "buckets of the account (2 of 4 fit)" in shown.text
-    assert "european-bucket   is in eu-west-1" in shown.text or "european-bucket  is in eu-west-1" in shown.text
+    assert "-  european-bucket   is in eu-west-1" in shown.text
     answer(
         shown,
         ("bucket (number or name)", "2"),

@@ -144,8 +144,12 @@ def say_candidates(what: str, found: Candidates) -> None:
     """Say what fits, with numbers, what does not and why, and why some could not be looked at."""
     fitting = found.fitting
     misfits = [each for each in found.found if not each.fits]
-    rows = [(f"  {index}", f"{each.value}  {each.detail}") for index, each in enumerate(fitting, start=1)]
-    rows += [("  -", f"{each.value}  {each.detail}") for each in misfits[:_MOST_MISFITS]]
+    shown = [*fitting, *misfits[:_MOST_MISFITS]]
+    width = max((len(each.value) for each in shown), default=0)
+    rows = [
+        (f"  {index}" if index <= len(fitting) else "  -", f"{each.value:<{width}}  {each.detail}")
+        for index, each in enumerate(shown, start=1)
+    ]
     if rows:
         say(f"{what}s of the account ({len(fitting)} of {len(found.found)} fit):")
         for line in table_lines(rows):

@@ -28,6 +28,7 @@ MOST_BUCKETS = 100
 """How many are asked for; who has more names them."""
 
 _SERVICE_PATHS = ("/aws-service-role/", "/aws-reserved/")
+_OF_A_SERVICE = "belongs to a service of AWS"
 _UNENCRYPTED = "ServerSideEncryptionConfigurationNotFoundError"
 
 
@@ -123,7 +124,8 @@ def _found(candidates: Iterator[Candidate]) -> Candidates:
         found.extend(candidates)  # what was answered before an error stays
     except (BotoCoreError, ClientError, ResponseParserError, UnansweredError) as error:
         unanswered, fix = explain(error)
-    return Candidates(tuple(sorted(found, key=lambda each: (not each.fits, each.value))), unanswered, fix)
+    found.sort(key=lambda each: (not each.fits, each.detail == _OF_A_SERVICE, each.value))
+    return Candidates(tuple(found), unanswered, fix)
 
 
 # ---------------------------------------------------------------- roles
@@ -136,11 +138,13 @@ def _roles(account: Account) -> Iterator[Candidate]:
     for page in pages:
         for role in page["Roles"]:
             yield _judge_role(role, facts)
+    if pages.resume_token is not None:
+        raise UnansweredError(f"only {MOST_ROLES:,} roles were looked at", "give the role's ARN")
 
 
 def _judge_role(role: Mapping[str, Any], facts: Mapping[str, str]) -> Candidate:
     if role["Path"].startswith(_SERVICE_PATHS):
-        return Candidate(role["Arn"], fits=False, detail="belongs to a service of AWS")
+        return Candidate(role["Arn"], fits=False, detail=_OF_A_SERVICE)
     trusts, why = judge_trust(role["AssumeRolePolicyDocument"], facts)
     return Candidate(role["Arn"], fits=trusts is not False, detail=why)
 
