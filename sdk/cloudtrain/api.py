@@ -764,27 +764,15 @@ def configure(
 
 
 def _ask_about(change: ProfileChange) -> tuple[Check, ...]:
-    """Ask the account about what a profile would hold, where there is one to ask and a region to ask in."""
-    known: dict[str, Any] = dict(change.settings)
-    settings = Settings(**known)
-    settings = dataclasses.replace(settings, region=settings.region or default_region())
-    if settings.region is None:
-        return ()
-    from cloudtrain.preflight.account import check_settings, open_account
+    """Ask the account about what a profile would hold; without credentials that is unknown."""
+    from cloudtrain.preflight.account import ask
 
-    try:
-        account = open_account(settings)
-    except CloudError:
-        return ()  # without credentials nothing can be asked, and a profile may be written for others
-    return check_settings(account)
+    known: dict[str, Any] = dict(change.settings)
+    return ask(Settings(**{"region": default_region(), **known}))
 
 
 def default_region() -> str | None:
-    """Return the region that counts without a profile of ours: the environment's, else that of AWS's configuration.
-
-    Raises:
-        CloudError: AWS's configuration cannot be read.
-    """
+    """Return the region that counts without a profile of ours: the environment's, else that of AWS's configuration."""
     from cloudtrain.aws import configured_region
 
     # A profile that is being made is not there yet.

@@ -239,8 +239,8 @@ def test_it_shows_where_each_value_comes_from(cli: Cli, written: Path, tmp_path:
     assert found["transport"] == default
     assert found["kms_key"]["value"] is None
     lines = cli("configure", "--show", environ={"CLOUDTRAIN_PROFILE": "big"}, cwd=tmp_path).out.splitlines()
-    assert lines[1].split() == ["bucket", "two", f"{written}:6", "[profiles.big]"]
-    assert lines[2].split() == ["hides", "one", f"{written}:3"]
+    assert lines[1].split() == ["bucket", "two", "~/.config/cloudtrain/config.toml:6", "[profiles.big]"]
+    assert lines[2].split() == ["hides", "one", "~/.config/cloudtrain/config.toml:3"]
     assert lines[-1].startswith("missing: region; to store what is missing: ")
 
 

@@ -60,8 +60,9 @@ def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | No
 def _place(origin: Origin) -> str:
     if origin.source == "flag":
         return f"--{origin.name}"
-    line = "" if origin.line is None else f":{origin.line}"
-    return f"{origin.source}{line}" + (f" [profiles.{origin.profile}]" if origin.profile else "")
+    if origin.line is None:
+        return origin.source
+    return f"{_file(Path(origin.source))}:{origin.line}" + (f" [profiles.{origin.profile}]" if origin.profile else "")
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cloudtrain.aws import aws_errors, no_credentials
+from cloudtrain.errors import CloudError
 from cloudtrain.preflight import identity, network, storage
 from cloudtrain.preflight.base import (
     Account,
@@ -19,6 +20,7 @@ from cloudtrain.preflight.base import (
     explain,
     is_denied,
     side_by_side,
+    unknown,
 )
 from cloudtrain.preflight.role import check_role, facts_of_jobs, judge_trust
 from cloudtrain.settings import Settings
@@ -102,9 +104,14 @@ def find_buckets(account: Account) -> Candidates:
     return _found(_buckets(account))
 
 
-def check_settings(account: Account) -> tuple[Check, ...]:
-    """Ask whether the settings are what they seem, side by side; what cannot be asked is `unknown`."""
-    settings = account.settings
+def ask(settings: Settings) -> tuple[Check, ...]:
+    """Ask whether settings are what they seem, side by side; what cannot be asked is `unknown`."""
+    if settings.region is None:
+        return (unknown("identity", "no region is known to ask in", "give a region, too"),)
+    try:
+        account = open_account(settings)
+    except CloudError as error:
+        return (unknown("identity", error.message, error.hint),)
     asked = [Question(("identity",), identity.check_identity)]
     asked += [Question(("role", "trust"), check_role)] if settings.role else []
     asked += [Question(("bucket",), storage.check_bucket)] if settings.bucket else []
@@ -122,7 +129,7 @@ def _found(candidates: Iterator[Candidate]) -> Candidates:
     unanswered = fix = ""
     try:
         found.extend(candidates)  # what was answered before an error stays
-    except (BotoCoreError, ClientError, ResponseParserError, UnansweredError) as error:
+    except (BotoCoreError, ClientError, ResponseParserError, UnansweredError, ValueError) as error:
         unanswered, fix = explain(error)
     found.sort(key=lambda each: (not each.fits, each.detail == _OF_A_SERVICE, each.value))
     return Candidates(tuple(found), unanswered, fix)
