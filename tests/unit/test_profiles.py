@@ -197,6 +197,17 @@ def test_ci_writes_it_without_a_terminal(cli: Cli, file: Path) -> None:
     assert load_settings(os.environ).bucket == "other-bucket"
 
 
+def test_what_hides_a_stored_value_is_said(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cloudtrain.toml").write_text("prefix = 'beside'\n")
+    sets = ("--set", "prefix=mine", "--set", "bucket=my-bucket")
+    done = cli("configure", *sets, "--offline", environ={"CLOUDTRAIN_BUCKET": "other-bucket"}, cwd=tmp_path)
+    assert done.out.splitlines()[1:4] == [
+        "  CLOUDTRAIN_BUCKET hides bucket here: other-bucket",
+        f"  {tmp_path}/cloudtrain.toml:1 hides prefix here: beside",
+        "  not there yet: role, region",
+    ]
+
+
 def _text(value: str | list[str]) -> str:
     return value if isinstance(value, str) else ",".join(value)
 

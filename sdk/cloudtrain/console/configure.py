@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import columns, program, say, table_lines
+from cloudtrain.errors import SettingsError
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
@@ -111,21 +113,28 @@ def say_changes(change: ProfileChange) -> None:
 
 def print_stored(change: ProfileChange) -> None:
     """Print what was stored, what hides it here, and what to type next."""
-    from cloudtrain.settings import REQUIRED, find_origins, load_settings
-
     where = f"{_file(change.file)}{_header(change)}"
     print(f"stored in {where}" if change.changes else f"{where} has all of it already")
-    environ = {name: value for name, value in os.environ.items() if name != "CLOUDTRAIN_PROFILE"}
-    for each in find_origins(environ):
-        if each.line is None and each.name in change.settings and each.value != change.settings[each.name]:
-            print(f"  {each.source} hides {each.name} here: {_shown(each.value)}")
-    here = load_settings(environ)
-    missing = [name for name in REQUIRED if not change.settings.get(name) and not getattr(here, name)]
-    if missing:
-        print(f"  not there yet: {', '.join(missing)}")
+    with contextlib.suppress(SettingsError):  # a cloudtrain.toml here that is malformed: what needs it tells
+        _print_hidden(change)
     if change.profile is not None:
         print(f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}")
     print(f"next: {program()} check JOB, then {program()} submit JOB")
+
+
+def _print_hidden(change: ProfileChange) -> None:
+    """Print what counts here instead of what was stored, and what is still missing."""
+    from cloudtrain.settings import PROFILE_VARIABLE, REQUIRED, find_origins
+
+    environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
+    elsewhere = [each for each in find_origins(environ, job_directory=Path.cwd()) if each.source != str(change.file)]
+    for each in elsewhere:
+        if each.name in change.settings and each.value != change.settings[each.name]:
+            print(f"  {_place(each)} hides {each.name} here: {_shown(each.value)}")
+    known = {*change.settings, *(each.name for each in elsewhere)}
+    missing = [name for name in REQUIRED if name not in known]
+    if missing:
+        print(f"  not there yet: {', '.join(missing)}")
 
 
 def _header(change: ProfileChange) -> str:
