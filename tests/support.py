@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,3 +84,47 @@ def processes_of(run: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+class Terminal:
+    """A command in a pseudo terminal: what it writes, and keys."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], columns: int = 80) -> None:
+        self.written = b""
+        self.process, self._keys = pty.fork()
+        if self.process == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background inherits deafness to it
+            os.execve(arguments[0], arguments, environment)  # noqa: S606 (no shell is what is wanted)
+        fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def shows(self, text: str) -> bool:
+        """Whether it has written a text so far; reads what is there."""
+        while select.select([self._keys], [], [], 0)[0]:
+            try:
+                data = os.read(self._keys, 65536)
+            except OSError:  # it has ended
+                break
+            if not data:
+                break
+            self.written += data
+        return text in self.text
+
+    @property
+    def text(self) -> str:
+        """What it has written so far, without what moves the cursor or colours, and without line breaks."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", self.written.decode("utf-8", "replace"))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._keys, keys)
+
+    def end(self) -> int:
+        """Wait for its end; return the exit code."""
+        deadline = time.monotonic() + 30
+        ended = (0, 0)
+        while ended[0] == 0 and time.monotonic() < deadline:
+            self.shows("")
+            ended = os.waitpid(self.process, os.WNOHANG)
+            time.sleep(0.02)
+        self.shows("")
+        os.close(self._keys)
+        return os.waitstatus_to_exitcode(ended[1])

@@ -177,12 +177,12 @@ def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, 
     terraform.run(here, "apply", "-auto-approve", "-input=false", "-no-color", environ=environ)
     shown = json.loads(terraform.run(here, "show", "-json", environ=environ).stdout)
     outputs = {name: output["value"] for name, output in shown["values"]["outputs"].items()}
-    checks = _check(folder, outputs, environ)
+    first = _first_steps(folder, here, root, environ)
     terraform.run(here, "destroy", "-auto-approve", "-refresh=false", "-input=false", "-no-color", environ=environ)
     return {
         "outputs": outputs,
         "resources": list(_resources(shown["values"]["root_module"])),
-        "checks": checks,
+        **first,
         "left": terraform.run(here, "state", "list", environ=environ).stdout.split(),
     }
 
@@ -197,25 +197,30 @@ def _resources(module: Mapping[str, Any]) -> list[dict[str, Any]]:
     return own + [resource for child in module.get("child_modules", []) for resource in _resources(child)]
 
 
-def _check(folder: Path, outputs: Mapping[str, Any], environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return what `cloudtrain check` says of a first job, with nothing but the outputs for settings."""
+def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what cloudtrain says of a first job, with nothing but what `configure` has read off the outputs."""
     job = folder / "job"
     job.mkdir()
     (job / "job.yaml").write_text(_JOB)
     (job / "train.py").write_text("print('hello')\n")
-    settings = {
-        f"CLOUDTRAIN_{name.upper()}": ",".join(value) if isinstance(value, list) else str(value)
-        for name, value in outputs.items()
+
+    def say(*arguments: str | Path) -> Any:
+        done = subprocess.run(
+            [str(command()), "--profile", root, *map(str, arguments), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+            env={**os.environ, **environ, "HOME": str(folder), "CLOUDTRAIN_HOME": str(folder / "runs")},
+        )
+        return json.loads(done.stdout)
+
+    return {
+        "configured": say("configure", "--from-terraform", here),
+        "shown": say("configure", "--show"),
+        "planned": say("plan", job / "job.yaml"),
+        "checks": say("check", job / "job.yaml")["checks"],
     }
-    done = subprocess.run(
-        [str(command()), "check", str(job / "job.yaml"), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS,
-        env={**os.environ, **environ, **settings, "HOME": str(folder), "CLOUDTRAIN_HOME": str(folder / "runs")},
-    )
-    return list(json.loads(done.stdout)["checks"])
 
 
 # ---------------------------------------------------------------- what was made

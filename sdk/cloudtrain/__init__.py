@@ -19,17 +19,23 @@ if TYPE_CHECKING:
     from cloudtrain.api import (
         check,
         checkpoint_folder,
+        configure,
         explain,
         files,
+        find_candidates,
         find_settings,
         get_run,
+        list_profiles,
         list_runs,
         logs,
         plan,
+        read_terraform,
+        remove_profile,
         resume,
         status,
         stop,
         submit,
+        trace_settings,
         validate,
     )
     from cloudtrain.errors import (
@@ -48,16 +54,19 @@ if TYPE_CHECKING:
     )
     from cloudtrain.explain import Explanation, FailureClass
     from cloudtrain.plan import Plan
-    from cloudtrain.preflight import Check
+    from cloudtrain.preflight import Candidate, Candidates, Check
+    from cloudtrain.profiles import ProfileChange
     from cloudtrain.run import LogFilter, LogLine, Progress, Run, RunFilter, State, Status, WarmPool
     from cloudtrain.saved import CheckpointFolder, SavedCheckpoint
-    from cloudtrain.settings import Settings
+    from cloudtrain.settings import Origin, Settings
     from cloudtrain.spec import JobSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BundleError",
+    "Candidate",
+    "Candidates",
     "Check",
     "CheckpointFolder",
     "CloudError",
@@ -71,8 +80,10 @@ __all__ = [
     "LogLine",
     "MissingExtraError",
     "NoCapacityError",
+    "Origin",
     "Plan",
     "Problem",
+    "ProfileChange",
     "Progress",
     "Run",
     "RunFilter",
@@ -87,17 +98,23 @@ __all__ = [
     "WarmPool",
     "check",
     "checkpoint_folder",
+    "configure",
     "explain",
     "files",
+    "find_candidates",
     "find_settings",
     "get_run",
+    "list_profiles",
     "list_runs",
     "logs",
     "plan",
+    "read_terraform",
+    "remove_profile",
     "resume",
     "status",
     "stop",
     "submit",
+    "trace_settings",
     "validate",
 ]
 
@@ -105,17 +122,23 @@ _HOMES = {
     "api": (
         "check",
         "checkpoint_folder",
+        "configure",
         "explain",
         "files",
+        "find_candidates",
         "find_settings",
         "get_run",
+        "list_profiles",
         "list_runs",
         "logs",
         "plan",
+        "read_terraform",
+        "remove_profile",
         "resume",
         "status",
         "stop",
         "submit",
+        "trace_settings",
         "validate",
     ),
     "errors": (
@@ -124,10 +147,11 @@ _HOMES = {
     ),
     "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
-    "preflight": ("Check",),
+    "preflight": ("Candidate", "Candidates", "Check"),
+    "profiles": ("ProfileChange",),
     "run": ("LogFilter", "LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
     "saved": ("CheckpointFolder", "SavedCheckpoint"),
-    "settings": ("Settings",),
+    "settings": ("Origin", "Settings"),
     "spec": ("JobSpec",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,4 +1,7 @@
-"""The verbs: validate, plan, check, submit, resume, status, logs, explain, stop, list. Here alone the floors meet."""
+"""The verbs: validate, plan, check, submit, resume, status, logs, explain, stop, list, configure.
+
+Here alone the floors meet.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import hashlib
 import heapq
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +28,7 @@ from cloudtrain.errors import (
     CloudError,
     Problem,
     RunNotFoundError,
+    SettingsError,
     SpecError,
     UserError,
 )
@@ -47,7 +51,15 @@ from cloudtrain.run import (
 )
 from cloudtrain.saved import CheckpointFolder
 from cloudtrain.sending import Sending, refuse_failed
-from cloudtrain.settings import Settings, load_settings, prices_file
+from cloudtrain.settings import (
+    PROFILE_VARIABLE,
+    Origin,
+    Settings,
+    find_origins,
+    load_settings,
+    prices_file,
+    profile_file,
+)
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
 from cloudtrain_runtime.contract import BUNDLE_FILE
@@ -58,7 +70,8 @@ if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker import SageMakerBackend
     from cloudtrain.bundle.archive import Bundle
     from cloudtrain.explain import Explanation
-    from cloudtrain.preflight import Check
+    from cloudtrain.preflight import Candidates, Check
+    from cloudtrain.profiles import ProfileChange
     from cloudtrain.sandbox import Sandbox
 
 SANDBOX = "sandbox"
@@ -682,9 +695,145 @@ def find_settings(job: JobSpec | str | Path | None = None, flags: Mapping[str, A
         job: The job, or the path of its file; by default the working folder's settings.
         flags: Values given on the command line; None means not given.
     """
+    return load_settings(os.environ, job_directory=_folder_of(job), flags=flags)
+
+
+def trace_settings(
+    job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None
+) -> tuple[Origin, ...]:
+    """Return every place that gives a setting a value: of one setting's places the first counts, it hides the others.
+
+    Args:
+        job: The job, or the path of its file; by default the working folder's settings.
+        flags: Values given on the command line; None means not given.
+
+    Raises:
+        SettingsError: a file is malformed.
+    """
+    return tuple(find_origins(os.environ, job_directory=_folder_of(job), flags=flags))
+
+
+def _folder_of(job: JobSpec | str | Path | None) -> Path:
     if isinstance(job, JobSpec):
-        return load_settings(os.environ, job_directory=job.base, flags=flags)
-    return load_settings(os.environ, job_directory=Path.cwd() if job is None else Path(job).parent, flags=flags)
+        return job.base
+    return Path.cwd() if job is None else Path(job).parent
+
+
+def configure(
+    values: Mapping[str, str | Sequence[str]],
+    *,
+    profile: str | None = None,
+    overwrite: bool = False,
+    offline: bool = False,
+    on_checks: Callable[[tuple[Check, ...]], None] | None = None,
+    confirm: Callable[[ProfileChange], None] | None = None,
+) -> ProfileChange:
+    """Store settings in the user's profile file, for every later command.
+
+    Args:
+        values: Settings by name, such as `read_terraform` returns them; empty ones are taken out.
+        profile: Name of the profile, which CLOUDTRAIN_PROFILE chooses; by default the top level, which always counts.
+        overwrite: Replace other values that are stored already.
+        offline: Do not ask the account whether the values are true.
+        on_checks: Told what the account has said, when nothing of it is a failure; some may be unknown.
+        confirm: Told what will change before it is written; raises to leave all as it was. Decides alone about
+            overwriting.
+
+    Returns:
+        What has changed; nothing was written where that is nothing.
+
+    Raises:
+        SettingsError: a value or the file is malformed, or other values would be replaced; nothing was written.
+        CloudError: the account says that a value is wrong; nothing was written.
+    """
+    from cloudtrain.profiles import change_profile
+
+    change = change_profile(profile_file(os.environ), profile, values)
+    checks = () if offline else _ask_about(change)
+    refuse_failed(checks, "nothing was stored; to store it all the same: --offline")
+    if on_checks is not None:
+        on_checks(checks)
+    if confirm is not None:
+        confirm(change)
+    elif change.overwrites and not overwrite:
+        names = ", ".join(each.name for each in change.overwrites)
+        raise SettingsError(f"{change.file} has other values of {names}; nothing was stored", "pass overwrite=True")
+    if change.changes:
+        change.write()
+    return change
+
+
+def _ask_about(change: ProfileChange) -> tuple[Check, ...]:
+    """Ask the account about what a profile would hold; without credentials that is unknown."""
+    from cloudtrain.preflight.account import ask
+
+    known: dict[str, Any] = dict(change.settings)
+    return ask(Settings(**{"region": default_region(), **known}))
+
+
+def default_region() -> str | None:
+    """Return the region that counts without a profile of ours: the environment's, else that of AWS's configuration."""
+    from cloudtrain.aws import configured_region
+
+    # A profile that is being made is not there yet.
+    environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
+    return load_settings(environ).region or configured_region()
+
+
+def read_terraform(source: str | Path) -> dict[str, str | tuple[str, ...]]:
+    """Return the settings that Terraform's outputs give.
+
+    Args:
+        source: The folder of a configuration that was applied, such as `infra/`, a file of what
+            `terraform output -json` has printed, or `-` for standard input.
+
+    Raises:
+        UserError: there is no such place, or Terraform cannot be asked.
+        SettingsError: what it says is no settings.
+    """
+    from cloudtrain.terraform import read_outputs
+
+    return read_outputs(source)
+
+
+def find_candidates(region: str) -> dict[str, Candidates]:
+    """Return the roles and buckets of the account, those first that fit; why the others do not stands with them.
+
+    Args:
+        region: The region of the jobs.
+
+    Returns:
+        What was found for the settings `role` and `bucket`, by name.
+
+    Raises:
+        CloudError: there are no credentials.
+    """
+    from cloudtrain.preflight.account import find_buckets, find_roles, open_account
+
+    account = open_account(Settings(region=region))
+    return {"role": find_roles(account), "bucket": find_buckets(account)}
+
+
+def list_profiles() -> dict[str | None, dict[str, str | tuple[str, ...]]]:
+    """Return the settings of each profile in the user's profile file; those of the top level under None.
+
+    Raises:
+        SettingsError: the file is malformed.
+    """
+    from cloudtrain.profiles import read_profiles
+
+    return read_profiles(profile_file(os.environ))
+
+
+def remove_profile(name: str) -> None:
+    """Take a named profile out of the user's profile file.
+
+    Raises:
+        SettingsError: there is none of this name, or the file is malformed or cannot be written.
+    """
+    from cloudtrain import profiles
+
+    profiles.remove_profile(profile_file(os.environ), name)
 
 
 def prices() -> Prices:

@@ -114,6 +114,18 @@ def _unreachable(action: str, error: Exception) -> CloudError:
     return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
 
 
+def configured_region() -> str | None:
+    """Return the region of AWS's own configuration, such as that of AWS_PROFILE; None where it cannot be read."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        found: str | None = boto3.Session().region_name
+    except BotoCoreError:  # whoever asks for credentials tells
+        return None
+    return found
+
+
 def no_credentials() -> CloudError:
     """Return what is said where there are no credentials."""
     return CloudError(

@@ -88,6 +88,17 @@ def regions() -> frozenset[str]:
     return frozenset(name for partition in partitions for name in partition["regions"] if "global" not in name)
 
 
+def is_newer_region(name: str) -> bool:
+    """Return whether a region that the installed botocore does not know is named as one of an area that it knows."""
+    area, _, number = name.rpartition("-")
+    return name not in regions() and number.isdigit() and area in {known.rpartition("-")[0] for known in regions()}
+
+
+def partition_of(region: str) -> str:
+    """Return how AWS names the part of the world that a region belongs to, as ARNs begin."""
+    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+
+
 def model_version() -> str:
     """Return the version of the botocore that the limits come from."""
     import importlib.metadata

@@ -63,7 +63,7 @@ def check_settings(settings: Settings, notes: Notes) -> None:
 
 def _check_arns(settings: Settings, region: str, notes: Notes) -> None:
     """Check that role and key belong to the region that the job runs in."""
-    partition = "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    partition = limits.partition_of(region)
     role = (settings.role or "").split(":")
     if len(role) > 1 and role[0] == "arn" and role[1] != partition:
         notes.refuse_setting(
@@ -76,8 +76,7 @@ def _check_arns(settings: Settings, region: str, notes: Notes) -> None:
 
 def _unknown_region(region: str, notes: Notes) -> None:
     """Warn of a region that may be newer than the installed AWS model, refuse one that is a typo."""
-    areas = {name.rpartition("-")[0] for name in limits.regions()}
-    if region.rpartition("-")[0] in areas and region.rpartition("-")[2].isdigit():
+    if limits.is_newer_region(region):
         notes.warn(f"the installed botocore does not know the region {region}")
         return
     near = nearest(region, limits.regions())

@@ -10,12 +10,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import SettingsError, did_you_mean
 
+if TYPE_CHECKING:
+    from cloudtrain.tables import Tables
+
 SETTINGS_FILE = "cloudtrain.toml"
 TRANSPORTS = ("estimator", "boto3")
+PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
+PROFILES = "profiles"
+"""The table of a settings file that holds a table for each named profile."""
 
 _ENVIRONMENT = {
     "role": ("CLOUDTRAIN_ROLE",),
@@ -27,8 +33,9 @@ _ENVIRONMENT = {
     "kms_key": ("CLOUDTRAIN_KMS_KEY",),
     "transport": ("CLOUDTRAIN_TRANSPORT",),
 }
-_LISTS = ("subnets", "security_groups")
-_REQUIRED = ("role", "bucket", "region")
+SETTINGS = tuple(_ENVIRONMENT)
+LISTS = ("subnets", "security_groups")
+REQUIRED = ("role", "bucket", "region")
 _ROLE_ACCOUNT = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/")
 
 
@@ -65,7 +72,7 @@ class Settings:
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the required settings that have no value."""
-        return tuple(name for name in _REQUIRED if not getattr(self, name))
+        return tuple(name for name in REQUIRED if not getattr(self, name))
 
     def require(self) -> None:
         """Check that everything is there that a submit to SageMaker needs.
@@ -78,9 +85,28 @@ class Settings:
             exports = "; ".join(f"export {_ENVIRONMENT[name][0]}=..." for name in self.missing)
             raise SettingsError(
                 f"submitting to SageMaker needs settings that are not there: {names}",
-                f"{exports} (or write them to {SETTINGS_FILE} beside the job). "
+                f"store them once: cloudtrain configure; or {exports} (or write them to {SETTINGS_FILE}). "
                 "To run on this machine instead, without an account: --local",
             )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One place that gives a setting a value.
+
+    Attributes:
+        name: The setting.
+        value: What it is given there.
+        source: `flag`, the name of a variable, or the path of a file.
+        line: 1-based line of the file, or None.
+        profile: The table of the file that it stands in; None at the top level, and where it is no file.
+    """
+
+    name: str
+    value: str | tuple[str, ...]
+    source: str
+    line: int | None = None
+    profile: str | None = None
 
 
 def load_settings(
@@ -98,29 +124,53 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-
-    def take(found: Mapping[str, Any], source: str) -> None:
-        for name, value in found.items():
-            if value is not None and value != "" and name not in values:
-                values[name] = tuple(value) if name in _LISTS else value
-                sources[name] = source
-
-    take(flags or {}, "flag")
-    for name, variables in _ENVIRONMENT.items():
-        for variable in variables:
-            if environ.get(variable):
-                text = environ[variable]
-                take({name: [part.strip() for part in text.split(",")] if name in _LISTS else text}, variable)
-    files = [job_directory / SETTINGS_FILE] if job_directory is not None else []
-    profile = environ.get("CLOUDTRAIN_PROFILE")
-    tables = {path: _read_file(path) for path in (*files, profile_file(environ)) if path.is_file()}
-    _check_profile(profile, tables)
-    for path, (table, profiles) in tables.items():
-        take({**table, **profiles.get(profile or "", {})}, str(path))
+    for origin in find_origins(environ, job_directory=job_directory, flags=flags):
+        if origin.name not in values:
+            values[origin.name] = origin.value
+            sources[origin.name] = origin.source
     if values.get("transport", "estimator") not in TRANSPORTS:
         hint = did_you_mean(str(values["transport"]), TRANSPORTS)
         raise SettingsError(f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint)
     return Settings(**values, sources=sources)
+
+
+def find_origins(
+    environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
+) -> list[Origin]:
+    """Return every place that gives a setting a value; of one setting's places the first counts.
+
+    Args:
+        environ: The environment.
+        job_directory: Folder whose cloudtrain.toml is read.
+        flags: Values given on the command line; None means not given.
+
+    Raises:
+        SettingsError: a file is malformed.
+    """
+    found = [_origin(name, value, "flag") for name, value in (flags or {}).items() if value not in (None, "")]
+    found += [
+        _origin(name, read_value(name, environ[variable]), variable)
+        for name, variables in _ENVIRONMENT.items()
+        for variable in variables
+        if environ.get(variable)
+    ]
+    profile = environ.get(PROFILE_VARIABLE) or None
+    files = {path: read_tables(path) for path in settings_files(environ, job_directory) if path.is_file()}
+    _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
+    for path, tables in files.items():
+        found += _origins_in(path, tables, profile)
+    return found
+
+
+def settings_files(environ: Mapping[str, str], job_directory: Path | None = None) -> list[Path]:
+    """Return the files that settings are read from, the first first; they need not exist."""
+    beside = [job_directory / SETTINGS_FILE] if job_directory is not None else []
+    return [*beside, profile_file(environ)]
+
+
+def read_value(name: str, text: str) -> str | tuple[str, ...]:
+    """Return a setting's value that was given as one text; of a list the parts between commas."""
+    return tuple(part for each in text.split(",") if (part := each.strip())) if name in LISTS else text
 
 
 def profile_file(environ: Mapping[str, str]) -> Path:
@@ -134,41 +184,74 @@ def prices_file(environ: Mapping[str, str]) -> Path:
     return profile_file(environ).with_name("prices.json")
 
 
-_Table = dict[str, Any]
+def read_tables(path: Path) -> Tables:
+    """Read a settings file and check that it holds nothing but settings and profiles.
 
-
-def _check_profile(profile: str | None, tables: Mapping[Path, tuple[_Table, dict[str, _Table]]]) -> None:
-    """Refuse a profile that no file has: its absence would mean another account."""
-    if not profile or any(profile in profiles for _, profiles in tables.values()):
-        return
-    legal = sorted({name for _, profiles in tables.values() for name in profiles})
-    where = ", ".join(map(str, tables)) or "no settings file"
-    hint = did_you_mean(profile, legal) if legal else f"write a table [profiles.{profile}]"
-    raise SettingsError(f"CLOUDTRAIN_PROFILE: there is no profile {profile!r} in {where}", hint)
-
-
-def _read_file(path: Path) -> tuple[_Table, dict[str, _Table]]:
-    """Return the settings of one TOML file: its top level, and the tables below `[profiles]`."""
-    import tomllib
+    Raises:
+        SettingsError: it cannot be read or holds something else; the message says in which line.
+    """
+    from cloudtrain.tables import Tables
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        # In bytes, so that the ends of its lines stay what they are.
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'") from None
-    profiles = table.pop("profiles", {})
+    tables = Tables(text, str(path))
+    profiles = tables.values.get(PROFILES, {})
     if not isinstance(profiles, dict) or not all(isinstance(inner, dict) for inner in profiles.values()):
-        raise SettingsError(f"{path}: profiles must hold tables", "write [profiles.NAME] and the settings below it")
-    for settings in (table, *profiles.values()):
-        _check_table(path, settings)
-    return table, profiles
+        place = tables.place_of(PROFILES)
+        raise SettingsError(f"{place}: profiles must hold tables", "write [profiles.NAME] and the settings below it")
+    _check_table(tables, (), {name: value for name, value in tables.values.items() if name != PROFILES})
+    for name, settings in profiles.items():
+        _check_table(tables, (PROFILES, name), settings)
+    return tables
 
 
-def _check_table(path: Path, table: _Table) -> None:
-    for name, value in table.items():
+def profiles_of(tables: Tables) -> dict[str, dict[str, Any]]:
+    """Return the settings of a file's named profiles."""
+    profiles: dict[str, dict[str, Any]] = tables.values.get(PROFILES, {})
+    return profiles
+
+
+def _origin(name: str, value: Any, source: str, line: int | None = None, profile: str | None = None) -> Origin:
+    return Origin(name, tuple(value) if name in LISTS else value, source, line, profile)
+
+
+def _origins_in(path: Path, tables: Tables, profile: str | None) -> list[Origin]:
+    """Return what a file gives: the profile's values, then those of its top level."""
+    own = profiles_of(tables).get(profile, {}) if profile is not None else {}
+    above = {name: value for name, value in tables.values.items() if name != PROFILES}
+    found = [
+        _origin(name, value, str(path), tables.line_of(PROFILES, str(profile), name), profile)
+        for name, value in own.items()
+        if value != ""
+    ]
+    # An empty text in a profile takes the top level's value away.
+    return found + [
+        _origin(name, value, str(path), tables.line_of(name))
+        for name, value in above.items()
+        if value != "" and own.get(name) != ""
+    ]
+
+
+def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Refuse a profile that no file has: its absence would mean another account."""
+    if profile is None or any(profile in inner for inner in profiles.values()):
+        return
+    legal = sorted({name for inner in profiles.values() for name in inner})
+    where = ", ".join(map(str, profiles)) or "no settings file"
+    hint = did_you_mean(profile, legal) if legal else f"make it: cloudtrain configure --profile {profile}"
+    raise SettingsError(f"{PROFILE_VARIABLE}: there is no profile {profile!r} in {where}", hint)
+
+
+def _check_table(tables: Tables, table: tuple[str, ...], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        place = tables.place_of(*table, name)
         if name not in _ENVIRONMENT:
-            raise SettingsError(f"{path}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
-        is_list = name in _LISTS
+            raise SettingsError(f"{place}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
+        is_list = name in LISTS
         fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
         if not (fits if is_list else isinstance(value, str)):
             expected, example = ("list of strings", "['one', 'two']") if is_list else ("string", "'text'")
-            raise SettingsError(f"{path}: {name} must be a {expected}", f"write {name} = {example}")
+            raise SettingsError(f"{place}: {name} must be a {expected}", f"write {name} = {example}")

@@ -48,6 +48,32 @@ def test_outputs_are_exactly_the_settings(applied: dict[str, Any], root: str) ->
 
 
 @pytest.mark.parametrize("root", ROOTS)
+def test_outputs_are_stored_as_a_profile(applied: dict[str, Any], root: str) -> None:
+    configured, outputs = applied[root]["configured"], applied[root]["outputs"]
+    assert configured["profile"] == root
+    assert configured["settings"] == outputs
+    assert {check["name"]: check["result"] for check in configured["checks"]} == dict.fromkeys(
+        ("identity", "role", "trust", "bucket", "subnets", "security groups"), "pass"
+    )
+    for shown in applied[root]["shown"]["settings"]:
+        # The tests name the region, because Terraform needs one.
+        told = ("AWS_REGION", None) if shown["name"] == "region" else (configured["file"], root)
+        assert (shown["source"], shown["profile"]) == told
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_first_plan_is_of_what_was_applied(applied: dict[str, Any], root: str) -> None:
+    request, outputs = applied[root]["planned"]["request"], applied[root]["outputs"]
+    assert request["RoleArn"] == outputs["role"]
+    assert request["OutputDataConfig"] == {
+        "S3OutputPath": f"s3://{outputs['bucket']}/{outputs['prefix']}",
+        "KmsKeyId": outputs["kms_key"],
+        **{name: value for name, value in request["OutputDataConfig"].items() if name == "CompressionType"},
+    }
+    assert request["VpcConfig"] == {"Subnets": outputs["subnets"], "SecurityGroupIds": outputs["security_groups"]}
+
+
+@pytest.mark.parametrize("root", ROOTS)
 def test_cloudtrain_checks_the_account_and_finds_it_ready(applied: dict[str, Any], root: str) -> None:
     checks = {check["name"]: check for check in applied[root]["checks"]}
     assert {name: checks[name]["result"] for name in PASSED} == dict.fromkeys(PASSED, "pass")

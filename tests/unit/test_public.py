@@ -32,6 +32,8 @@ def imported_by(*arguments: str) -> tuple[int, set[str]]:
         ["files", "examples/digits/job.yaml"],
         ["list", "--local"],
         ["prices"],
+        ["configure", "--show"],
+        ["configure", "--set", "bucket=my-bucket", "--offline"],
     ],
     ids=lambda arguments: arguments[0],
 )

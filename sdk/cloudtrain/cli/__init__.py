@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.options import profile_option
 from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
@@ -30,6 +31,7 @@ _COMMANDS = {
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "End a run and every process of it."),
     "sandbox": ("sandbox", "Serve a local AWS whose training jobs really run."),
+    "configure": ("configure", "Store the account's settings, and show where each comes from."),
     "schema": ("schema", "Print the JSON Schema of job.yaml."),
     "prices": ("prices", "Show what instances cost, and how old the prices are."),
 }
@@ -75,6 +77,7 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cloudtrain", prog_name="cloudtrain")
+@profile_option
 def cli() -> None:
     """What is planned is what is rehearsed is what is sent.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
+
+_PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down --help
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -43,7 +46,33 @@ def account_options(function: Command) -> Command:
         click.option("--role", metavar="ARN", help="Execution role (CLOUDTRAIN_ROLE)."),
         click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
         click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
+        profile_option,
     )(function)
+
+
+def profile_option(function: Command) -> Command:
+    """Add --profile, which is what CLOUDTRAIN_PROFILE would be for this one command."""
+    return click.option(
+        "--profile",
+        callback=_choose_profile,
+        expose_value=False,
+        metavar="NAME",
+        help="Profile of the settings (CLOUDTRAIN_PROFILE).",
+    )(function)
+
+
+def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    before = os.environ.get(_PROFILE_VARIABLE)
+    os.environ[_PROFILE_VARIABLE] = value
+
+    def give_back() -> None:
+        os.environ.pop(_PROFILE_VARIABLE)
+        if before is not None:
+            os.environ[_PROFILE_VARIABLE] = before
+
+    ctx.call_on_close(give_back)
 
 
 def json_option(function: Command) -> Command:

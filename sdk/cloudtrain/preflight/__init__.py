@@ -25,10 +25,22 @@ from cloudtrain.preflight import (
     storage,
     warm,
 )
+from cloudtrain.preflight.account import Candidate, Candidates
 from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
 from cloudtrain.settings import Settings
 
-__all__ = ["ACTIONS", "DEADLINE_SECONDS", "Check", "Pending", "Result", "check_resume", "run_checks", "start_checks"]
+__all__ = [
+    "ACTIONS",
+    "DEADLINE_SECONDS",
+    "Candidate",
+    "Candidates",
+    "Check",
+    "Pending",
+    "Result",
+    "check_resume",
+    "run_checks",
+    "start_checks",
+]
 
 DEADLINE_SECONDS = 15.0
 """Longest time that all checks together take."""

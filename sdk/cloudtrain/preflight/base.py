@@ -6,7 +6,7 @@ import queue
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -33,6 +33,9 @@ ACTIONS = {
     "ListObjectsV2": "s3:ListBucket",
     "GetBucketLocation": "s3:GetBucketLocation",
     "GetBucketPolicy": "s3:GetBucketPolicy",
+    "GetBucketEncryption": "s3:GetEncryptionConfiguration",
+    "ListBuckets": "s3:ListAllMyBuckets",
+    "ListRoles": "iam:ListRoles",
     "GetObject": "s3:GetObject",
     "ListServiceQuotas": "servicequotas:ListServiceQuotas",
     "ListAWSDefaultServiceQuotas": "servicequotas:ListAWSDefaultServiceQuotas",
@@ -136,11 +139,13 @@ class Role:
     name: str
 
 
-class Context:
-    """What checks ask with. Clients are made once and shared by the threads."""
+class Account:
+    """An account that is asked. Clients are made once and shared by the threads."""
 
-    def __init__(self, plan: Plan, settings: Settings, session: Any) -> None:
-        self.plan = plan
+    job = "*"
+    """The job that is asked for in a role's trust, where it is known."""
+
+    def __init__(self, settings: Settings, session: Any) -> None:
         self.settings = settings
         self.region = str(settings.region)
         self._session = session
@@ -170,8 +175,8 @@ class Context:
 
     @property
     def role_arn(self) -> str:
-        """The execution role that the plan names."""
-        return str(self.plan.request["RoleArn"])
+        """The execution role."""
+        return str(self.settings.role)
 
     @cached_property
     def role(self) -> Role:
@@ -185,15 +190,6 @@ class Context:
             raise UnansweredError("needs the ARN of a role")
         return Role(*match.groups())
 
-    @property
-    def instance_types(self) -> tuple[str, ...]:
-        """The type asked for, or those preferred, in their order."""
-        resources = self.plan.request["ResourceConfig"]
-        preferences = resources.get("InstancePreferences")
-        if preferences:
-            return tuple(preference["InstanceType"] for preference in preferences)
-        return (str(resources["InstanceType"]),)
-
     def expected_owner(self, bucket: str) -> dict[str, str]:
         """Return the argument that makes S3 refuse another account's bucket, for our own bucket only.
 
@@ -203,12 +199,42 @@ class Context:
         return {"ExpectedBucketOwner": account} if bucket == self.settings.bucket and account else {}
 
 
-def bucket_region(context: Context, bucket: str) -> str:
-    """Return the region of a bucket. S3 tells it whoever asks; servers that do not tell it are asked again."""
-    answer = context.client("s3").head_bucket(Bucket=bucket, **context.expected_owner(bucket))
+class Context(Account):
+    """What the checks of a plan ask with."""
+
+    def __init__(self, plan: Plan, settings: Settings, session: Any) -> None:
+        super().__init__(settings, session)
+        self.plan = plan
+        self.job = plan.run
+
+    @property
+    def role_arn(self) -> str:
+        """The execution role that the plan names."""
+        return str(self.plan.request["RoleArn"])
+
+    @property
+    def instance_types(self) -> tuple[str, ...]:
+        """The type asked for, or those preferred, in their order."""
+        resources = self.plan.request["ResourceConfig"]
+        preferences = resources.get("InstancePreferences")
+        if preferences:
+            return tuple(preference["InstanceType"] for preference in preferences)
+        return (str(resources["InstanceType"]),)
+
+
+def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None = None) -> str:
+    """Return the region of a bucket. S3 tells it whoever asks; servers that do not tell it are asked again.
+
+    Args:
+        context: Whom to ask.
+        bucket: Its name.
+        owner: The argument that names its expected owner; by default `expected_owner`.
+    """
+    owner = context.expected_owner(bucket) if owner is None else owner
+    answer = context.client("s3").head_bucket(Bucket=bucket, **owner)
     if "BucketRegion" in answer:
         return str(answer["BucketRegion"])
-    location = context.client("s3").get_bucket_location(Bucket=bucket, **context.expected_owner(bucket))
+    location = context.client("s3").get_bucket_location(Bucket=bucket, **owner)
     return str(location.get("LocationConstraint") or "us-east-1")
 
 
@@ -220,9 +246,9 @@ class Question:
     """What one thread asks. `names` are the checks that it answers, so that none is missing when it breaks off."""
 
     names: tuple[str, ...]
-    ask: Callable[[Context], Iterable[Check]]
+    ask: Callable[[Any], Iterable[Check]]
 
-    def answer(self, context: Context) -> tuple[Check, ...]:
+    def answer(self, context: Account) -> tuple[Check, ...]:
         """Ask; whatever goes wrong becomes `could not check` of the checks that are not answered yet."""
         checks: list[Check] = []
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloudtrain.preflight.base import SIGN_IN, Check, Context, error_code, failed, is_not_accepted, passed
+from cloudtrain.preflight.base import SIGN_IN, Account, Check, error_code, failed, is_not_accepted, passed
 
 
-def check_identity(context: Context) -> Iterator[Check]:
+def check_identity(context: Account) -> Iterator[Check]:
     """Check that the credentials are accepted and belong to the role's account."""
     from botocore.exceptions import ClientError
 

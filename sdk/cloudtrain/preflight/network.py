@@ -8,6 +8,7 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.plan import Plan
 from cloudtrain.preflight.base import (
+    Account,
     Check,
     Context,
     UnansweredError,
@@ -47,7 +48,18 @@ def check_network(context: Context) -> Iterator[Check]:
     yield _check_way_to_s3(context, subnets)
 
 
-def _find(context: Context, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
+def check_places(account: Account) -> Iterator[Check]:
+    """Check that the settings' subnets and groups exist and are of one network; no job is known yet."""
+    subnets, missing = _find(account, "subnets", account.settings.subnets)
+    fine = passed("subnets", f"{_count(subnets, 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
+    yield _judge_places(account, subnets, missing) or fine
+    groups, lost = _find(account, "security_groups", account.settings.security_groups)
+    vpcs = {subnet["VpcId"] for subnet in subnets}
+    fine = passed("security groups", f"{_count(groups, 'group')} in the subnets' network")
+    yield _judge_groups(account, groups, lost, vpcs) or fine
+
+
+def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
     """Return what exists of these names, and the names that do not. One call each: EC2 refuses all for one."""
     from botocore.exceptions import ClientError
 
@@ -74,6 +86,19 @@ def _find(context: Context, kind: str, names: Sequence[str]) -> tuple[list[Docum
 
 
 def _check_subnets(context: Context, subnets: Sequence[Document], missing: Sequence[str]) -> Check:
+    if (misplaced := _judge_places(context, subnets, missing)) is not None:
+        return misplaced
+    vpc = str(subnets[0]["VpcId"])
+    free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
+    needed = context.plan.cluster.instances * (_ADDRESSES_WITH_EFA if _has_efa(context) else _ADDRESSES)
+    detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpc}, the job takes {needed}"
+    if free < needed:
+        return failed("subnets", detail, _larger(context, vpc))
+    return passed("subnets", detail)
+
+
+def _judge_places(context: Account, subnets: Sequence[Document], missing: Sequence[str]) -> Check | None:
+    """Return a failure when a subnet does not exist, or they are of several networks."""
     if missing:
         look = command(
             *("aws", "ec2", "describe-subnets", "--region", context.region),
@@ -85,12 +110,7 @@ def _check_subnets(context: Context, subnets: Sequence[Document], missing: Seque
     if len(vpcs) > 1:
         detail = f"the subnets are in {len(vpcs)} networks: {', '.join(vpcs)}"
         return failed("subnets", detail, "name subnets of one VPC in CLOUDTRAIN_SUBNETS or cluster.network.subnets")
-    free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
-    needed = context.plan.cluster.instances * (_ADDRESSES_WITH_EFA if _has_efa(context) else _ADDRESSES)
-    detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpcs[0]}, the job takes {needed}"
-    if free < needed:
-        return failed("subnets", detail, _larger(context, vpcs[0]))
-    return passed("subnets", detail)
+    return None
 
 
 def _count(things: Sequence[object], noun: str) -> str:
@@ -111,6 +131,11 @@ def _larger(context: Context, vpc: str) -> str:
 
 
 def _check_groups(context: Context, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check:
+    return _judge_groups(context, groups, missing, vpcs) or _check_self_reference(context, groups)
+
+
+def _judge_groups(context: Account, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check | None:
+    """Return a failure when a group does not exist, or is not of the subnets' network."""
     name = "security groups"
     if missing:
         look = command(
@@ -123,7 +148,7 @@ def _check_groups(context: Context, groups: Sequence[Document], missing: Sequenc
     if strangers:
         detail = f"{', '.join(strangers)}: not in the subnets' network {', '.join(sorted(vpcs))}"
         return failed(name, detail, "name groups of the subnets' VPC in CLOUDTRAIN_SECURITY_GROUPS or cluster.network")
-    return _check_self_reference(context, groups)
+    return None
 
 
 def _check_self_reference(context: Context, groups: Sequence[Document]) -> Check:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from cloudtrain.plan import Plan
 from cloudtrain.preflight.base import (
+    Account,
     Check,
     Context,
     Role,
@@ -38,7 +39,7 @@ Document = Mapping[str, Any]
 # ---------------------------------------------------------------- the role and whom it trusts
 
 
-def check_role(context: Context) -> Iterator[Check]:
+def check_role(context: Account) -> Iterator[Check]:
     """Check that the role exists and that SageMaker may assume it."""
     from botocore.exceptions import ClientError
 
@@ -84,25 +85,44 @@ def _trust_statement(account: str) -> dict[str, Any]:
     }
 
 
-def check_trust(context: Context, document: Document | str) -> Check:
+def check_trust(context: Account, document: Document | str) -> Check:
     """Check that a trust policy lets SageMaker assume the role for this job."""
-    # IAM sends the document URL-encoded; boto3 decodes it, other clients may not.
-    policy: Document = json.loads(unquote(document)) if isinstance(document, str) else document
     role = context.role
-    facts = {
-        "aws:sourceaccount": role.account,
-        "aws:sourcearn": (
-            f"arn:{role.partition}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
-        ),
-    }
-    about = [statement for statement in _list(policy.get("Statement")) if _is_about_sagemaker(statement)]
+    trusts, why = judge_trust(document, facts_of_jobs(role.partition, role.account, context.region, context.job))
+    if trusts:
+        return passed("trust", f"trusts {_SERVICES[0]}")
+    if trusts is None:
+        return unknown("trust", why)
+    return failed("trust", f"the role {why}", _trust_command(role, _policy(document)))
+
+
+def judge_trust(document: Document | str, facts: Mapping[str, str]) -> tuple[bool | None, str]:
+    """Return whether a trust policy lets SageMaker assume its role, None where only AWS can tell; and why not.
+
+    Args:
+        document: The policy, as IAM sends it or decoded.
+        facts: What SageMaker's call will carry, by condition key in lower case.
+    """
+    about = [statement for statement in _list(_policy(document).get("Statement")) if _is_about_sagemaker(statement)]
     allowed = [_conditions_hold(statement, facts) for statement in about if statement.get("Effect") == "Allow"]
     denied = [_conditions_hold(statement, facts) for statement in about if statement.get("Effect") == "Deny"]
     if True in denied or not (True in allowed or None in allowed):
-        return failed("trust", _why_untrusted(about), _trust_command(role, policy, about))
+        return False, _why_untrusted(about)
     if True not in allowed or None in denied:
-        return unknown("trust", "trusts SageMaker under conditions that only AWS can judge")
-    return passed("trust", f"trusts {_SERVICES[0]}")
+        return None, "trusts SageMaker under conditions that only AWS can judge"
+    return True, ""
+
+
+def facts_of_jobs(partition: str, account: str, region: str, job: str = "*") -> dict[str, str]:
+    """Return what SageMaker's call carries when it assumes a role for a job of an account."""
+    arn = f"arn:{partition}:sagemaker:{region}:{account}:training-job/{job}"
+    return {"aws:sourceaccount": account, "aws:sourcearn": arn}
+
+
+def _policy(document: Document | str) -> Document:
+    # IAM sends the document URL-encoded; boto3 decodes it, other clients may not.
+    policy: Document = json.loads(unquote(document)) if isinstance(document, str) else document
+    return policy
 
 
 def _is_about_sagemaker(statement: Document) -> bool:
@@ -130,13 +150,13 @@ def _conditions_hold(statement: Document, facts: Mapping[str, str]) -> bool | No
 
 def _why_untrusted(about: Sequence[Document]) -> str:
     if not about:
-        return f"the role does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
+        return f"does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
     conditions = json.dumps([statement.get("Condition", {}) for statement in about])
-    return f"the role trusts SageMaker only under conditions that this job does not meet: {conditions}"
+    return f"trusts SageMaker only under conditions that this job does not meet: {conditions}"
 
 
-def _trust_command(role: Role, policy: Document, about: Sequence[Document]) -> str:
-    kept = [statement for statement in _list(policy.get("Statement")) if statement not in about]
+def _trust_command(role: Role, policy: Document) -> str:
+    kept = [statement for statement in _list(policy.get("Statement")) if not _is_about_sagemaker(statement)]
     document = {"Version": "2012-10-17", "Statement": [*kept, _trust_statement(role.account)]}
     return command(
         *("aws", "iam", "update-assume-role-policy", "--role-name", role.name),

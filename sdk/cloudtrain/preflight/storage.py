@@ -12,6 +12,7 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.plan import Plan
 from cloudtrain.preflight.base import (
+    Account,
     Check,
     Context,
     bucket_region,
@@ -46,7 +47,7 @@ Source: API reference of ResourceConfig, and EC2's pages of instance types, 2026
 # ---------------------------------------------------------------- the bucket
 
 
-def check_bucket(context: Context) -> Iterator[Check]:
+def check_bucket(context: Account) -> Iterator[Check]:
     """Check that our bucket exists, is in the job's region and belongs to the role's account."""
     from botocore.exceptions import ClientError
 
@@ -62,17 +63,17 @@ def check_bucket(context: Context) -> Iterator[Check]:
     yield passed("bucket", f"s3://{bucket} is in {region}" + _owned_by(context))
 
 
-def _owned_by(context: Context) -> str:
+def _owned_by(context: Account) -> str:
     return f" and belongs to account {context.settings.account}" if context.settings.account else ""
 
 
-def _elsewhere(context: Context, region: str) -> str:
+def _elsewhere(context: Account, region: str) -> str:
     bucket = context.settings.bucket
     make = command("aws", "s3", "mb", f"s3://{bucket}-{context.region}", "--region", context.region)
     return f"{make} && export CLOUDTRAIN_BUCKET={bucket}-{context.region}, or export CLOUDTRAIN_REGION={region}"
 
 
-def _judge_refusal(context: Context, bucket: str, error: Any) -> Check:
+def _judge_refusal(context: Account, bucket: str, error: Any) -> Check:
     if error_code(error) in _MISSING:
         make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
         return failed("bucket", f"there is no bucket {bucket}", make)
@@ -91,7 +92,7 @@ def _judge_refusal(context: Context, bucket: str, error: Any) -> Check:
     )
 
 
-def _is_anothers(context: Context, bucket: str) -> bool:
+def _is_anothers(context: Account, bucket: str) -> bool:
     """Whether a bucket that S3 refuses with our account as its owner answers without that condition."""
     from botocore.exceptions import ClientError
 

@@ -1,0 +1,294 @@
+"""The command that stores the account's settings and shows where each comes from: configure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import account_options, json_option
+from cloudtrain.errors import CloudError, UserError
+
+if TYPE_CHECKING:
+    from cloudtrain.preflight import Candidates, Check
+    from cloudtrain.profiles import ProfileChange
+
+_NONE = "-"
+_OWN_NETWORK = "subnets of the jobs, commas between; empty: SageMaker's own network"
+
+
+@click.command()
+@click.option(
+    "--from-terraform",
+    "terraform",
+    metavar="PATH",
+    help="Store the outputs of a folder that was applied, or a file, -.",
+)
+@click.option(
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Store one setting; empty takes it out."
+)
+@account_options
+@click.option("--yes", is_flag=True, help="Replace other values that are stored, without asking.")
+@click.option("--offline", is_flag=True, help="Do not ask the account whether the values are true.")
+@click.option("--show", is_flag=True, help="Show each setting, where it comes from, and what it hides.")
+@click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: the settings of this job.")
+@click.option("--list", "list_", is_flag=True, help="List the profiles that are stored.")
+@click.option("--remove", metavar="NAME", help="Take a profile out.")
+@json_option
+def configure(
+    terraform: str | None,
+    assignments: tuple[str, ...],
+    role: str | None,
+    bucket: str | None,
+    region: str | None,
+    yes: bool,
+    offline: bool,
+    show: bool,
+    job: Path | None,
+    list_: bool,
+    remove: str | None,
+    as_json: bool,
+) -> int:
+    """Store the account's settings for every later command, or show where each comes from.
+
+    Without --from-terraform and --set it asks, and shows the roles and buckets of the account. With --profile the
+    settings are a profile's of that name. Values are checked, and no secret is ever stored.
+
+    \b
+    cloudtrain configure --from-terraform infra/
+    cloudtrain configure --set role=arn:aws:iam::123456789012:role/training --set bucket=my-bucket
+    cloudtrain configure --show
+    """  # noqa: D301 (click's mark for lines that stay as they are)
+    _refuse_several(terraform, assignments, show=show, list_=list_, remove=remove)
+    flags = {"role": role, "bucket": bucket, "region": region}
+    if show:
+        return _show(job, flags, as_json=as_json)
+    if list_:
+        return _list(as_json=as_json)
+    if remove is not None:
+        return _remove(remove, as_json=as_json)
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = _given(terraform, assignments, given)
+    return _store(values or _ask(), asked=not values, yes=yes, offline=offline, as_json=as_json)
+
+
+def _refuse_several(
+    terraform: str | None, assignments: tuple[str, ...], *, show: bool, list_: bool, remove: str | None
+) -> None:
+    wanted = {"--show": show, "--list": list_, "--remove": remove is not None}
+    named = [name for name, is_given in wanted.items() if is_given]
+    if len(named) > 1 or (named and (terraform is not None or assignments)):
+        raise click.UsageError(f"{named[0]} goes with no other of --show, --list, --remove, --from-terraform and --set")
+
+
+# ---------------------------------------------------------------- looking
+
+
+def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> int:
+    from cloudtrain import api
+    from cloudtrain.console import configure as shown
+
+    origins = api.trace_settings(job, flags)
+    settings = api.find_settings(job, flags)
+    if as_json:
+        console.print_json(shown.trace_to_json(origins, settings, _profile()))
+    else:
+        shown.print_trace(origins, settings, _profile())
+    return 0
+
+
+def _list(*, as_json: bool) -> int:
+    from cloudtrain import api
+    from cloudtrain.console import configure as shown
+
+    profiles = api.list_profiles()
+    if as_json:
+        found = [
+            {"profile": name, "settings": settings, "chosen": name == _profile()} for name, settings in profiles.items()
+        ]
+        console.print_json({"profiles": found})
+    else:
+        shown.print_profiles(profiles, _profile())
+    return 0
+
+
+def _remove(name: str, *, as_json: bool) -> int:
+    from cloudtrain import api
+
+    api.remove_profile(name)
+    if as_json:
+        console.print_json({"profile": name, "removed": True})
+    else:
+        console.say(f"profile {name} is removed")
+    return 0
+
+
+def _profile() -> str | None:
+    return os.environ.get("CLOUDTRAIN_PROFILE") or None
+
+
+# ---------------------------------------------------------------- storing
+
+
+def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is to be stored; nothing when that is to be asked. What is said in one word counts most."""
+    from cloudtrain import api
+    from cloudtrain.profiles import parse_assignment
+
+    set_ = dict(map(parse_assignment, assignments))
+    outputs = api.read_terraform(terraform) if terraform is not None else {}
+    return {**outputs, **flags, **set_}
+
+
+def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, as_json: bool) -> int:
+    from cloudtrain import api
+    from cloudtrain.console import configure as shown
+
+    checks: list[Check] = []
+
+    def confirm(change: ProfileChange) -> None:
+        waiting.close()
+        shown.say_checks(checks)
+        if change.changes:
+            shown.say_changes(change)
+            _confirm(change, asked=asked, yes=yes)
+
+    with _nothing_written(), ExitStack() as waiting:
+        if not offline:
+            waiting.enter_context(console.waiting("asking the account"))
+        change = api.configure(values, profile=_profile(), offline=offline, on_checks=checks.extend, confirm=confirm)
+    if as_json:
+        console.print_json({**change.to_json(), "checks": [check.to_json() for check in checks]})
+    else:
+        shown.print_stored(change)
+    return 0
+
+
+def _confirm(change: ProfileChange, *, asked: bool, yes: bool) -> None:
+    if yes or not (asked or change.overwrites):
+        return
+    names = ", ".join(each.name for each in change.overwrites)
+    if not sys.stdin.isatty():
+        raise UserError(f"{change.file} has other values of {names}; nothing was stored", "to replace them: --yes")
+    question = f"replace {names}?" if names else "store this?"
+    if not click.confirm(question, default=not names, err=True):
+        raise click.Abort
+
+
+@contextmanager
+def _nothing_written() -> Iterator[None]:
+    try:
+        yield
+    except (click.Abort, KeyboardInterrupt):
+        console.say("\nnothing was stored")
+        raise
+
+
+# ---------------------------------------------------------------- asking
+
+
+def _ask() -> dict[str, Any]:
+    """Ask for each setting on the terminal; show what the account has for it."""
+    if not sys.stdin.isatty():
+        raise UserError(
+            "there is no terminal to ask on",
+            "give what is to be stored: --from-terraform infra/, or --set role=ARN --set bucket=NAME --set region=NAME",
+        )
+    from cloudtrain import api
+
+    profiles = api.list_profiles()
+    known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
+    with _nothing_written():
+        console.say("Enter keeps what stands in brackets; Ctrl-C leaves everything as it was.")
+        region = _ask_for("region", "region", known.get("region") or api.default_region(), None)
+        found = _find(region)
+        role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
+        bucket = _choose("bucket", "bucket", found.get("bucket"), known.get("bucket"), region)
+        values = {"region": region, "role": role, "bucket": bucket}
+        values["prefix"] = _ask_for(
+            "prefix", "prefix of everything in the bucket", known.get("prefix", "cloudtrain"), None
+        )
+        values |= _ask_for_network(known)
+        key = known.get("kms_key") or _key_of(found.get("bucket"), bucket)
+        values["kms_key"] = _ask_for("kms_key", "KMS key of volumes and outputs", key, region, optional=True)
+    return values
+
+
+def _find(region: str) -> dict[str, Candidates]:
+    """Return what the account has; without credentials nothing, and all is asked for in words."""
+    from cloudtrain import api
+
+    try:
+        with console.waiting("looking for roles and buckets"):
+            return api.find_candidates(region)
+    except CloudError as error:
+        console.say(f"nothing is looked up: {error.message}")
+        return {}
+
+
+def _choose(name: str, what: str, found: Candidates | None, before: Any, region: str) -> str:
+    """Ask for one of the account's roles or buckets, by its number or by what it is called."""
+    from cloudtrain.console import configure as shown
+
+    if found is not None:
+        shown.say_candidates(what, found)
+    fitting = found.fitting if found is not None else ()
+    default = before or (fitting[0].value if len(fitting) == 1 else None)
+    numbered = {str(index): each.value for index, each in enumerate(fitting, start=1)}
+    return _ask_for(name, f"{what}{' (number or name)' if fitting else ''}", default, region, numbered)
+
+
+def _ask_for_network(known: Mapping[str, Any]) -> dict[str, str]:
+    subnets = _ask_for("subnets", _OWN_NETWORK, ",".join(known.get("subnets", ())), None, optional=True)
+    if not subnets:
+        return {"subnets": "", "security_groups": ""}
+    before = ",".join(known.get("security_groups", ())) or None
+    return {"subnets": subnets, "security_groups": _ask_for("security_groups", "security groups", before, None)}
+
+
+def _key_of(found: Candidates | None, bucket: str) -> str | None:
+    return next((each.kms_key for each in found.found if each.value == bucket), None) if found is not None else None
+
+
+def _ask_for(
+    name: str,
+    question: str,
+    default: Any,
+    region: str | None,
+    numbered: Mapping[str, str] | None = None,
+    *,
+    optional: bool = False,
+) -> str:
+    """Ask until the value is one that the setting can have."""
+    if optional and default:
+        question += f" ({_NONE}: none)"
+    answer: str = click.prompt(
+        question,
+        default=default or ("" if optional else None),
+        show_default=bool(default),
+        value_proc=_reader(name, region, numbered or {}, optional=optional),
+        err=True,
+    )
+    return answer
+
+
+def _reader(name: str, region: str | None, numbered: Mapping[str, str], *, optional: bool) -> Callable[[str], str]:
+    from cloudtrain.profiles import judge
+    from cloudtrain.settings import read_value
+
+    def read(text: str) -> str:
+        value = numbered.get(text.strip(), text.strip())
+        if optional and value in ("", _NONE):
+            return ""
+        wrong = judge(name, read_value(name, value), region)
+        if wrong is not None:
+            raise click.UsageError("; ".join(wrong))
+        return value
+
+    return read

@@ -1,0 +1,172 @@
+"""What is said of settings: where they come from, what is stored, what the account has for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.console import columns, program, say, table_lines
+from cloudtrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from cloudtrain.preflight import Candidates, Check
+    from cloudtrain.profiles import ProfileChange
+    from cloudtrain.settings import Origin, Settings
+
+_MOST_MISFITS = 10
+_DEFAULT = "default"
+
+# ---------------------------------------------------------------- where settings come from
+
+
+def trace_to_json(origins: Sequence[Origin], settings: Settings, profile: str | None) -> dict[str, Any]:
+    """Return each setting, what counts and what that hides, and what is missing."""
+    from cloudtrain.settings import SETTINGS
+
+    def one(name: str) -> dict[str, Any]:
+        places = [_origin_to_json(each) for each in origins if each.name == name]
+        default = {"value": getattr(settings, name) or None, "source": _DEFAULT, "line": None, "profile": None}
+        counts = places[0] if places else {**default, "source": _DEFAULT if default["value"] else None}
+        return {"name": name, **counts, "hides": places[1:]}
+
+    return {"profile": profile, "settings": list(map(one, SETTINGS)), "missing": list(settings.missing)}
+
+
+def _origin_to_json(origin: Origin) -> dict[str, Any]:
+    return {"value": origin.value, "source": origin.source, "line": origin.line, "profile": origin.profile}
+
+
+def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | None) -> None:
+    """Print each setting, where it comes from, and below it what it hides."""
+    from cloudtrain.settings import SETTINGS
+
+    rows: list[tuple[str, str, str]] = []
+    for name in SETTINGS:
+        places = [each for each in origins if each.name == name]
+        default = getattr(settings, name)
+        if not places:
+            rows.append((name, _shown(default), _DEFAULT if default else ""))
+        for index, each in enumerate(places):
+            value = _shown(each.value)
+            rows.append((name, value, _place(each)) if index == 0 else ("", f"hides {value}", _place(each)))
+    columns(rows)
+    if profile is not None:
+        print(f"profile: {profile}")
+    if settings.missing:
+        print(f"missing: {', '.join(settings.missing)}; to store what is missing: {program()} configure")
+
+
+def _place(origin: Origin) -> str:
+    if origin.source == "flag":
+        return f"--{origin.name}"
+    if origin.line is None:
+        return origin.source
+    return f"{_file(Path(origin.source))}:{origin.line}" + (f" [profiles.{origin.profile}]" if origin.profile else "")
+
+
+def _shown(value: Any) -> str:
+    if not value:
+        return "none"
+    return value if isinstance(value, str) else ", ".join(value)
+
+
+def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str | None) -> None:
+    """Print the profiles that are stored, the chosen one marked."""
+    if not profiles:
+        print(f"no settings are stored; to store them: {program()} configure")
+        return
+    rows = [
+        (
+            "*" if name == chosen else "",
+            name or "(without a name)",
+            *(str(settings.get(each, "")) for each in ("region", "bucket", "role")),
+        )
+        for name, settings in profiles.items()
+    ]
+    columns([("", "profile", "region", "bucket", "role"), *rows])
+
+
+# ---------------------------------------------------------------- storing
+
+
+def say_checks(checks: Sequence[Check]) -> None:
+    """Say what the account could not tell."""
+    for check in checks:
+        if check.result == "unknown":
+            say(f"could not check {check.name}: {check.detail}")
+
+
+def say_changes(change: ProfileChange) -> None:
+    """Say what a profile gets, beside what it had."""
+    say(f"{_file(change.file)}{_header(change)}")
+    rows = []
+    for each in change.changes:
+        mark = "+" if each.before is None else "-" if each.after is None else "~"
+        had = f"{_shown(each.before)} -> " if mark == "~" else ""
+        rows.append((f"  {mark} {each.name}", f"{had}{_shown(each.before if each.after is None else each.after)}"))
+    for line in table_lines(rows):
+        say(line)
+
+
+def print_stored(change: ProfileChange) -> None:
+    """Print what was stored, what hides it here, and what to type next."""
+    where = f"{_file(change.file)}{_header(change)}"
+    print(f"stored in {where}" if change.changes else f"{where} has all of it already")
+    with contextlib.suppress(SettingsError):  # a cloudtrain.toml here that is malformed: what needs it tells
+        _print_hidden(change)
+    if change.profile is not None:
+        print(f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}")
+    print(f"next: {program()} check JOB, then {program()} submit JOB")
+
+
+def _print_hidden(change: ProfileChange) -> None:
+    """Print what counts here instead of what was stored, and what is still missing."""
+    from cloudtrain.settings import PROFILE_VARIABLE, REQUIRED, find_origins
+
+    environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
+    elsewhere = [each for each in find_origins(environ, job_directory=Path.cwd()) if each.source != str(change.file)]
+    for each in elsewhere:
+        if each.name in change.settings and each.value != change.settings[each.name]:
+            print(f"  {_place(each)} hides {each.name} here: {_shown(each.value)}")
+    known = {*change.settings, *(each.name for each in elsewhere)}
+    missing = [name for name in REQUIRED if name not in known]
+    if missing:
+        print(f"  not there yet: {', '.join(missing)}")
+
+
+def _header(change: ProfileChange) -> str:
+    return f" [profiles.{change.profile}]" if change.profile else ""
+
+
+def _file(path: Path) -> str:
+    """Return a path as people write it, from their home."""
+    home = Path(os.environ.get("HOME", "~")).expanduser()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+# ---------------------------------------------------------------- what the account has
+
+
+def say_candidates(what: str, found: Candidates) -> None:
+    """Say what fits, with numbers, what does not and why, and why some could not be looked at."""
+    fitting = found.fitting
+    misfits = [each for each in found.found if not each.fits]
+    shown = [*fitting, *misfits[:_MOST_MISFITS]]
+    width = max((len(each.value) for each in shown), default=0)
+    rows = [
+        (f"  {index}" if index <= len(fitting) else "  -", f"{each.value:<{width}}  {each.detail}")
+        for index, each in enumerate(shown, start=1)
+    ]
+    if rows:
+        say(f"{what}s of the account ({len(fitting)} of {len(found.found)} fit):")
+        for line in table_lines(rows):
+            say(line)
+    if len(misfits) > _MOST_MISFITS:
+        say(f"  and {len(misfits) - _MOST_MISFITS} more that do not fit")
+    if found.unanswered:
+        say(f"{what}s: {found.unanswered}; {found.fix}" if found.fix else f"{what}s: {found.unanswered}")
+    elif not fitting:
+        say(f"no {what} of the account fits; infra/ makes one: terraform -chdir=infra apply")

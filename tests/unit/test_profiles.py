@@ -1,0 +1,368 @@
+"""The profile file: what may stand in it, what is refused, and that nothing of it is lost."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from support import Cli
+
+import cloudtrain
+from cloudtrain.errors import SettingsError, UserError
+from cloudtrain.profiles import change_profile, judge
+from cloudtrain.settings import SETTINGS, load_settings, profile_file
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+FULL = {
+    "role": "arn:aws:iam::123456789012:role/teams/vision/training",
+    "bucket": "team-bucket",
+    "prefix": "team/cloudtrain",
+    "region": "us-west-2",
+    "subnets": ["subnet-0123456789abcdef0", "subnet-01234567"],
+    "security_groups": ["sg-0123456789abcdef0"],
+    "kms_key": "arn:aws:kms:us-west-2:123456789012:key/12345678-1234-1234-1234-123456789012",
+    "transport": "boto3",
+}
+KEY_ID = "AKIA" + "Z7QW3ERT5YUI2OPA"
+SECRET_KEY = "kR9v2LmQx8" + "Tz4WbN6yHc1JpD5sFgA3eUoXiV7t/+"
+
+
+@pytest.fixture
+def file() -> Path:
+    return profile_file(os.environ)
+
+
+@pytest.fixture
+def written(file: Path) -> Path:
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# ours\nrole = '{ROLE}'\nbucket = 'one'  # the team's\n\n[profiles.big]\nbucket = 'two'\n")
+    return file
+
+
+def test_what_is_stored_is_what_later_commands_get(file: Path) -> None:
+    change = cloudtrain.configure(FULL, offline=True)
+    assert [each.name for each in change.changes] == list(SETTINGS)
+    settings = load_settings(os.environ)
+    assert {name: getattr(settings, name) for name in FULL} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in FULL.items()
+    }
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["config.toml"]
+    assert cloudtrain.configure(FULL, offline=True).changes == ()
+
+
+def test_a_profile_stands_beside_others(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = written.read_text()
+    cloudtrain.configure({"bucket": "three", "region": "eu-west-1"}, profile="new", offline=True)
+    assert written.read_text() == before + '\n[profiles.new]\nbucket = "three"\nregion = "eu-west-1"\n'
+    monkeypatch.setenv("CLOUDTRAIN_PROFILE", "new")
+    settings = cloudtrain.find_settings()
+    assert (settings.role, settings.bucket, settings.region) == (ROLE, "three", "eu-west-1")
+    assert cloudtrain.list_profiles() == {
+        None: {"role": ROLE, "bucket": "one"},
+        "big": {"bucket": "two"},
+        "new": {"bucket": "three", "region": "eu-west-1"},
+    }
+    cloudtrain.remove_profile("new")
+    assert written.read_text() == before + "\n"
+    with pytest.raises(SettingsError, match="there is no profile 'bog'") as caught:
+        cloudtrain.remove_profile("bog")
+    assert caught.value.hint == 'did you mean "big"?'
+
+
+def test_other_values_are_replaced_only_when_that_is_said(written: Path) -> None:
+    before = written.read_text()
+    with pytest.raises(SettingsError, match="has other values of bucket; nothing was stored"):
+        cloudtrain.configure({"bucket": "three"}, offline=True)
+    assert written.read_text() == before
+    cloudtrain.configure({"bucket": "three"}, overwrite=True, offline=True)
+    assert written.read_text() == before.replace("'one'", '"three"')
+
+
+def test_an_empty_value_takes_one_out(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "alias/training"
+    cloudtrain.configure({"kms_key": key}, offline=True)
+    cloudtrain.configure({"kms_key": ""}, profile="big", offline=True)
+    assert cloudtrain.find_settings().kms_key == key
+    monkeypatch.setenv("CLOUDTRAIN_PROFILE", "big")
+    assert cloudtrain.find_settings().kms_key is None  # hidden for this profile
+    monkeypatch.delenv("CLOUDTRAIN_PROFILE")
+    cloudtrain.configure({"kms_key": ""}, overwrite=True, offline=True)
+    assert "alias" not in written.read_text()
+
+
+def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        cloudtrain.configure(
+            {"role": "training", "bucket": "s3://mine/x", "region": "us-wst-2", "subnets": "subnet-01234567"},
+            offline=True,
+        )
+    lines = caught.value.message.splitlines()
+    assert lines[0] == "4 settings cannot be stored:"
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["role", "bucket", "region", "subnets"]
+    assert "give the name alone: mine" in lines[2]
+    assert 'did you mean "us-west-2"?' in lines[3]
+    assert "give security_groups, too, or neither" in lines[4]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("role", "arn:aws:iam::12345:role/x", "no ARN of a role"),
+        ("role", "arn:aws:iam::123456789012:user/x", "no ARN of a role"),
+        ("role", "arn:aws-cn:iam::123456789012:role/x", "a role of aws-cn does not serve us-west-2"),
+        ("bucket", "Mine", "small letters"),
+        ("bucket", "ab", "3 to 63"),
+        ("bucket", "10.0.0.1", "no name that S3 gives"),
+        ("bucket", "a..b", "no name that S3 gives"),
+        ("bucket", "mine--x-s3", "no name that S3 gives"),
+        ("prefix", "/x", "no prefix"),
+        ("prefix", "x/../y", "no prefix"),
+        ("prefix", "x*", "no prefix"),
+        ("region", "moon-1", "there is no AWS region"),
+        ("subnets", ("subnet-xyz",), "no id of a subnet: 'subnet-xyz'"),
+        ("subnets", tuple(f"subnet-{n:08x}" for n in range(17)), "at most 16, got 17"),
+        ("security_groups", ("subnet-01234567",), "no id of a security group"),
+        ("security_groups", tuple(f"sg-{n:08x}" for n in range(6)), "at most 5, got 6"),
+        ("kms_key", "arn:aws:kms:eu-west-1:123456789012:alias/x", "the key is in eu-west-1, and the jobs in us-west-2"),
+        ("kms_key", "key/12345678-1234-1234-1234-123456789012", "no KMS key"),
+        ("kms_key", "mine", "no KMS key"),
+        ("transport", "botto3", "unknown"),
+        ("bucket", "b\u00fccket", "characters that no such name has"),
+        ("bucket", "buck\x1b[31m", "characters that no such name has"),
+    ],
+)
+def test_a_wrong_value_is_told(name: str, value: str, told: str) -> None:
+    wrong = judge(name, value, "us-west-2")
+    assert wrong is not None
+    assert told in wrong[0]
+    assert wrong[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("role", "arn:aws-us-gov:iam::123456789012:role/service-role/x"),
+        ("region", "us-gov-west-1"),
+        ("region", "eu-west-9"),  # newer than the installed botocore
+        ("kms_key", "alias/mine"),
+        ("kms_key", "12345678-1234-1234-1234-123456789012"),
+        ("kms_key", "mrk-12345678123412341234123456789012"),
+        ("prefix", "a/b.c"),
+        *((name, tuple(value) if isinstance(value, list) else value) for name, value in FULL.items()),
+    ],
+)
+def test_a_right_value_is_taken(name: str, value: str) -> None:
+    region = "us-gov-west-1" if "gov" in value else "us-west-2"
+    assert judge(name, value, region) is None
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "secret", [KEY_ID, SECRET_KEY, "IQoJb3JpZ2luX2Vj" * 12, "hf_" + "aBcDeFgHiJ1234KLmnOPqrSTuvWXyz"]
+)
+def test_no_secret_is_ever_stored_nor_repeated(cli: Cli, file: Path, name: str, secret: str) -> None:
+    with pytest.raises(SettingsError, match="looks like a secret") as caught:
+        cloudtrain.configure({name: secret}, offline=True)
+    assert secret not in str(caught.value)
+    assert not file.exists()
+
+
+def test_the_command_repeats_no_secret(cli: Cli, file: Path) -> None:
+    for arguments in (
+        ["--set", f"bucket={KEY_ID}"],
+        ["--set", f"aws_secret_access_key={SECRET_KEY}"],
+        ["--set", KEY_ID],
+    ):
+        done = cli("configure", *arguments, "--offline")
+        assert done.code == 2
+        assert KEY_ID not in done.out + done.err
+        assert SECRET_KEY not in done.out + done.err
+    assert not file.exists()
+
+
+def test_ci_writes_it_without_a_terminal(cli: Cli, file: Path) -> None:
+    sets = [part for name, value in FULL.items() for part in ("--set", f"{name}={_text(value)}")]
+    done = cli("configure", *sets, "--offline", "--json")
+    assert done.code == 0, done.err
+    assert done.json["file"] == str(file)
+    assert done.json["settings"] == FULL
+    assert [change["before"] for change in done.json["changes"]] == [None] * 8
+    assert cli("configure", "--bucket", "other-bucket", "--offline").code == 2
+    again = cli("configure", "--bucket", "other-bucket", "--offline", "--yes")
+    assert again.code == 0
+    assert "~ bucket  team-bucket -> other-bucket" in again.err
+    assert load_settings(os.environ).bucket == "other-bucket"
+
+
+def test_what_hides_a_stored_value_is_said(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cloudtrain.toml").write_text("prefix = 'beside'\n")
+    sets = ("--set", "prefix=mine", "--set", "bucket=my-bucket")
+    done = cli("configure", *sets, "--offline", environ={"CLOUDTRAIN_BUCKET": "other-bucket"}, cwd=tmp_path)
+    assert done.out.splitlines()[1:4] == [
+        "  CLOUDTRAIN_BUCKET hides bucket here: other-bucket",
+        f"  {tmp_path}/cloudtrain.toml:1 hides prefix here: beside",
+        "  not there yet: role, region",
+    ]
+
+
+def _text(value: str | list[str]) -> str:
+    return value if isinstance(value, str) else ",".join(value)
+
+
+def test_without_a_terminal_it_says_what_to_give(cli: Cli) -> None:
+    done = cli("configure")
+    assert done.code == 2
+    assert "--from-terraform infra/, or --set role=ARN --set bucket=NAME" in done.err
+    done = cli("configure", "--set", "rol=x")
+    assert (done.code, 'did you mean "role"?' in done.err) == (2, True)
+    done = cli("configure", "--show", "--set", "role=x")
+    assert done.code == 2
+
+
+def test_it_shows_where_each_value_comes_from(cli: Cli, written: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "cloudtrain.toml").write_text("\nprefix = 'beside'\nbucket = 'beside'\n")
+    environ = {"AWS_REGION": "us-west-2"}
+    job = folder / "job.yaml"
+    done = cli("configure", "--show", "--profile", "big", "--job", job, "--role", "arn:x", "--json", environ=environ)
+    found = {each.pop("name"): each for each in done.json["settings"]}
+    above = {"source": str(written), "profile": None}
+    assert done.json["profile"] == "big"
+    assert done.json["missing"] == []
+    assert found["role"]["source"] == "flag"
+    assert found["role"]["hides"] == [{"value": ROLE, "line": 2, **above}]
+    assert found["bucket"] == {
+        "value": "beside",
+        "source": str(folder / "cloudtrain.toml"),
+        "line": 3,
+        "profile": None,
+        "hides": [
+            {"value": "two", "source": str(written), "line": 6, "profile": "big"},
+            {"value": "one", "line": 3, **above},
+        ],
+    }
+    assert found["region"]["source"] == "AWS_REGION"
+    default = {"value": "estimator", "source": "default", "line": None, "profile": None, "hides": []}
+    assert found["transport"] == default
+    assert found["kms_key"]["value"] is None
+    lines = cli("configure", "--show", environ={"CLOUDTRAIN_PROFILE": "big"}, cwd=tmp_path).out.splitlines()
+    assert lines[1].split() == ["bucket", "two", "~/.config/cloudtrain/config.toml:6", "[profiles.big]"]
+    assert lines[2].split() == ["hides", "one", "~/.config/cloudtrain/config.toml:3"]
+    assert lines[-1].startswith("missing: region; to store what is missing: ")
+
+
+def test_profiles_are_listed_and_chosen_by_a_flag(cli: Cli, written: Path) -> None:
+    assert cli("configure", "--list", "--profile", "big", "--json").json == {
+        "profiles": [
+            {"profile": None, "settings": {"role": ROLE, "bucket": "one"}, "chosen": False},
+            {"profile": "big", "settings": {"bucket": "two"}, "chosen": True},
+        ]
+    }
+    for arguments in (["--profile", "big", "configure", "--show"], ["configure", "--show", "--profile", "big"]):
+        assert "two" in cli(*arguments).out
+    assert cli("configure", "--remove", "big").code == 0
+    done = cli("configure", "--show", "--profile", "big")
+    assert done.code == 2
+    assert "there is no profile 'big'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("bucket = \n", ":1:10: "),
+        ("[profiles.x]\nbukcet = 'b'\n", ":2: unknown setting 'bukcet'"),
+        ("\nprofiles = 1\n", ":2: profiles must hold tables"),
+        ("\n\nsubnets = 'x'\n", ":3: subnets must be a list"),
+    ],
+)
+def test_a_broken_file_is_told_by_line_and_left_alone(cli: Cli, file: Path, text: str, place: str) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    for arguments in (["--set", "bucket=mine"], ["--show"], ["--list"], ["--remove", "x"]):
+        done = cli("configure", *arguments, "--offline")
+        assert done.code == 2
+        assert f"{file}{place}" in done.err
+        assert "Traceback" not in done.err
+    assert file.read_text() == text
+
+
+def test_a_file_that_has_changed_meanwhile_is_left_alone(written: Path) -> None:
+    change = change_profile(written, None, {"region": "us-west-2"})
+    written.write_text("prefix = 'mine'\n")
+    with pytest.raises(UserError, match="has changed since it was read"):
+        change.write()
+    assert written.read_text() == "prefix = 'mine'\n"
+
+
+def test_a_link_stays_one(file: Path, tmp_path: Path) -> None:
+    dotfiles = tmp_path / "dotfiles.toml"
+    dotfiles.write_text("bucket = 'one'\n")
+    file.parent.mkdir(parents=True)
+    file.symlink_to(dotfiles)
+    cloudtrain.configure({"region": "us-west-2"}, offline=True)
+    assert file.is_symlink()
+    assert dotfiles.read_text() == "bucket = 'one'\nregion = \"us-west-2\"\n"
+
+
+def test_a_file_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "taken"))
+    with pytest.raises(SettingsError, match="cannot be written"):
+        cloudtrain.configure({"bucket": "mine"}, offline=True)
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "x]", "\u00e9"])
+def test_a_profile_has_a_plain_name(name: str) -> None:
+    with pytest.raises(SettingsError, match="cannot be the name of a profile"):
+        cloudtrain.configure({"bucket": "mine"}, profile=name, offline=True)
+
+
+# ---------------------------------------------------------------- Terraform's outputs
+
+
+def outputs(**other: object) -> dict[str, object]:
+    return {name: {"sensitive": False, "type": "string", "value": value} for name, value in {**FULL, **other}.items()}
+
+
+def test_outputs_become_settings(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "outputs.json"
+    path.write_text(json.dumps({**outputs(), "budget": {"sensitive": True, "type": "string", "value": "not ours"}}))
+    done = cli(
+        "configure", "--from-terraform", path, "--set", "prefix=mine", "--profile", "infra", "--offline", "--json"
+    )
+    assert done.json["settings"] == {**FULL, "prefix": "mine"}
+    path.write_text(json.dumps(FULL))  # as terraform output -json NAME prints a module's
+    assert cloudtrain.read_terraform(path)["subnets"] == tuple(FULL["subnets"])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not what terraform output -json prints"),
+        ("[]", "expected one JSON object, got list"),
+        ("{}", "it has none: was it applied?"),
+        ('{"vpc": {"value": "x"}}', "no output is a setting; it has vpc"),
+        (json.dumps(outputs(subnets="subnet-1")), "subnets must be a list of strings, got str"),
+        (json.dumps({"role": {"sensitive": True, "value": ROLE}}), "role is marked as sensitive"),
+        (json.dumps(outputs(bucket=SECRET_KEY)), "bucket: looks like a secret"),
+    ],
+)
+def test_outputs_that_are_no_settings_are_refused(cli: Cli, tmp_path: Path, file: Path, text: str, told: str) -> None:
+    (tmp_path / "outputs.json").write_text(text)
+    done = cli("configure", "--from-terraform", tmp_path / "outputs.json", "--offline")
+    assert done.code == 2
+    assert told in done.err
+    assert "Traceback" not in done.err
+    assert SECRET_KEY not in done.err
+    assert not file.exists()
+
+
+def test_a_place_without_outputs_is_told(cli: Cli, tmp_path: Path) -> None:
+    done = cli("configure", "--from-terraform", tmp_path / "nowhere")
+    assert (done.code, "cannot be read" in done.err) == (2, True)
+    empty = cli("configure", "--from-terraform", tmp_path, environ={"PATH": "/nowhere"})
+    assert (empty.code, "there is no terraform on PATH" in empty.err) == (2, True)
