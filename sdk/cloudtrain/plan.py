@@ -323,7 +323,12 @@ def make_plan(
     warn_of_spawn(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
     config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
     network_gbps = None if is_local else _network_gbps(spec)
-    config = replace(config, network_gbps=network_gbps, local_rank_option=local_rank)
+    config = replace(
+        config,
+        network_gbps=network_gbps,
+        local_rank_option=local_rank,
+        bucket_owners={} if is_local else settings.bucket_owners,
+    )
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)

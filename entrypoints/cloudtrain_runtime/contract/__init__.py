@@ -195,6 +195,7 @@ class RunConfig:
         network_gbps: Rating of one instance's network in Gbit/s; None where there is none to hold a measurement
             against: on one instance, locally, or for a type that the catalog does not know.
         local_rank_option: Option by which the script takes its local rank, as it spells it, or None.
+        bucket_owners: Account that must own a bucket, by its name, for those of which it is known.
     """
 
     run: str
@@ -212,6 +213,7 @@ class RunConfig:
     hang_seconds: float | None = 600.0
     network_gbps: float | None = None
     local_rank_option: str | None = None
+    bucket_owners: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> str:

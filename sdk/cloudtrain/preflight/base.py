@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from cloudtrain.aws import make_client
 from cloudtrain.plan import Plan
 from cloudtrain.settings import Settings
+from cloudtrain_runtime.contract.owners import expect_owner
 
 T = TypeVar("T")
 
@@ -142,13 +143,19 @@ class Context:
         self.settings = settings
         self.region = str(settings.region)
         self._session = session
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
 
-    def client(self, service: str) -> Any:
-        """Return a client that gives up soon. Making one is not thread-safe in boto3; using one is."""
+    def client(self, service: str, *, is_owned: bool = True) -> Any:
+        """Return a client that gives up soon. Making one is not thread-safe in boto3; using one is.
+
+        Args:
+            service: AWS's name of it.
+            is_owned: Whether S3 is to refuse our own bucket where it belongs to another account. The user's data may
+                lie in a bucket that somebody else has shared.
+        """
         with self._lock:
-            if service not in self._clients:
+            if (service, is_owned) not in self._clients:
                 from botocore.config import Config
 
                 config = Config(
@@ -157,8 +164,11 @@ class Context:
                     retries={"mode": "standard", "max_attempts": _ATTEMPTS},
                     max_pool_connections=2 * _AT_ONCE,
                 )
-                self._clients[service] = make_client(self._session, service, region_name=self.region, config=config)
-            return self._clients[service]
+                client = make_client(self._session, service, region_name=self.region, config=config)
+                if service == "s3" and is_owned:
+                    expect_owner(client, self.settings.bucket_owners.get)
+                self._clients[service, is_owned] = client
+            return self._clients[service, is_owned]
 
     @cached_property
     def caller(self) -> dict[str, str]:
@@ -192,21 +202,13 @@ class Context:
             return tuple(preference["InstanceType"] for preference in preferences)
         return (str(resources["InstanceType"]),)
 
-    def expected_owner(self, bucket: str) -> dict[str, str]:
-        """Return the argument that makes S3 refuse another account's bucket, for our own bucket only.
-
-        The user's data may lie in a bucket that somebody else has shared.
-        """
-        account = self.settings.account
-        return {"ExpectedBucketOwner": account} if bucket == self.settings.bucket and account else {}
-
 
 def bucket_region(context: Context, bucket: str) -> str:
     """Return the region of a bucket. S3 tells it whoever asks; servers that do not tell it are asked again."""
-    answer = context.client("s3").head_bucket(Bucket=bucket, **context.expected_owner(bucket))
+    answer = context.client("s3").head_bucket(Bucket=bucket)
     if "BucketRegion" in answer:
         return str(answer["BucketRegion"])
-    location = context.client("s3").get_bucket_location(Bucket=bucket, **context.expected_owner(bucket))
+    location = context.client("s3").get_bucket_location(Bucket=bucket)
     return str(location.get("LocationConstraint") or "us-east-1")
 
 
