@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 
 from cloudtrain.errors import UserError
 from cloudtrain.sandbox.batch import PATHS, ServiceJobs
+from cloudtrain.sandbox.jobs import ACCOUNT
 from cloudtrain.sandbox.operations import TrainingJobs
 from cloudtrain.sandbox.rules import ServiceError
 from cloudtrain.sandbox.transfer import USER_AGENT
@@ -58,6 +59,8 @@ class Gate:
         if USER_AGENT in environ.get("HTTP_USER_AGENT", ""):
             return self._moto(environ, start_response)
         operation = operation_of(environ)
+        if environ.get("HTTP_X_AMZ_EXPECTED_BUCKET_OWNER", ACCOUNT) != ACCOUNT:  # which moto does not look at
+            return _refuse(environ, start_response, *_ANOTHERS)
         fault = self._sky.fault(operation)
         if fault.slow_seconds:
             time.sleep(fault.slow_seconds)
@@ -152,6 +155,7 @@ def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]
 # ---------------------------------------------------------------- weather
 
 _THROTTLED = ("ThrottlingException", "SlowDown", "Rate exceeded", 400, 503)
+_ANOTHERS = ("AccessDeniedException", "AccessDenied", "Access Denied", 400, 403)
 _BROKEN = ("InternalFailure", "InternalError", "We encountered an internal error. Please try again.", 500, 500)
 
 
