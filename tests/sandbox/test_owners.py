@@ -78,9 +78,7 @@ def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
         s3.get_object(Bucket=bucket, Key="own", ExpectedBucketOwner="999999999999")
 
 
-def test_the_runtime_neither_reads_nor_writes_anothers_bucket(
-    sandbox: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """With either engine; s3torchconnector cannot name the owner, so S3 is asked before, and boto3 told to upload."""
     from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
     from cloudtrain_runtime.s3.objects import Objects, ObjectsError
