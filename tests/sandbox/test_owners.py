@@ -96,7 +96,7 @@ def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, m
     upload(ACCOUNT)
     assert Objects(uri).read("one") == b"1"
     monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({bucket: "999999999999"}))
-    with pytest.raises(ObjectsError, match="may not read it|AccessDenied|Access"):
+    with pytest.raises(ObjectsError, match="belongs to another account"):
         Objects(uri).read("one")
     with pytest.raises(ObjectsError):
         upload("999999999999")

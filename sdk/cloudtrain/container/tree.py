@@ -153,7 +153,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _refuse_stray(member: tarfile.TarInfo, archive: Path) -> None:
-    """Look at what a member says of itself. Where links lead is looked at as they are written, by Python's own filter."""
+    """Look at what a member says of itself; where links lead, Python's own filter looks as they are written."""
     path = PurePosixPath(member.name)
     is_link = member.issym() or member.islnk()
     if path.is_absolute() or ".." in path.parts:
