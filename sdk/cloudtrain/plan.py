@@ -159,6 +159,8 @@ class Plan:
             request and code have the same. It stands in the request as a tag, too.
         job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
         queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
+        checks: What was asked of the account before it was sent, as `check --json` prints it: among it what the image's
+            tag meant then.
     """
 
     run: str
@@ -183,6 +185,7 @@ class Plan:
     identity: str = ""
     job_document: Mapping[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] | None = None
+    checks: tuple[Mapping[str, str], ...] = ()
 
     def rename(self, run: str) -> Plan:
         """Return the same plan under another run id, which stands in it wherever this one does."""
@@ -243,6 +246,7 @@ class Plan:
         everything = {
             **self.to_json(),
             "job": self.job_document,
+            "checks": [dict(check) for check in self.checks],
             "config": json.loads(self.config.to_json()),
             "source": source and asdict(source),
         }
