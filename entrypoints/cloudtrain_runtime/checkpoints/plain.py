@@ -11,7 +11,7 @@ import io
 import pickle
 import re
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -43,6 +43,8 @@ _BROKEN = (
     *(RuntimeError, OverflowError, MemoryError),
 )
 """What readers raise at bytes that somebody has made up. A RecursionError is a RuntimeError."""
+# What MultiStepLR counts its milestones with; newer versions of torch take it anyway.
+torch.serialization.add_safe_globals([Counter])
 _ADVICE = "keep plain values in it: numbers, strings, lists, dicts, tensors, NumPy arrays"
 
 
