@@ -331,7 +331,7 @@ def make_plan(
         config,
         network_gbps=network_gbps,
         local_rank_option=local_rank,
-        bucket_owners={} if is_local else settings.bucket_owners,
+        bucket_owners=settings.bucket_owners,
     )
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
