@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-oldest benchmarks clean help
+.PHONY: demo test check lint types contracts unit test-oldest audit benchmarks clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
+	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
 	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
 
 demo: $(VENV)/.installed-demo
@@ -44,6 +45,11 @@ test-oldest:
 	$(MAKE) VENV=.venv-oldest TORCH="torch==2.5.1" .venv-oldest/.installed-test
 	.venv-oldest/bin/python -m pytest tests/runtime tests/local -m "not aws"
 
+# In an environment of its own: what it needs is not to decide which versions run here.
+audit:
+	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
+	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
+
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md
 	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
@@ -57,7 +63,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
 
 clean:
-	rm -rf $(VENV) .venv-oldest build dist
+	rm -rf $(VENV) .venv-oldest .venv-audit build dist
 
 # ---------------------------------------------------------------- set-up
 

@@ -78,7 +78,7 @@ def _rows(inputs: torch.Tensor, folder: Path, turns: int) -> Iterator[str]:
 
 
 def _read(path: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for sample in torch.load(path):
+    for sample in torch.load(path, weights_only=True):
         yield sample, sample
 
 

@@ -27,7 +27,13 @@ os.environ["PYTHONPATH"] = str(GUARD)
 os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"] = "PYTHONPATH,CLOUDTRAIN_TEST_GUARD"
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["TERM"] = "dumb"
-of_tests = ("CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_PASS_ENVIRONMENT", "CLOUDTRAIN_TF_PLUGINS", "CLOUDTRAIN_CHECKOV")
+of_tests = (
+    "CLOUDTRAIN_TEST_GUARD",
+    "CLOUDTRAIN_PASS_ENVIRONMENT",
+    "CLOUDTRAIN_TF_PLUGINS",
+    "CLOUDTRAIN_CHECKOV",
+    "CLOUDTRAIN_AUDIT",
+)
 for name in list(os.environ):
     is_account = name.startswith("AWS_") and name != "AWS_EC2_METADATA_DISABLED"
     is_setting = name.startswith("CLOUDTRAIN_") and name not in of_tests

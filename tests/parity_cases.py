@@ -70,7 +70,7 @@ _LAUNCHER = [
     "-c",
     (
         'set -e; m="${CLOUDTRAIN_ML_ROOT:-/opt/ml}"; mkdir -p "$m/code"; cd "$m/code"; '
-        'tar -xzf "$m/input/data/code/sourcedir.tar.gz" --no-same-owner; '
+        'tar -xzf "$m/input/data/code/sourcedir.tar.gz" --no-same-owner --no-same-permissions; '
         "exec python -m cloudtrain_runtime.launch"
     ),
 ]

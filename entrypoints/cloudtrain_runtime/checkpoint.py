@@ -23,13 +23,14 @@ not exist.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +39,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime import watch
+from cloudtrain_runtime.checkpoints.plain import refuse_others
 from cloudtrain_runtime.checkpoints.resuming import load_step, resume, state_ahead
 from cloudtrain_runtime.checkpoints.saving import Keeping, Saver
 from cloudtrain_runtime.checkpoints.states import (
@@ -79,7 +81,7 @@ class Resumed:
         step: Optimizer steps done; 0 for a new run.
         state: What was given to `save` as `state`.
         uri: The checkpoint, or None for a new run.
-        objects: What torch.save held: schedule, scaler.
+        objects: The states of schedule and scaler.
         is_own: Whether it lies where this run saves.
         has_random: Whether this rank's random states were in it.
     """
@@ -163,7 +165,8 @@ class Checkpoints:
         has_random = self._place.rank < checkpoint.manifest.world_size
         if not has_random:
             loaded["rng"][own] = b""  # the present states, which a rank without saved ones keeps
-        objects = put_back(loaded, model, optimizers, self._place, names)
+        with _told_of(checkpoint.uri):
+            objects = put_back(loaded, model, optimizers, self._place, names)
         forget_unsaved(names, stepped, optimizers)
         self._saver.last_began = time.monotonic()
         is_own = checkpoint.place == self.storage.uri
@@ -190,7 +193,8 @@ class Checkpoints:
         states = model_state_of(model)
         if not load_step(storage, step, run, self._place, states):
             return False
-        put_back_model(states, model)
+        with _told_of(f"{storage.uri}, step {step}"):
+            put_back_model(states, model)
         return True
 
     # ------------------------------------------------------------ at each step
@@ -238,7 +242,7 @@ class Checkpoints:
             model: The model, in whatever it is wrapped.
             optimizers: Its optimizers; their next steps wait until the copy is made.
             state: JSON values for the manifest: data position, early stopping.
-            objects: What torch.save can hold: state of schedule and scaler, equal on all ranks.
+            objects: Plain values: state of schedule and scaler, equal on all ranks.
             wait: Return when it is complete, or has failed.
         """
         optimizers = list(optimizers)
@@ -274,6 +278,15 @@ class Checkpoints:
         return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
 
 
+@contextlib.contextmanager
+def _told_of(checkpoint: str) -> Iterator[None]:
+    """Say which checkpoint it is that holds what is not loaded."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"the checkpoint {checkpoint} cannot be read: {error}") from None
+
+
 # ---------------------------------------------------------------- for scripts
 
 
@@ -294,6 +307,7 @@ class _Script:
         self.checkpoints.notice.begin()
         self.is_stopping: bool | None = None
         self.saved_step = -1
+        self.is_checked = False
         _before_threads_end(self._leave)
         _before_groups_end(self._finish)
 
@@ -395,6 +409,9 @@ def save(
     """
     script = _this_script()
     script.place.progress.step = step
+    if not script.is_checked:
+        refuse_others({name: thing.state_dict() for name, thing in objects.items() if thing is not None})
+        script.is_checked = True
     watch.tick(step)
     due = script.checkpoints.at_boundary(step)
     script.is_stopping = due.stop

@@ -20,6 +20,7 @@ from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.analysis import Analysis
 from cloudtrain_runtime.best import Best, Mark, measured
 from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.checkpoints.plain import refuse_others
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
@@ -468,12 +469,15 @@ class Trainer:
             BEST_STATE: self.best.to_json() if self.best is not None else None,
             "nonfinite": self.guard.state_dict() if self.guard is not None else None,
         }
-        objects = {
+        if self.checkpoints.save(self.position.step, self.model, [self.optimizer], state, self._objects(), wait=wait):
+            self.saved_step = self.position.step
+
+    def _objects(self) -> dict[str, Any]:
+        """Return what a checkpoint holds besides model and optimizer that is no JSON."""
+        return {
             "scaler": self.scaler.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
         }
-        if self.checkpoints.save(self.position.step, self.model, [self.optimizer], state, objects, wait=wait):
-            self.saved_step = self.position.step
 
     def _is_worth_keeping(self) -> bool:
         """Return whether the last loss was finite. If not the weights are lost, and must not replace those before."""
@@ -486,6 +490,7 @@ class Trainer:
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""
+        refuse_others(self._objects())
         found = self.checkpoints.resume(self.model, [self.optimizer])
         if found.uri is None:
             return None

@@ -156,8 +156,8 @@ class Guard:
         raise JobError(
             f"the gradient was not finite in {self.in_row} steps in a row, the last is step {step.number}; "
             f"train.skip_nonfinite allows {self._limit}. The weights are as before them. The micro-batches of {whose} "
-            f"are in output.tar.gz: nonfinite/step-{step.number}-rank-N.pt, for torch.load. What to do: {_ADVICE}, and "
-            "resume"
+            f"are in output.tar.gz: nonfinite/step-{step.number}-rank-N.pt, for torch.load(weights_only=True). What to "
+            f"do: {_ADVICE}, and resume"
         )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import heapq
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
 from cloudtrain_runtime.contract import BUNDLE_FILE
 from cloudtrain_runtime.contract.manifest import step_of
+from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
 
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
@@ -488,9 +490,12 @@ def _environ(backend: str, settings: Settings | None) -> dict[str, str]:
     if backend == SANDBOX and (found := find_sandbox()) is not None:
         # Nothing of the real account: a profile or an endpoint would lead there.
         own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        return {**own, **found.environment}
-    region = (settings or find_settings()).region if backend == SAGEMAKER else None
-    return {**os.environ, **({"AWS_DEFAULT_REGION": region} if region else {})}
+        return {**own, **found.environment, OWNERS_VARIABLE: json.dumps(found.settings(Settings()).bucket_owners)}
+    if backend != SAGEMAKER:
+        return dict(os.environ)
+    account = settings or find_settings()
+    region = {"AWS_DEFAULT_REGION": account.region} if account.region else {}
+    return {**os.environ, **region, OWNERS_VARIABLE: json.dumps(account.bucket_owners)}
 
 
 def get_run(reference: str, *, settings: Settings | None = None) -> Run:

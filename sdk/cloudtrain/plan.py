@@ -160,6 +160,8 @@ class Plan:
             request and code have the same. It stands in the request as a tag, too.
         job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
         queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
+        checks: What was asked of the account before it was sent, as `check --json` prints it: among it what the image's
+            tag meant then.
     """
 
     run: str
@@ -184,6 +186,7 @@ class Plan:
     identity: str = ""
     job_document: Mapping[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] | None = None
+    checks: tuple[Mapping[str, str], ...] = ()
 
     def rename(self, run: str) -> Plan:
         """Return the same plan under another run id, which stands in it wherever this one does."""
@@ -245,6 +248,7 @@ class Plan:
         everything = {
             **self.to_json(),
             "job": self.job_document,
+            "checks": [dict(check) for check in self.checks],
             "config": json.loads(self.config.to_json()),
             "source": source and asdict(source),
         }
@@ -325,7 +329,12 @@ def make_plan(
     warn_of_spawn(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
     config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
     network_gbps = None if is_local else _network_gbps(spec)
-    config = replace(config, network_gbps=network_gbps, local_rank_option=local_rank)
+    config = replace(
+        config,
+        network_gbps=network_gbps,
+        local_rank_option=local_rank,
+        bucket_owners=settings.bucket_owners,
+    )
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))
     check_abilities(spec, notes)

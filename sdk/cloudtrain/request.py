@@ -25,7 +25,7 @@ CONTAINER_ENTRYPOINT = (
     # At most 256 characters without a newline (botocore's model, TrainingContainerEntrypointString).
     (
         f'set -e; m="${{{ML_ROOT_VARIABLE}:-/opt/ml}}"; mkdir -p "$m/code"; cd "$m/code"; '
-        f'tar -xzf "$m/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}" --no-same-owner; '
+        f'tar -xzf "$m/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}" --no-same-owner --no-same-permissions; '
         "exec python -m cloudtrain_runtime.launch"
     ),
 )

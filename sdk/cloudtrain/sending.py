@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ class Sending:
             refuse_failed(checks := pending.wait())
             if self._on_checks is not None:
                 self._on_checks(checks)
+            decided = replace(decided, checks=tuple(check.to_json() for check in checks))
         if self._new:
             return self._send_beside(decided, bundle)
         reserved = self._cloud.reserve(decided)

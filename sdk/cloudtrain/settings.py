@@ -70,6 +70,11 @@ class Settings:
         return match[1] if match else None
 
     @property
+    def bucket_owners(self) -> dict[str, str]:
+        """The account that must own the bucket, by its name; nothing where it is not known."""
+        return {self.bucket: self.account} if self.bucket and self.account else {}
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Names of the required settings that have no value."""
         return tuple(name for name in REQUIRED if not getattr(self, name))

@@ -88,6 +88,7 @@ _MLFLOW_FORM = matching(
 # Names and shares: API reference of CreateJobQueue and ShareAttributes, 2026-11; botocore's model has plain text there.
 _QUEUE = re.compile(r"(?:arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _STAND_IN_TYPE = "ml.p4d.24xlarge"
 """Takes part where a job names no type, or a wrong one: everything that cloudtrain does works on it."""
 _ROUNDS = 20
@@ -266,6 +267,19 @@ def _queue(value: object) -> object:
 Distribution = Literal["auto", "torch_distributed", "pytorchddp", "smdistributed"]
 
 
+def _wrong_digest(image: str) -> str | None:
+    """Return what is wrong with the digest in an image's uri, or None where there is none or nothing."""
+    _, has_digest, digest = image.partition("@")
+    if not has_digest or _DIGEST.fullmatch(digest):
+        return None
+    algorithm, _, digits = digest.partition(":")
+    if algorithm != "sha256":
+        return f'the digest must begin with "sha256:", got "{digest}"'
+    if re.fullmatch("[0-9a-f]*", digits):
+        return f"a sha256 digest has 64 hexadecimal digits, got {len(digits)}"
+    return f'a sha256 digest has 64 digits of 0-9 and a-f, got "{digits}"'
+
+
 class Cluster(Section):
     """What the job runs on."""
 
@@ -284,7 +298,7 @@ class Cluster(Section):
     framework: Text | None = Field(None, examples=["2.13"])
     """PyTorch version of the AWS container, such as "2.13"; default: the newest that the distribution works with."""
     image: str | None = Field(None, examples=["123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"])
-    """Container image uri instead of framework."""
+    """Container image uri instead of framework; `@sha256:...` at its end pins what is pulled."""
     volume: Annotated[GigaBytes, Field(ge=1)] = 30
     """Storage volume of each instance (ignored by AWS on types with local NVMe)."""
     keep_alive: Duration | None = None
@@ -311,6 +325,8 @@ class Cluster(Section):
         if self.image is not None and self.framework is not None:
             about = (("framework",), ("image",))
             yield Finding("give framework or image, not both", ("framework",), "remove one of them", about)
+        if self.image is not None and (wrong := _wrong_digest(self.image)) is not None:
+            yield Finding(wrong, ("image",), "write it as docker push shows it: repository@sha256:0123...")
 
     @property
     def first_choice(self) -> str:

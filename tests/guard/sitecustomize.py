@@ -1,11 +1,14 @@
 """Denies every network address but loopback, in the tests' processes and in every process they start.
 
+Where CLOUDTRAIN_TEST_WIRE names a file, each request to S3 is written down there as it goes out.
+
 With CLOUDTRAIN_TEST_GUARD=sealed it denies every socket: what is offline must not even open one.
 
 Put on PYTHONPATH by tests/conftest.py. An audit hook sees what the interpreter does, whichever library asks for it.
 """
 
 import ipaddress
+import json
 import os
 import sys
 from typing import Any
@@ -39,5 +42,21 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"tests may not look up {arguments[0]}")
 
 
+def _record(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "http.client.send" or not isinstance(arguments[1], bytes):
+        return
+    head, _, _ = arguments[1].partition(b"\r\n\r\n")
+    if b"/s3/aws4_request" not in head:
+        return
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    line = json.dumps({"request": first, "headers": headers})
+    file = os.open(os.environ["CLOUDTRAIN_TEST_WIRE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(file, f"{line}\n".encode())  # at once: lines of several processes do not mix
+    os.close(file)
+
+
+if os.environ.get("CLOUDTRAIN_TEST_WIRE"):
+    sys.addaudithook(_record)
 if os.environ.get("CLOUDTRAIN_TEST_GUARD"):
     sys.addaudithook(_seal if os.environ["CLOUDTRAIN_TEST_GUARD"] == "sealed" else _guard)

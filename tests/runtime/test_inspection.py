@@ -202,7 +202,7 @@ def test_weights_are_one_file_whatever_has_saved_them(trained: Path, tmp_path: P
 def test_everything(trained: Path, tmp_path: Path) -> None:
     found = Inspection(str(trained))
     found.export(found.find(), tmp_path / "all.pt", form="torch", part="all")
-    state = torch.load(tmp_path / "all.pt", weights_only=False)
+    state = torch.load(tmp_path / "all.pt", weights_only=True)
     assert set(state) == {"model", "optimizer", "objects", "rng"}
     assert state["objects"]["schedule"]["last_epoch"] == 3
     assert state["optimizer"]["state"]["0.weight"]["exp_avg"].shape == (50, 40)

@@ -331,6 +331,25 @@ def test_our_own_estimator_sends_the_plan(plan_of: PlanOf, account: Account) -> 
     assert len(account.requests) == len(VARIANTS)
 
 
+def test_the_sdk_never_makes_or_asks_for_a_bucket_of_its_own(
+    plan_of: PlanOf, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name, sagemaker-REGION-ACCOUNT, can be guessed: somebody else may have taken it before. Nor does it tell."""
+    from sagemaker.session import Session
+    from sagemaker.telemetry import telemetry_logging
+
+    asked: list[str] = []
+    for name in ("default_bucket", "_create_s3_bucket_if_it_does_not_exist", "create_bucket_for_not_exist_error"):
+        assert hasattr(Session, name)
+        monkeypatch.setattr(Session, name, lambda *_, name=name, **__: asked.append(name))
+    monkeypatch.setattr(telemetry_logging, "_send_telemetry_request", lambda *_, **__: asked.append("telemetry"))
+    calls: list[str] = []
+    account.session.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
+    for index, variant in enumerate(VARIANTS.values()):
+        send_by_estimator(plan_of(*variant, run=f"demo-261120-101500-{index:06x}"), account.session, account.client)
+    assert (asked, calls) == ([], [])
+
+
 @pytest.mark.parametrize("case", CASES[::8], ids=name_of)
 def test_our_own_estimator_sends_what_the_one_by_hand_does(plan_of: PlanOf, account: Account, case: Case) -> None:
     plan = plan_of(job_text(case), account=Settings(**settings(case)))

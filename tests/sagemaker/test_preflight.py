@@ -759,7 +759,12 @@ def test_images(account: Front, checks: Checks) -> None:
     assert "aws ecr list-images --registry-id 123456789012 --repository-name mine" in failure.fix
     manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
     ecr.put_image(repositoryName="mine", imageManifest=json.dumps(manifest), imageTag="1")
-    assert checks(own)["image"].detail == f"{uri} exists"
+    found = ecr.describe_images(repositoryName="mine")["imageDetails"][0]["imageDigest"]
+    assert checks(own)["image"].detail == f"{uri} exists and is {found} now"
+    pinned = uri.replace(":1", f"@{found}")
+    assert checks(f"cluster.image={pinned}")["image"].detail == f"{pinned} exists"
+    other = pinned.replace(found[-8:], "00000000")
+    assert only_failure(checks(f"cluster.image={other}"), "image").detail == f"there is no image {other}"
 
 
 @pytest.mark.parametrize(
@@ -1020,6 +1025,22 @@ def test_every_write_of_a_submit_names_the_buckets_owner(account: Front, cli: Cl
     ]
     assert len([r for r in account.requests if r.operation.startswith("PUT /cloudtrain-test/")]) == 5
     assert set(owners) == {ACCOUNT}
+
+
+def test_what_the_images_tag_meant_is_kept_with_the_plan(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+    ecr = client("ecr")
+    ecr.create_repository(repositoryName="mine")
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    ecr.put_image(repositoryName="mine", imageManifest=json.dumps(manifest), imageTag="1")
+    digest = ecr.describe_images(repositoryName="mine")["imageDetails"][0]["imageDigest"]
+    image = f"cluster.image={ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com/mine:1"
+    path = job(SCRIPT, train_py="")
+    done = cli("submit", path, "--set", image, "--json", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    assert done.code == 0, done.err
+    key = f"cloudtrain/{done.json['run']}/plan.json"
+    plan = json.loads(client("s3").get_object(Bucket="cloudtrain-test", Key=key)["Body"].read())
+    (found,) = (check for check in plan["checks"] if check["name"] == "image")
+    assert found["detail"].endswith(f"mine:1 exists and is {digest} now")
 
 
 def test_the_guide_names_every_action() -> None:

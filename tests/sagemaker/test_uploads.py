@@ -20,6 +20,7 @@ from support import Cli, command, until
 
 from cloudtrain.backends.sagemaker.uploads import PART_BYTES, Sent, Uploads
 from cloudtrain.errors import UserError
+from cloudtrain_runtime.contract.owners import expect_owner
 
 pytestmark = pytest.mark.aws
 
@@ -183,7 +184,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def send(archive: Path) -> Sent:
-    uploads = Uploads(s3(), {})
+    uploads = Uploads(s3())
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
     return uploads.send()
 
@@ -215,7 +216,7 @@ def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data
     for operation in (f"HEAD /{BUCKET}/code/sourcedir.tar.gz", f"GET /{BUCKET}"):
         front.say(operation, DENIED)
     assert send(archive).files == 1
-    uploads = Uploads(s3(), {})
+    uploads = Uploads(s3())
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
     assert uploads.send().files == 3
 
@@ -227,7 +228,8 @@ def test_another_ones_bucket_is_not_written_to(aws: dict[str, str], archive: Pat
     client.meta.events.register(
         "before-call.s3", lambda model, params, **_: named.update({model.name: "expected" in str(params["headers"])})
     )
-    uploads = Uploads(client, {"ExpectedBucketOwner": "123456789012"})
+    expect_owner(client, lambda bucket: "123456789012")
+    uploads = Uploads(client)
     archive.write_bytes(bytes(PART_BYTES + 1))
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
     uploads.add_folder(archive, f"s3://{BUCKET}/run/data")
@@ -256,7 +258,7 @@ def data(tmp_path: Path) -> Path:
 def test_a_folder_is_uploaded_but_for_what_lies_there(aws: dict[str, str], data: Path) -> None:
     put("run/data/one", b"1")
     put("run/data/deep/two", b"torn file")
-    uploads = Uploads(s3(), {})
+    uploads = Uploads(s3())
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
     assert uploads.send() == Sent(files=2, bytes=5, kept=1)
     assert keys() == ["run/data/deep/er/drei ü", "run/data/deep/two", "run/data/one"]
@@ -267,7 +269,7 @@ def test_progress_counts_the_bytes_of_all_files(aws: dict[str, str], data: Path,
     (data / "large").write_bytes(bytes(2 * PART_BYTES + 1))
     total = 7 + 6 + 2 * PART_BYTES + 1
     told: list[tuple[int, int]] = []
-    uploads = Uploads(s3(), {})
+    uploads = Uploads(s3())
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
     sent = uploads.send(lambda done, of: told.append((done, of)))
@@ -289,7 +291,7 @@ def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
     for index in range(8):
         (folder / f"{index}").write_text("x")
         front.rules[f"PUT /{BUCKET}/many/{index}"] = meet
-    uploads = Uploads(s3(), {})
+    uploads = Uploads(s3())
     uploads.add_folder(folder, f"s3://{BUCKET}/many")
     assert uploads.send().files == 8
 
@@ -297,11 +299,11 @@ def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
 def test_a_folder_without_files_is_refused(aws: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     with pytest.raises(UserError, match="holds no file"):
-        Uploads(s3(), {}).add_folder(tmp_path / "empty", f"s3://{BUCKET}/run/data")
+        Uploads(s3()).add_folder(tmp_path / "empty", f"s3://{BUCKET}/run/data")
 
 
 def test_a_file_that_vanishes_is_told(aws: dict[str, str], data: Path) -> None:
-    uploads = Uploads(s3(), {})
+    uploads = Uploads(s3())
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
     (data / "one").unlink()
     with pytest.raises(UserError, match=r"numbers/one cannot be read: No such file"):
@@ -311,5 +313,5 @@ def test_a_file_that_vanishes_is_told(aws: dict[str, str], data: Path) -> None:
 def test_a_name_that_s3_cannot_hold_is_told(aws: dict[str, str], data: Path) -> None:
     (data / os.fsdecode(b"caf\xe9")).write_text("latin 1")
     with pytest.raises(UserError, match="no UTF-8"):
-        Uploads(s3(), {}).add_folder(data, f"s3://{BUCKET}/run/data")
+        Uploads(s3()).add_folder(data, f"s3://{BUCKET}/run/data")
     assert keys() == []

@@ -584,7 +584,23 @@ def test_what_a_container_cannot_do_is_refused(plan_of: PlanOf, overrides: list[
 
 def test_an_image_may_be_named_by_its_digest(plan_of: PlanOf) -> None:
     uri = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train@sha256:{'a' * 64}"
-    assert plan_of(f"cluster.image={uri}").image == uri
+    plan = plan_of(f"cluster.image={uri}")
+    assert (plan.image, plan.request["AlgorithmSpecification"]["TrainingImage"]) == (uri, uri)
+
+
+@pytest.mark.parametrize(
+    ("digest", "expected"),
+    [
+        ("sha256:" + "a" * 63, "cluster.image: a sha256 digest has 64 hexadecimal digits, got 63"),
+        ("sha256:" + "A" * 64, "cluster.image: a sha256 digest has 64 digits of 0-9 and a-f, got "),
+        ("sha512:" + "a" * 128, 'cluster.image: the digest must begin with "sha256:", got "sha512:'),
+        ("", 'cluster.image: the digest must begin with "sha256:", got ""'),
+        ("a" * 64, 'cluster.image: the digest must begin with "sha256:"'),
+    ],
+)
+def test_a_malformed_digest_is_told(plan_of: PlanOf, digest: str, expected: str) -> None:
+    uri = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train@{digest}"
+    assert expected in refusal(plan_of, f"cluster.image={uri}")
 
 
 # ---------------------------------------------------------------- checkpoints of what cannot reach S3 itself

@@ -297,7 +297,7 @@ def _load(storage: Storage, entry: Entry, manifest: Manifest | None, part: str) 
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from cloudtrain_runtime.checkpoints.shards import CheckpointReader
+    from cloudtrain_runtime.checkpoints.shards import CheckpointReader, PlainLoadPlanner
 
     if manifest is None:
         raise CheckpointError(f"{entry.uri} has no manifest")
@@ -313,7 +313,7 @@ def _load(storage: Storage, entry: Entry, manifest: Manifest | None, part: str) 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one process is meant
-            load(state, storage_reader=reader)
+            load(state, storage_reader=reader, planner=PlainLoadPlanner())
     except CheckpointException as error:
         raise next((cause for cause, _ in error.failures.values()), error) from None
     return state, metadata

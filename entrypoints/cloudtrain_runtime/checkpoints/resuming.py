@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cloudtrain_runtime.checkpoints.records import Record, set_aside, survey
-from cloudtrain_runtime.checkpoints.shards import CheckpointReader
+from cloudtrain_runtime.checkpoints.shards import CheckpointReader, PlainLoadPlanner
 from cloudtrain_runtime.checkpoints.states import (
     States,
     misfits,
@@ -226,9 +225,7 @@ def _load(found: Found, target: States, place: Context) -> _Look:
     if look.misfit is not None:
         raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {look.misfit}")
     try:
-        # Partial, because a parameter that never had a gradient has no state in the optimizer, and a rank that did not
-        # exist has no random states.
-        load(target, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
+        load(target, storage_reader=reader, planner=PlainLoadPlanner())
     except CheckpointException as error:
         causes = [failure[0] for failure in error.failures.values()]
         damages = sorted({str(cause) for cause in causes if isinstance(cause, DamagedError)})
@@ -244,7 +241,7 @@ def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list
         metadata = reader.read_metadata()
     except DamagedError as error:
         return _Look(damage=(str(error),))
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         return _Look(trouble=str(error))  # the other ranks must hear of it
     stepped, kinds = saved_optimizer(metadata)
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.

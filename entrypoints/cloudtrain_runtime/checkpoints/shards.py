@@ -12,19 +12,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from cloudtrain_runtime.checkpoints.plain import packed, read_metadata, unpacked
 from cloudtrain_runtime.checkpoints.storage import Storage
 from cloudtrain_runtime.checkpoints.verified import open_verified
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import DamagedError
 from cloudtrain_runtime.s3.objects import Writer
 
+METADATA_FILE = ".metadata"
 _PIECE_BYTES = BLOCK_BYTES
 """Storage gets its bytes in pieces of this size at most."""
 
@@ -64,11 +66,38 @@ class CheckpointReader(FileSystemReader):
 
     Raises:
         DamagedError: on reading, from the rank that found it.
+        CheckpointError: on reading the metadata, it names what no checkpoint consists of.
     """
 
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
         super().__init__(folder)
         self.fs: FileSystemBase = _Read(storage, folder, manifest)  # type: ignore[assignment]
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return DCP's metadata; its own reader would run what the file names."""
+        del args, kwargs  # of a metadata file for each rank, which are not written here
+        with self.fs.create_stream(METADATA_FILE, "rb") as file:
+            return read_metadata(file.read())
+
+
+class PlainLoadPlanner(DefaultLoadPlanner):
+    """Loads what there is of what is asked for: tensors and plain values; its base would run what an entry names.
+
+    A parameter that never had a gradient has no state in the optimizer, and a rank that did not exist has no random
+    states.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_partial_load=True)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put an entry that is no tensor where it belongs."""
+        name = read_item.dest_index.fqn
+        *outer, last = self.mappings[name]
+        level: Any = self.original_state_dict
+        for key in outer:
+            level = level[key]
+        level[last] = unpacked(value.getvalue(), name)
 
 
 class StagingPlanner(DefaultSavePlanner):
@@ -95,6 +124,12 @@ class StagingPlanner(DefaultSavePlanner):
         if not isinstance(buffer, torch.Tensor) or buffer.shape != source.shape or buffer.dtype != source.dtype:
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
         return buffer.copy_(source, non_blocking=source.is_cuda)
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (as the base has it)
+        """Return what is written of an entry: of one that is no tensor only what can be loaded again."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            return io.BytesIO(packed(object, write_item.index.fqn))
+        return super().transform_object(write_item, object)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Return the copy."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import random
 import sys
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from cloudtrain_runtime.checkpoints.plain import packed, refuse_others, unpacked
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.errors import CheckpointError
 
@@ -29,6 +29,8 @@ States = dict[str, Any]
 """As DCP takes it: `model`, `optimizer`, `objects` (bytes) and `rng` (bytes by rank)."""
 
 _STATE = "optimizer.state."
+_OBJECTS = "objects"
+_RANDOM = "rng"
 
 
 def states_of(
@@ -45,7 +47,7 @@ def states_of(
     Args:
         model: Plain, replicated, sharded or compiled.
         optimizers: Its optimizers.
-        objects: What torch.save can hold: state of schedule and scaler, equal on all ranks.
+        objects: Plain values: state of schedule and scaler, equal on all ranks.
         place: This rank's place.
     """
     optimizers = list(optimizers)
@@ -55,17 +57,17 @@ def states_of(
         model_state, optimizer_state = get_model_state_dict(model), {}
     parameters = _places(model)
     return {
-        "model": {name: _settled(value, parameters) for name, value in model_state.items()},
+        "model": {name: _settled(name, value, parameters) for name, value in model_state.items()},
         "optimizer": optimizer_state,
-        "objects": _packed(dict(objects)),
-        "rng": {rank_key(place.rank): _packed(random_states(place))},
+        "objects": packed(dict(objects), _OBJECTS),
+        "rng": {rank_key(place.rank): packed(random_states(place), _RANDOM)},
     }
 
 
 def model_state_of(model: nn.Module) -> States:
     """Return the state of the model alone, to load a checkpoint's into it."""
     parameters = _places(model)
-    state = {name: _settled(value, parameters) for name, value in get_model_state_dict(model).items()}
+    state = {name: _settled(name, value, parameters) for name, value in get_model_state_dict(model).items()}
     return {"model": state}
 
 
@@ -98,13 +100,15 @@ def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimize
     """Refuse what could be saved and not be loaded, before days have gone into it.
 
     Raises:
-        CheckpointError: an optimizer has parameters that are not the model's, or cannot be put back.
+        CheckpointError: an optimizer has parameters that are not the model's, or cannot be put back; or something
+            holds what is no plain value.
     """
     optimizers = list(optimizers)
     empty = sum(not group["params"] for optimizer in optimizers for group in optimizer.param_groups)
     if empty > 1 or (empty and len(optimizers) > 1):
         raise CheckpointError("PyTorch cannot load several optimizers or groups again where one has no parameters")
     own = set(model.parameters())
+    refuse_others(_extra_states(model))
     for optimizer in optimizers:
         name = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -115,6 +119,18 @@ def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimize
                 f"{strangers} parameters of {name} are not the model's: give a module that holds both as `model`, such "
                 "as nn.ModuleList([model, loss])"
             )
+        for group in optimizer.param_groups:
+            refuse_others({f"{name}'s {key}": value for key, value in group.items() if key != "params"})
+
+
+def _extra_states(model: nn.Module) -> dict[str, Any]:
+    """Return what modules save that is no tensor."""
+    has_own = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    return {f"the extra state of {name or 'the model'}": module.get_extra_state() for name, module in has_own}
 
 
 def may_change_unseen(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
@@ -163,8 +179,8 @@ def put_back(
     set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
     own = states["rng"].get(rank_key(place.rank))
     if own:
-        set_random_states(_unpacked(own), place)
-    return _unpacked(states["objects"]) if states["objects"] else {}
+        set_random_states(unpacked(own, _RANDOM), place)
+    return unpacked(states["objects"], _OBJECTS) if states["objects"] else {}
 
 
 def put_back_model(states: States, model: nn.Module) -> None:
@@ -173,7 +189,8 @@ def put_back_model(states: States, model: nn.Module) -> None:
 
 
 def _model_state(states: States) -> dict[str, Any]:
-    return {name: _unpacked(value) if isinstance(value, bytes) else value for name, value in states["model"].items()}
+    found = states["model"].items()
+    return {name: unpacked(value, f"model.{name}") if isinstance(value, bytes) else value for name, value in found}
 
 
 def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
@@ -265,26 +282,14 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _settled(value: Any, parameters: set[int]) -> Any:
+def _settled(name: str, value: Any, parameters: set[int]) -> Any:
     if isinstance(value, DTensor | ShardedTensor):
         return value
     if not isinstance(value, torch.Tensor):
         # An extra state of a module: whatever it is, it may have another form when it is loaded.
-        return _packed(value)
+        # Bytes are one entry of the checkpoint; DCP would take a mapping apart into many.
+        return packed(value, f"model.{name}")
     return value if value.data_ptr() in parameters else value.clone()
-
-
-def _packed(value: Any) -> bytes:
-    # Bytes are one entry of the checkpoint; DCP would take a mapping apart into many.
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def _unpacked(data: bytes) -> Any:
-    # A schedule's state may be any object, so this is a pickle, as DCP's own entries are: a checkpoint is to be trusted
-    # like the code that it belongs to.
-    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 # ---------------------------------------------------------------- random states

@@ -212,6 +212,7 @@ class RunConfig:
         local_rank_option: Option by which the script takes its local rank, as it spells it, or None.
         secrets: Environment variables of the ranks that the launcher of each host asks Secrets Manager for, by name.
             Left out of `run.json` where there are none.
+        bucket_owners: Account that must own a bucket, by its name, for those of which it is known.
     """
 
     run: str
@@ -230,6 +231,7 @@ class RunConfig:
     network_gbps: float | None = None
     local_rank_option: str | None = None
     secrets: dict[str, SecretConfig] = field(default_factory=dict)
+    bucket_owners: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> str:

@@ -11,7 +11,8 @@ _DETAIL_CHARACTERS = 300
 _NO_CREDENTIALS = "there are no credentials: give the job a role, or set AWS_PROFILE"
 _DENIED = (
     "access is denied: the role needs s3:ListBucket on the bucket, s3:GetObject, s3:PutObject, s3:DeleteObject and"
-    " s3:AbortMultipartUpload on the prefix, and the use of the bucket's key"
+    " s3:AbortMultipartUpload on the prefix, and the use of the bucket's key; or the bucket belongs to another account"
+    " than the run's"
 )
 _LOST = "the connection was lost or could not be made: check the network and the endpoint"
 # Patterns of error codes, of botocore's classes and of the connector's texts; the first that is found counts.

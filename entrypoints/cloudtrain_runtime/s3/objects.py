@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from cloudtrain_runtime.contract.owners import expect_owner, owners_from
+from cloudtrain_runtime.place import read_run_config
 from cloudtrain_runtime.s3.errors import (
     ObjectsError,
     code_of,
@@ -271,7 +273,7 @@ class Objects:
         return self._connectors[place]
 
     def _make_connector(self, part_bytes: int) -> Any:
-        if self._engine == "boto3" or (not self._engine and not _sees_the_same()):
+        if self._engine == "boto3" or (not self._engine and not _sees_the_same()) or not self._is_ours():
             return None
         try:
             from s3torchconnector import S3Checkpoint, S3ClientConfig
@@ -280,6 +282,20 @@ class Objects:
         endpoint = _own_endpoint(self._client)
         config = S3ClientConfig(part_size=part_bytes, max_attempts=_attempts(), force_path_style=endpoint is not None)
         return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
+
+    def _is_ours(self) -> bool:
+        """Whether the bucket is whose it must be: the connector cannot have S3 look at each call, boto3 can.
+
+        Where S3 does not tell, boto3 is to upload: it says why.
+        """
+        if self._bucket not in bucket_owners():
+            return True
+        try:
+            with explained(f"asking for the owner of {self.uri}"):
+                self._client.head_bucket(Bucket=self._bucket)
+        except ObjectsError:
+            return False
+        return True
 
     def _region(self) -> str:
         """Return the bucket's region; boto3 finds it by itself, the connector does not."""
@@ -317,7 +333,15 @@ def s3_client() -> Any:
         s3={"payload_signing_enabled": False},
     )
     # A session of its own: the default one may not be used by several threads at once.
-    return Session().client("s3", config=config)
+    client = Session().client("s3", config=config)
+    expect_owner(client, bucket_owners().get)
+    return client
+
+
+def bucket_owners() -> dict[str, str]:
+    """Return the accounts that must own buckets, as far as the run or whoever has started this process knows them."""
+    config = read_run_config(os.environ)
+    return {**(config.bucket_owners if config is not None else {}), **owners_from(os.environ)}
 
 
 def _require_boto3() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +15,10 @@ from cloudtrain_runtime.contract import MlTree, sort_hosts
 
 Download = Callable[[str, Path], None]
 """Copies the objects below an `s3://` uri into a folder."""
+
+
+_FILTERS = hasattr(tarfile, "data_filter")
+"""Python 3.11.4 and newer. An older one cannot look where links lead, so it takes none."""
 
 
 class StagingError(Exception):
@@ -125,8 +130,41 @@ def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], download:
         archive = folder / uri.rpartition("/")[2]
     if not archive.is_file():
         raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tree.code, filter="data")
+    unpack(archive, tree.code)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive whose members stay in the folder: files, folders and links between them, without set-id bits.
+
+    Raises:
+        StagingError: it is none, or a member would leave the folder or be a device.
+    """
+    try:
+        with tarfile.open(archive) as packed:
+            members = packed.getmembers()
+            for member in members:
+                _refuse_stray(member, archive)
+            if _FILTERS:
+                packed.extractall(folder, members, filter="data")
+            else:
+                packed.extractall(folder, [_tame(member) for member in members])  # noqa: S202 (checked above)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise StagingError(f"{archive.name} cannot be unpacked: {error}") from None
+
+
+def _refuse_stray(member: tarfile.TarInfo, archive: Path) -> None:
+    """Look at what a member says of itself; where links lead, Python's own filter looks as they are written."""
+    path = PurePosixPath(member.name)
+    is_link = member.issym() or member.islnk()
+    if path.is_absolute() or ".." in path.parts:
+        raise StagingError(f"{archive.name} holds {member.name!r}, which would be written elsewhere")
+    if not (member.isreg() or member.isdir() or (is_link and _FILTERS)):
+        raise StagingError(f"{archive.name} holds {member.name!r}, which is neither file nor folder")
+
+
+def _tame(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mode &= 0o755
+    return member
 
 
 def pack_folder(folder: Path, target: Path) -> bool:

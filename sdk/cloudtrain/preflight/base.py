@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from cloudtrain.aws import make_client
 from cloudtrain.plan import Plan
 from cloudtrain.settings import Settings
+from cloudtrain_runtime.contract.owners import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
 
 T = TypeVar("T")
@@ -149,13 +150,19 @@ class Account:
         self.settings = settings
         self.region = str(settings.region)
         self._session = session
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
 
-    def client(self, service: str) -> Any:
-        """Return a client that gives up soon. Making one is not thread-safe in boto3; using one is."""
+    def client(self, service: str, *, is_owned: bool = True) -> Any:
+        """Return a client that gives up soon. Making one is not thread-safe in boto3; using one is.
+
+        Args:
+            service: AWS's name of it.
+            is_owned: Whether S3 is to refuse our own bucket where it belongs to another account. The user's data may
+                lie in a bucket that somebody else has shared.
+        """
         with self._lock:
-            if service not in self._clients:
+            if (service, is_owned) not in self._clients:
                 from botocore.config import Config
 
                 config = Config(
@@ -164,8 +171,11 @@ class Account:
                     retries={"mode": "standard", "max_attempts": _ATTEMPTS},
                     max_pool_connections=2 * _AT_ONCE,
                 )
-                self._clients[service] = make_client(self._session, service, region_name=self.region, config=config)
-            return self._clients[service]
+                client = make_client(self._session, service, region_name=self.region, config=config)
+                if service == "s3" and is_owned:
+                    expect_owner(client, self.settings.bucket_owners.get)
+                self._clients[service, is_owned] = client
+            return self._clients[service, is_owned]
 
     @cached_property
     def caller(self) -> dict[str, str]:
@@ -189,14 +199,6 @@ class Account:
         if match is None:
             raise UnansweredError("needs the ARN of a role")
         return Role(*match.groups())
-
-    def expected_owner(self, bucket: str) -> dict[str, str]:
-        """Return the argument that makes S3 refuse another account's bucket, for our own bucket only.
-
-        The user's data may lie in a bucket that somebody else has shared.
-        """
-        account = self.settings.account
-        return {"ExpectedBucketOwner": account} if bucket == self.settings.bucket and account else {}
 
 
 class Context(Account):
@@ -228,9 +230,9 @@ def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None
     Args:
         context: Whom to ask.
         bucket: Its name.
-        owner: The argument that names its expected owner; by default `expected_owner`.
+        owner: The argument that names its expected owner, where the client does not know it.
     """
-    owner = context.expected_owner(bucket) if owner is None else owner
+    owner = owner or {}
     answer = context.client("s3").head_bucket(Bucket=bucket, **owner)
     if "BucketRegion" in answer:
         return str(answer["BucketRegion"])

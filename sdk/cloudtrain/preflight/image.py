@@ -70,7 +70,10 @@ def _check_registry(context: Context, uri: str, image: ImageUri) -> Check:
             raise
         return failed("image", f"there is no repository {image.repository} in account {image.account}", _make(image))
     if answer["images"]:
-        return passed("image", f"{uri} exists")
+        digest = answer["images"][0].get("imageId", {}).get("imageDigest", "")
+        # What is pulled when the job starts is whatever the tag means then.
+        told = f" and is {digest} now" if digest and "imageTag" in image.identifier else ""
+        return passed("image", f"{uri} exists{told}")
     return failed("image", f"there is no image {uri}", _list(image))
 
 

@@ -352,7 +352,7 @@ def _has_policy(context: Context, bucket: str) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        context.client("s3").get_bucket_policy(Bucket=bucket, **context.expected_owner(bucket))
+        context.client("s3").get_bucket_policy(Bucket=bucket)
     except ClientError as error:
         return error_code(error) != "NoSuchBucketPolicy"
     except BotoCoreError:

@@ -97,7 +97,7 @@ def _is_anothers(context: Account, bucket: str) -> bool:
     from botocore.exceptions import ClientError
 
     try:
-        context.client("s3").head_bucket(Bucket=bucket)
+        context.client("s3", is_owned=False).head_bucket(Bucket=bucket)
     except ClientError:
         return False
     return context.settings.account is not None
@@ -137,7 +137,7 @@ def list_objects(context: Context, uri: str, *, pages: int = PAGES) -> Listing:
     """Return the objects whose keys begin with a uri's key, as SageMaker's S3Prefix does; empty folders left out."""
     place = split_uri(uri)
     sizes: dict[str, int] = {}
-    arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key, **context.expected_owner(place.bucket)}
+    arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key}
     for _ in range(pages):
         page = context.client("s3").list_objects_v2(**arguments)
         sizes |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", []) if not entry["Key"].endswith("/")}

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 
 from cloudtrain.errors import UserError
 from cloudtrain.sandbox.batch import PATHS, ServiceJobs
+from cloudtrain.sandbox.jobs import ACCOUNT
 from cloudtrain.sandbox.operations import TrainingJobs
 from cloudtrain.sandbox.rules import ServiceError
 from cloudtrain.sandbox.transfer import USER_AGENT
@@ -85,6 +86,12 @@ class Gate:
             except (ValueError, TypeError, KeyError) as error:
                 content = {"__type": "SerializationException", "message": str(error)}
                 return _send(start_response, 400, content)
+        return self._ask_moto(environ, start_response, operation)
+
+    def _ask_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+        """Let moto answer, and see to what it does not look at."""
+        if environ.get("HTTP_X_AMZ_EXPECTED_BUCKET_OWNER", ACCOUNT) != ACCOUNT:
+            return _refuse(environ, start_response, *_ANOTHERS)
         if operation == "PutObject" and ("HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ):
             # moto looks and writes in two steps; in S3 a condition decides for one writer.
             with self._conditional:
@@ -152,6 +159,7 @@ def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]
 # ---------------------------------------------------------------- weather
 
 _THROTTLED = ("ThrottlingException", "SlowDown", "Rate exceeded", 400, 503)
+_ANOTHERS = ("AccessDeniedException", "AccessDenied", "Access Denied", 400, 403)
 _BROKEN = ("InternalFailure", "InternalError", "We encountered an internal error. Please try again.", 500, 500)
 
 

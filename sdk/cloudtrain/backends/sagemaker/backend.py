@@ -56,6 +56,7 @@ from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG
 from cloudtrain.warm import read_pool
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
+from cloudtrain_runtime.contract.owners import expect_owner
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Check, Pending
@@ -93,7 +94,7 @@ class SageMakerBackend:
         self.poll_seconds = poll_seconds
         self._session_: Any = session
         self._clients: dict[str, Any] = {}
-        self._queues = Queues(settings, self._client, self._expected_owner())
+        self._queues = Queues(settings, self._client)
         self._making = threading.RLock()  # a session is not made for threads, its clients are
         self._budgets: dict[str, Budget] = {}
         self._scale = max(poll_seconds, 0.001) / QUICK_SECONDS
@@ -194,7 +195,7 @@ class SageMakerBackend:
             self._claims(plan).overwrite(plan.identity, plan.run)
 
     def _claims(self, plan: Plan) -> Claims:
-        return Claims(self._client("s3"), plan.locations.output, self._expected_owner())
+        return Claims(self._client("s3"), plan.locations.output)
 
     def _state(self, run: str) -> State | None:
         """Return the state of a run, or None when there is none; a claim that cannot be read names none."""
@@ -255,7 +256,7 @@ class SageMakerBackend:
         return tags.get(REQUEST_TAG) == plan.identity
 
     def _upload(self, plan: Plan, bundle: Bundle | None, progress: UploadProgress | None) -> None:
-        uploads = Uploads(self._client("s3"), self._expected_owner())
+        uploads = Uploads(self._client("s3"))
         with aws_errors("upload the code and the data" if plan.uploads else "upload the code"):
             if bundle is not None:
                 uploads.add_archive(bundle.path, plan.locations.code)
@@ -270,14 +271,6 @@ class SageMakerBackend:
                     f"{folder.rpartition('/')[0]}/{PLAN_FILE}": plan.to_file(),
                 }
             )
-
-    def _expected_owner(self) -> dict[str, str]:
-        """Return the argument by which S3 refuses our bucket when it is no longer ours.
-
-        The account is the role's, because CreateTrainingJob takes no role of another; asking STS would be one more call
-        to an address that a private network may not reach.
-        """
-        return {"ExpectedBucketOwner": self.settings.account} if self.settings.account else {}
 
     # ------------------------------------------------------------ look
 
@@ -426,7 +419,7 @@ class SageMakerBackend:
     def _read_json(self, uri: str) -> Mapping[str, Any]:
         bucket, key = split_uri(uri)
         with aws_errors(f"read {uri}"):
-            body = self._client("s3").get_object(Bucket=bucket, Key=key, **self._expected_owner())["Body"].read()
+            body = self._client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         try:
             content = json.loads(body)
         except ValueError:
@@ -497,6 +490,11 @@ class SageMakerBackend:
                 with aws_errors(f"reach {service}"):
                     config = Config(retries={"mode": "standard", "max_attempts": 5}, **_TIMEOUTS.get(service, {}))
                     client = make_client(self._session(), service, config=config)
+                if service == "s3":
+                    # What it reads and writes is the account's own. The account is the role's, because
+                    # CreateTrainingJob takes no role of another; asking STS would be one more call to an address that
+                    # a private network may not reach.
+                    expect_owner(client, lambda _: self.settings.account)
                 if service in ("logs", "sagemaker"):
                     self._budgets |= pace_client(client, scale=1 / self._scale)
                 self._clients[service] = client

@@ -34,13 +34,11 @@ class Claims:
     Args:
         s3: boto3 client.
         base: Uri of the prefix.
-        arguments: What every call gets besides, such as ExpectedBucketOwner.
     """
 
-    def __init__(self, s3: Any, base: str, arguments: dict[str, str]) -> None:
+    def __init__(self, s3: Any, base: str) -> None:
         self._s3 = s3
         self._base = f"{base.rstrip('/')}/{_FOLDER}"
-        self._arguments = arguments
 
     def read(self, identity: str) -> Claim | None:
         """Return the claim on a request, or None when there is none."""
@@ -86,7 +84,7 @@ class Claims:
 
     def _place(self, identity: str) -> dict[str, str]:
         bucket, key = split_uri(f"{self._base}/{identity}.json")
-        return {"Bucket": bucket, "Key": key, **self._arguments}
+        return {"Bucket": bucket, "Key": key}
 
 
 def _run_of(body: bytes) -> str:

@@ -69,13 +69,11 @@ class Queues:
     Args:
         settings: Bucket and prefix tell where plans lie.
         client: Returns a boto3 client by its service's name.
-        owner: Arguments that every call to S3 takes.
     """
 
-    def __init__(self, settings: Settings, client: Callable[[str], Any], owner: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, client: Callable[[str], Any]) -> None:
         self._settings = settings
         self._client = client
-        self._owner = owner
         self._known: dict[str, _Known] = {}
 
     # ------------------------------------------------------------ submit
@@ -98,7 +96,7 @@ class Queues:
         hints = {"ClientException": f"see: aws batch describe-job-queues --job-queues {queue}"}
         with aws_errors(f"submit to the queue {queue}", hints):
             place = split_uri(f"{self._base()}/{QUEUES_FOLDER}/{queue.rpartition('/')[2]}")
-            self._client("s3").put_object(Bucket=place.bucket, Key=place.key, Body=b"", **self._owner)
+            self._client("s3").put_object(Bucket=place.bucket, Key=place.key, Body=b"")
             try:
                 answer = self._client("batch").submit_service_job(**document, serviceRequestPayload=payload)
                 known.job_id = str(answer["jobId"])
@@ -150,7 +148,7 @@ class Queues:
         place = split_uri(f"{self._base()}/{run}/{PLAN_FILE}")
         with aws_errors(f"read the plan of {run}"):
             try:
-                body = self._client("s3").get_object(Bucket=place.bucket, Key=place.key, **self._owner)["Body"].read()
+                body = self._client("s3").get_object(Bucket=place.bucket, Key=place.key)["Body"].read()
             except ClientError as error:
                 if error.response["Error"]["Code"] in _NOT_THERE:
                     return None
@@ -273,7 +271,7 @@ class Queues:
         place = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
         pages = self._client("s3").get_paginator("list_objects_v2")
         try:
-            for page in pages.paginate(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/", **self._owner):
+            for page in pages.paginate(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/"):
                 for found in page.get("Contents", ()):
                     yield str(found["Key"]).rpartition("/")[2]
         except ClientError as error:

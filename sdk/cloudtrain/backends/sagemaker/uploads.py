@@ -66,12 +66,10 @@ class Uploads:
 
     Args:
         client: boto3's S3 client.
-        owner: Arguments of every call by which S3 refuses a bucket of somebody else.
     """
 
-    def __init__(self, client: Any, owner: Mapping[str, str]) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
-        self._owner = dict(owner)
         self._items: list[_Item] = []
         self._kept = 0
 
@@ -143,10 +141,7 @@ class Uploads:
         subscribers = [] if told is None else [ProgressCallbackInvoker(told)]
         # When its block is left by an exception, Ctrl-C among them, the manager cancels and aborts what has begun.
         with _unreadable_told(), create_transfer_manager(self._client, config) as manager:
-            waiting = [
-                manager.upload(source, bucket, key, extra_args=self._owner, subscribers=subscribers)
-                for source, bucket, key in sources
-            ]
+            waiting = [manager.upload(source, bucket, key, subscribers=subscribers) for source, bucket, key in sources]
             for each in waiting:
                 each.result()
 
@@ -155,7 +150,7 @@ class Uploads:
         from botocore.exceptions import ClientError
 
         try:
-            answer = self._client.head_object(Bucket=item.bucket, Key=item.key, **self._owner)
+            answer = self._client.head_object(Bucket=item.bucket, Key=item.key)
         except ClientError as error:
             if error.response["Error"]["Code"] not in (*_NOT_THERE, *_NOT_TOLD):
                 raise
@@ -168,7 +163,7 @@ class Uploads:
         """Return sizes by key; nothing where the caller may not list."""
         from botocore.exceptions import ClientError
 
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **self._owner)
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         try:
             return {entry["Key"]: int(entry["Size"]) for page in pages for entry in page.get("Contents", ())}
         except ClientError as error:

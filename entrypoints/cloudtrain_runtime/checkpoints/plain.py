@@ -1,0 +1,348 @@
+"""What is read of a checkpoint is data: nothing in it can name code that is run.
+
+DCP writes pickles, and reads them by Python's own unpickler, which calls whatever they name. Here its metadata is read
+into records that do nothing, of which its classes are built again; all else is read by torch's `weights_only=True`.
+What could not be read so again is refused when it is saved.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from cloudtrain_runtime.errors import CheckpointError
+
+# ---------------------------------------------------------------- objects
+
+_ATOMS = frozenset({type(None), bool, float, str, bytes, torch.Tensor, nn.Parameter})
+_INT_BITS = 1024
+"""torch's reader takes integers of up to 255 bytes."""
+_NUMPY = "__numpy__"
+"""Key of what stands for an array or a number of NumPy: its own pickles name functions that take raw memory."""
+_NUMPY_KINDS = "biufcSUmM"
+_BROKEN = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError),
+    *(RuntimeError, OverflowError, MemoryError),
+)
+"""What readers raise at bytes that somebody has made up. A RecursionError is a RuntimeError."""
+# What MultiStepLR counts its milestones with; newer versions of torch take it anyway.
+torch.serialization.add_safe_globals([Counter])
+_ADVICE = "keep plain values in it: numbers, strings, lists, dicts, tensors, NumPy arrays"
+
+
+def packed(value: Any, name: str) -> bytes:
+    """Return a value as torch.save writes it.
+
+    Args:
+        value: Plain values: numbers, strings, tensors, NumPy's arrays and numbers, and containers of them.
+        name: What it is, for the error.
+
+    Raises:
+        CheckpointError: it holds something that could not be loaded again without running code.
+    """
+    data = _packed(value)
+    if data is None:
+        raise CheckpointError(_refusal(value, name))
+    return data
+
+
+def unpacked(data: bytes, name: str) -> Any:
+    """Return the value that `packed`, or an earlier version's torch.save of plain values, has written.
+
+    Raises:
+        CheckpointError: it is anything else; nothing of it has been run.
+    """
+    try:
+        return _with_numpy(_loaded(data))
+    except _BROKEN as error:
+        raise CheckpointError(_stranger(name, error)) from None
+
+
+def refuse_others(values: Mapping[str, Any]) -> None:
+    """Refuse what `packed` would, by its name, before days have gone into it.
+
+    Raises:
+        CheckpointError: as `packed` does.
+    """
+    for name, value in values.items():
+        packed(value, name)
+
+
+def _packed(value: Any) -> bytes | None:
+    """Return the bytes, or None where they could not be loaded again."""
+    try:
+        plain = _without_numpy(value)
+        data = _saved(plain)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
+        return None
+    if not _is_plain(plain):
+        try:
+            _loaded(data)
+        except _BROKEN:
+            return None
+    return data
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _loaded(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether torch's reader surely takes it, which spares reading it for a proof."""
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
+    if kind in (list, tuple):
+        return all(map(_is_plain, value))
+    if kind is int:
+        return bool(value.bit_length() <= _INT_BITS)
+    return kind in _ATOMS and (kind is not bytes or bool(value))  # which torch.save writes as a call
+
+
+def _refusal(value: Any, name: str) -> str:
+    """Return which part of a value cannot be saved, and what to do."""
+    for key, part in _parts(value):
+        if _packed(part) is None:
+            return _refusal(part, f"{name}.{key}")
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return f"{name} is a {kind}, which cannot be loaded again without running code: {_ADVICE}"
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+
+
+def _stranger(name: str, error: BaseException) -> str:
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    if named is None:
+        why = f"{type(error).__name__}: {_first_line(error)}"
+        return f"its entry {name} is not what torch.save writes of plain values ({why})"
+    what = named[1].rstrip(".,:;")
+    return f"its entry {name} names {what}: a checkpoint holds data only, and nothing of it was run"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+# ---------------------------------------------------------------- NumPy
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a value with plain ones for NumPy's arrays and numbers; the same where there are none."""
+    numpy = sys.modules.get("numpy")
+    return value if numpy is None else _replaced(value, (numpy.ndarray, numpy.generic))
+
+
+def _replaced(value: Any, kinds: tuple[type, ...]) -> Any:
+    if isinstance(value, kinds):
+        return _as_plain(value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _replaced(inner, kinds)) for key, inner in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(inner, kinds) for inner in value)
+    return value
+
+
+def _as_plain(value: Any) -> dict[str, Any]:
+    if value.dtype.kind not in _NUMPY_KINDS or not value.dtype.itemsize:
+        raise TypeError(f"dtype {value.dtype}")
+    shape = value.shape if hasattr(value, "__setitem__") else None  # of a number there is none
+    return {_NUMPY: value.dtype.str, "shape": shape, "data": value.tobytes() or None}
+
+
+def _with_numpy(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict and _NUMPY in value:
+        return _as_numpy(**{name.strip("_"): inner for name, inner in value.items()})
+    if kind in (dict, OrderedDict):
+        return kind((key, _with_numpy(inner)) for key, inner in value.items())
+    if kind in (list, tuple):
+        return kind(_with_numpy(inner) for inner in value)
+    return value
+
+
+def _as_numpy(numpy: str, shape: tuple[int, ...] | None, data: bytes | None) -> Any:
+    import numpy as np
+
+    dtype = np.dtype(numpy)
+    if dtype.kind not in _NUMPY_KINDS:
+        raise ValueError(f"dtype {dtype}")
+    array = np.frombuffer(data, dtype) if data is not None else np.empty(0, dtype)
+    return array[0] if shape is None else array.reshape(shape).copy()
+
+
+# ---------------------------------------------------------------- DCP's metadata
+
+
+class _Record:
+    """Stands for an object of a class that a pickle names: it keeps what it is given, and does nothing."""
+
+    kind = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> Self:
+        record = object.__new__(cls)
+        record.args = args
+        return record
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_DCP = "torch.distributed.checkpoint"
+_OLD = "torch.distributed._shard.sharded_tensor.metadata"
+_RECORDS = {
+    f"{_DCP}.metadata": (
+        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+        *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    ),
+    f"{_DCP}.filesystem": ("_StorageInfo",),
+    _OLD: ("TensorProperties", "MEM_FORMAT_ENCODING"),
+    "torch.serialization": ("_get_layout",),
+    # Where it was written: of no use to who reads it.
+    "pathlib": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
+    "pathlib._local": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
+}
+"""The classes and functions that DCP's metadata names, by module. Seen in PyTorch 2.5 to 2.13, Python 3.11 to 3.14."""
+
+
+class _MetadataPickle(pickle.Unpickler):
+    """Reads DCP's metadata into records.
+
+    Each reading has record classes of its own: a pickle may change a class that it names.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._kinds: dict[str, type[_Record]] = {}
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if name in _RECORDS.get(module, ()):
+            return self._kinds.setdefault(name, type(name, (_Record,), {"kind": name}))
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise CheckpointError(
+            f"its metadata names {module}.{name}, of which no checkpoint consists: a checkpoint holds data only, and "
+            "nothing of it was run"
+        )
+
+
+def read_metadata(data: bytes) -> Metadata:
+    """Return the metadata in the bytes of DCP's `.metadata`.
+
+    Raises:
+        CheckpointError: it is something else; nothing of it has been run.
+    """
+    try:
+        return _metadata(_MetadataPickle(data).load())
+    except _BROKEN as error:
+        raise CheckpointError(f"its metadata is not DCP's ({type(error).__name__}: {_first_line(error)})") from None
+
+
+def _metadata(record: Any) -> Metadata:
+    fields = _fields(record, "Metadata")
+    stored = _checked(fields["state_dict_metadata"], dict)
+    places = _checked(fields["storage_data"], dict)
+    return Metadata(
+        state_dict_metadata={_checked(name, str): _stored(entry) for name, entry in stored.items()},
+        planner_data=_ways(fields.get("planner_data")),
+        storage_data={_index(index): _info(place) for index, place in places.items()},
+        storage_meta=StorageMeta(),
+    )
+
+
+def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if getattr(record, "kind", "") == "BytesStorageMetadata":
+        return BytesStorageMetadata()
+    fields = _fields(record, "TensorStorageMetadata")
+    chunks = [_fields(chunk, "ChunkStorageMetadata") for chunk in _checked(fields["chunks"], list)]
+    return TensorStorageMetadata(
+        properties=_properties(fields["properties"]),
+        size=_size(fields["size"]),
+        chunks=[ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
+    )
+
+
+def _properties(record: Any) -> TensorProperties:
+    if getattr(record, "kind", "") != "TensorProperties":
+        raise TypeError("properties")
+    dtype, _, requires_grad, _, pin_memory = _checked(record.state, tuple)
+    # Layout and memory format are DCP's defaults: it has deprecated them and looks at neither.
+    return TensorProperties(
+        dtype=_checked(dtype, torch.dtype), requires_grad=bool(requires_grad), pin_memory=bool(pin_memory)
+    )
+
+
+def _ways(record: Any) -> dict[str, tuple[str | int, ...]] | None:
+    if record is None:
+        return None
+    found = _checked(record, dict).items()
+    return {_checked(name, str): tuple(_checked(key, str | int) for key in way) for name, way in found}
+
+
+def _index(record: Any) -> MetadataIndex:
+    fields = _fields(record, "MetadataIndex")
+    offset, index = fields.get("offset"), fields.get("index")
+    return MetadataIndex(
+        _checked(fields["fqn"], str),
+        None if offset is None else _size(offset),
+        None if index is None else _checked(index, int),
+    )
+
+
+def _info(record: Any) -> _StorageInfo:
+    fields = _fields(record, "_StorageInfo")
+    if fields.get("transform_descriptors"):
+        raise ValueError("it is transformed")
+    return _StorageInfo(
+        _checked(fields["relative_path"], str), _checked(fields["offset"], int), _checked(fields["length"], int)
+    )
+
+
+def _size(value: Any) -> torch.Size:
+    return torch.Size(_checked(length, int) for length in _checked(value, tuple))
+
+
+def _fields(record: Any, kind: str) -> dict[str, Any]:
+    if getattr(record, "kind", "") != kind:
+        raise TypeError(f"no {kind}")
+    return _checked(record.state, dict)  # type: ignore[no-any-return]
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(type(value).__name__)
+    return value

@@ -1,0 +1,37 @@
+"""The page on security names a test for each claim, and each of them is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from support import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "security.md").read_text()
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+WITHOUT = {"What is trusted", "Secrets", "Reporting"}
+"""Sections that promise nothing that a test could see."""
+
+
+@pytest.mark.parametrize(("file", "name"), TESTS)
+def test_each_test_that_it_names_is_there(file: str, name: str) -> None:
+    tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_section_names_a_test() -> None:
+    sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    assert len(sections) > 10
+    silent = {section.partition("\n")[0] for section in sections if "`tests/" not in section}
+    assert silent - WITHOUT == set()
+
+
+def test_files_that_it_leads_to_are_there() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (REPOSITORY / "docs" / link).exists() or link == "permissions.md", link
+
+
+def test_a_reviewer_reads_it_in_five_minutes() -> None:
+    words = re.sub(r"\(?`tests/[^`]+`[,)]*", "", PAGE).split()
+    assert len(words) < 1200

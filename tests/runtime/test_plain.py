@@ -1,0 +1,372 @@
+"""A checkpoint is data: whatever somebody has put into it, nothing of it is run."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runtime_support import process_group
+from support import Cli
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.optim import lr_scheduler
+
+from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.checkpoints.inspection import Inspection
+from cloudtrain_runtime.checkpoints.plain import packed, read_metadata, unpacked
+from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest
+from cloudtrain_runtime.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+
+STEP = 7
+Plant = Callable[[str, Any], None]
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.proof)!r}, 'w').close()",)
+
+
+@pytest.fixture
+def proof(tmp_path: Path) -> Path:
+    """The file that is there when code of a checkpoint has been run."""
+    return tmp_path / "run by a checkpoint"
+
+
+@pytest.fixture
+def place() -> Iterator[Context]:
+    found = replace(read_context({}), run="demo")
+    with process_group(found):
+        yield found
+
+
+@pytest.fixture
+def root(place: Context, tmp_path: Path) -> Path:
+    """A folder with one checkpoint of our own."""
+    root = tmp_path / "checkpoints"
+    model, optimizer = pair()
+    assert checkpoints_at(root, place).save(STEP, model, [optimizer], {}, {"lr": 0.5}, wait=True)
+    return root
+
+
+def checkpoints_at(root: Path, place: Context) -> Checkpoints:
+    return Checkpoints(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+
+
+def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------- what somebody has planted
+
+
+def plant(root: Path, file: str, data: bytes) -> None:
+    """Replace a file of the checkpoint, and vouch for it in the manifest: who can write the one can write the other."""
+    folder = root / f"step-{STEP:08d}"
+    (folder / file).write_bytes(data)
+    manifest = Manifest.from_json((folder / MANIFEST_FILE).read_bytes())
+    checksums = Checksums(manifest.block_bytes)
+    checksums.update(data)
+    changed = replace(manifest, files={**manifest.files, file: checksums.result()})
+    (folder / MANIFEST_FILE).write_text(changed.to_json())
+
+
+def plant_entry(root: Path, name: str, data: bytes) -> None:
+    """Replace an entry that is no tensor."""
+    folder = root / f"step-{STEP:08d}"
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (our own)
+    stored = metadata.storage_data[MetadataIndex(name)]
+    content = (folder / stored.relative_path).read_bytes()
+    plant(root, stored.relative_path, content + data)
+    stored.offset, stored.length = len(content), len(data)
+    plant(root, ".metadata", pickle.dumps(metadata))
+
+
+def refused(place: Context, root: Path) -> str:
+    model, optimizer = pair()
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints_at(root, place).resume(model, [optimizer])
+    return str(caught.value)
+
+
+def export(root: Path, part: str) -> Path:
+    found = Inspection(str(root))
+    target = root.parent / f"{part}.pt"
+    found.export(found.find(), target, form="torch", part=part)
+    return target
+
+
+def test_code_in_the_metadata_is_not_run(root: Path, place: Context, proof: Path) -> None:
+    plant(root, ".metadata", pickle.dumps(Evil(proof)))
+    expected = "its metadata names builtins.exec, of which no checkpoint consists"
+    message = refused(place, root)
+    assert expected in message
+    assert f"{root.as_uri()}/step-{STEP:08d}" in message
+    for part in ("model", "all"):
+        with pytest.raises(CheckpointError, match=expected):
+            export(root, part)
+    assert [entry.state for entry in Inspection(str(root)).verify(lambda event: None)] == ["complete"]
+    model, _ = pair()
+    with pytest.raises(CheckpointError, match=expected):
+        checkpoints_at(root, place).load_weights(STEP, model)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("name", ["objects", "rng.rank-00000", "lr"])
+def test_code_in_an_entry_is_not_run(root: Path, place: Context, proof: Path, name: str) -> None:
+    metadata: Metadata = pickle.loads((root / f"step-{STEP:08d}" / ".metadata").read_bytes())  # noqa: S301 (our own)
+    entry = next(known for known in metadata.state_dict_metadata if known == name or known.endswith(f".{name}"))
+    plant_entry(root, entry, saved(Evil(proof)))
+    assert f"its entry {entry} names exec: a checkpoint holds data only" in refused(place, root)
+    with pytest.raises(CheckpointError, match="names exec: a checkpoint holds data only"):
+        export(root, "all")
+    assert export(root, "model").is_file()
+    assert not proof.exists()
+
+
+def test_code_within_an_entrys_bytes_is_not_run(root: Path, place: Context, proof: Path) -> None:
+    plant_entry(root, "objects", saved(saved({"schedule": Evil(proof)})))
+    assert "its entry objects names exec" in refused(place, root)
+    content = torch.load(export(root, "all"), weights_only=True)
+    assert isinstance(content["objects"], bytes)
+    assert not proof.exists()
+
+
+def test_what_an_earlier_version_has_written_of_plain_values_is_loaded(root: Path, place: Context) -> None:
+    plant_entry(root, "objects", saved(saved({"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}})))
+    model, adam = pair()
+    found = checkpoints_at(root, place).resume(model, [adam])
+    assert found.objects == {"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}}
+
+
+def test_code_in_a_tensors_place_is_not_run(root: Path, place: Context, proof: Path) -> None:
+    folder = root / f"step-{STEP:08d}"
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (our own)
+    index = next(index for index in metadata.storage_data if index.fqn == "model.weight")
+    stored = metadata.storage_data[index]
+    data = saved(Evil(proof))
+    content = (folder / stored.relative_path).read_bytes()
+    plant(root, stored.relative_path, content + data)
+    stored.offset, stored.length = len(content), len(data)
+    plant(root, ".metadata", pickle.dumps(metadata))
+    assert "exec" in refused(place, root)
+    assert not proof.exists()
+
+
+def test_the_command_line_refuses_it_with_a_sentence(root: Path, proof: Path, cli: Cli, tmp_path: Path) -> None:
+    plant(root, ".metadata", pickle.dumps(Evil(proof)))
+    done = cli("checkpoints", "export", str(root), "--to", "torch", "-o", str(tmp_path / "model.pt"))
+    assert done.code == 2
+    assert "names builtins.exec, of which no checkpoint consists" in done.err
+    assert "Traceback" not in done.err
+    assert cli("checkpoints", str(root)).code == 0
+    assert cli("checkpoints", "verify", str(root)).code == 0
+    assert not proof.exists()
+    assert not (tmp_path / "model.pt").exists()
+
+
+def call(module: str, name: str, *arguments: Any) -> bytes:
+    """Return a pickle that calls what it names."""
+    parts = b"".join(pickle.dumps(argument, 2)[2:-1] for argument in arguments)
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + b"(" + parts + b"tR."
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        pickle.dumps(None),
+        pickle.dumps({"state_dict_metadata": {}}),
+        call("torch", "load", "x"),
+        call("torch.serialization", "load", "x"),
+        call("torch", "Tensor"),
+        call("os", "getpid"),
+        call("torch.distributed.checkpoint.metadata", "dataclass", int),
+        call("torch.distributed.checkpoint.metadata", "os.getpid"),
+        call("torch.distributed.checkpoint.filesystem", "FileSystem"),
+        call("torch", "nn.Module"),
+        call("torch.distributed.checkpoint.metadata", "Metadata"),
+    ],
+    ids=lambda data: repr(data[2:60]),
+)
+def test_metadata_that_somebody_has_made_up_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="its metadata"):
+        read_metadata(data)
+
+
+def test_metadata_cannot_change_dcps_classes() -> None:
+    """A pickle may set attributes of what it names, a class among them."""
+    named = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    slots = b"(N}X\x05\x00\x00\x00evilsK\x01stb."
+    with pytest.raises(CheckpointError):
+        read_metadata(named + slots.replace(b"}X\x05\x00\x00\x00evilsK\x01s", b"}X\x05\x00\x00\x00evilsK\x01s"))
+    assert not hasattr(Metadata, "evils")
+
+
+def test_real_metadata_is_read_as_dcp_reads_it(root: Path) -> None:
+    data = (root / f"step-{STEP:08d}" / ".metadata").read_bytes()
+    theirs: Metadata = pickle.loads(data)  # noqa: S301 (our own)
+    ours = read_metadata(data)
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.storage_data == theirs.storage_data
+    assert ours.planner_data == theirs.planner_data
+
+
+# ---------------------------------------------------------------- what is saved
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+
+
+def schedules() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
+    return {
+        "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: np.cos(step / 10)),
+        "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.5),
+        "multi_step": lambda o: lr_scheduler.MultiStepLR(o, [1, 2, 2]),
+        "plateau": lr_scheduler.ReduceLROnPlateau,
+        "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.1, 1.0),
+        "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 1.0, 10),
+        "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+        "polynomial": lr_scheduler.PolynomialLR,
+        "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.05),
+        "sequential": lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.LinearLR(o), lr_scheduler.CosineAnnealingLR(o, 5)], [2]
+        ),
+        "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(o), lr_scheduler.ConstantLR(o)]),
+    }
+
+
+@pytest.mark.parametrize("name", schedules())
+def test_schedules_of_torch_are_saved_and_go_on(name: str) -> None:
+    first, second = optimizer(), optimizer()
+    schedule, other = (schedules()[name](each) for each in (first, second))
+    for _ in range(3):
+        first.step()
+        schedule.step(*((np.float64(1.0),) if name == "plateau" else ()))
+    state = schedule.state_dict()
+    other.load_state_dict(unpacked(packed(state, name), name))
+    assert str(other.state_dict()) == str(state)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(0.25),
+        np.float32(0.1),
+        np.bool_(True),
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.zeros((0, 4)),
+        np.array(3.5),
+        np.array(["one", "two"]),
+        np.datetime64("2026-11-20"),
+        OrderedDict(a=[np.uint8(3), (np.float64("nan"),)]),
+        {"text": "x", "bytes": b"y", "none": None, "big": 2**100, 3: {1.5: True}},
+        Counter({3: 1}),
+    ],
+    ids=repr,
+)
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    found = unpacked(packed(value, "value"), "value")
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, torch.Size([2, 3]), torch.float16, b"", 1j], ids=repr)
+def test_what_only_some_versions_of_torch_read_is_refused_by_the_others(value: Any) -> None:
+    try:
+        data = packed(value, "value")
+    except CheckpointError:
+        return
+    assert unpacked(data, "value") == value
+
+
+class Warm:
+    """A schedule of somebody's own, with an attribute that is a function."""
+
+    def __init__(self) -> None:
+        self.curve = print
+        self.name = "warm"
+
+    def __call__(self, step: int) -> float:
+        del step
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"schedule": lr_scheduler.LambdaLR(optimizer(), Warm()).state_dict()},
+            r"objects\.schedule\.lr_lambdas\.0\.curve",
+        ),
+        ({"schedule": {"of": [1, SimpleNamespace()]}}, r"objects\.schedule\.of\.1 is a types\.SimpleNamespace, which"),
+        (
+            {"schedule": {"of": lambda: 1}},
+            r"objects\.schedule\.of is a function, which cannot be loaded again without running code",
+        ),
+        ({"path": Path("x")}, r"objects\.path is a pathlib"),
+        ({"array": np.array([print], dtype=object)}, r"objects\.array is a numpy\.ndarray"),
+        ({"big": 2**3000}, r"objects\.big is a int"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_could_not_be_loaded_again_is_refused_by_its_name(value: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        packed(value, "objects")
+
+
+def test_it_is_refused_when_it_is_saved(place: Context, tmp_path: Path) -> None:
+    model, sgd = pair()
+    checkpoints = checkpoints_at(tmp_path / "new", place)
+    held = {"schedule": {"curve": print}}
+    with pytest.raises(CheckpointError, match=r"objects\.schedule\.curve is a builtin_function_or_method"):
+        checkpoints.save(1, model, [sgd], {}, held, wait=True)
+    sgd.param_groups[0]["curve"] = print
+    with pytest.raises(CheckpointError, match="AdamW's curve is a builtin_function_or_method"):
+        checkpoints.resume(model, [sgd])
+
+
+def test_numpy_learning_rates_are_saved(place: Context, tmp_path: Path) -> None:
+    model, adam = pair()
+    adam.param_groups[0]["lr"] = np.float64(0.25)
+    assert checkpoints_at(tmp_path, place).save(1, model, [adam], {}, {"best": np.float32(0.1)}, wait=True)
+    other, another = pair()
+    found = checkpoints_at(tmp_path, place).resume(other, [another])
+    assert found.objects == {"best": np.float32(0.1)}
+    assert (another.param_groups[0]["lr"], type(another.param_groups[0]["lr"])) == (0.25, np.float64)
+
+
+def test_the_json_of_a_manifest_names_no_code(root: Path) -> None:
+    content: Mapping[str, Any] = json.loads((root / f"step-{STEP:08d}" / MANIFEST_FILE).read_text())
+    assert content["version"]

@@ -1,0 +1,104 @@
+"""Every request to S3, of client and container, names the account that must own the bucket, as it goes out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_support import Served
+from support import EXAMPLES, Cli
+
+pytestmark = pytest.mark.aws
+
+ACCOUNT = "123456789012"
+SERVICE = "cloudtrain-sandbox-service"
+OWNER = "x-amz-expected-bucket-owner"
+
+
+@pytest.fixture
+def wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+    """Write down what later processes send to S3, but for the sandbox's own calls; return what there is."""
+    log = tmp_path / "wire.jsonl"
+    monkeypatch.setenv("CLOUDTRAIN_TEST_WIRE", str(log))
+    passed = os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"]
+    monkeypatch.setenv("CLOUDTRAIN_PASS_ENVIRONMENT", f"{passed},CLOUDTRAIN_TEST_WIRE")
+
+    def sent() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return [line for line in lines if SERVICE not in line["headers"].get("user-agent", "")]
+
+    return sent
+
+
+def verbs(sent: list[dict[str, Any]]) -> set[str]:
+    return {line["request"].partition(" ")[0] for line in sent}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["estimator", "boto3"])
+def test_every_request_of_client_and_container_names_the_owner(
+    wire: Callable[[], list[dict[str, Any]]], cli: Cli, transport: str
+) -> None:
+    environ = {"CLOUDTRAIN_TRANSPORT": transport, "CLOUDTRAIN_S3_ENGINE": "boto3"}
+    job = EXAMPLES / "digits" / "job.yaml"
+    # The engine of the container's uploads that shows every request; the other one is looked at below.
+    engine = "code.env.CLOUDTRAIN_S3_ENGINE=boto3"
+    try:
+        done = cli("submit", job, "--sandbox", "--set", engine, "--follow", "--json", environ=environ)
+        assert done.code == 0, done.err
+        by_client = [line for line in wire() if "Boto3" in line["headers"].get("user-agent", "")]
+        run = done.json["run"]
+        assert cli("checkpoints", run, environ=environ).code == 0
+        assert cli("checkpoints", "verify", run, environ=environ).code == 0
+        assert cli("status", run, environ=environ).code == 0
+        again = cli("resume", run, "--json", environ=environ)
+        assert again.code in (0, 2), again.err
+    finally:
+        cli("sandbox", "--stop")
+    sent = wire()
+    assert by_client
+    assert {"GET", "PUT"} <= verbs(sent)
+    assert any("step-" in line["request"] and line["request"].startswith("PUT") for line in sent), "the container's"
+    assert [line["request"] for line in sent if line["headers"].get(OWNER) != ACCOUNT] == []
+    # No bucket is made: a name that can be guessed may be somebody else's by now.
+    assert not [line for line in sent if line["request"].startswith("PUT") and line["request"].count("/") <= 2]
+
+
+def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
+    from botocore.exceptions import ClientError
+
+    s3 = sandbox.client("s3")
+    bucket = sandbox.told["bucket"]
+    s3.put_object(Bucket=bucket, Key="own", Body=b"1", ExpectedBucketOwner=ACCOUNT)
+    with pytest.raises(ClientError, match="AccessDenied"):
+        s3.get_object(Bucket=bucket, Key="own", ExpectedBucketOwner="999999999999")
+
+
+def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With either engine; s3torchconnector cannot name the owner, so S3 is asked before, and boto3 told to upload."""
+    from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
+    from cloudtrain_runtime.s3.objects import Objects, ObjectsError
+
+    for name, value in sandbox.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = sandbox.told["bucket"]
+    uri = f"s3://{bucket}/whose"
+
+    def upload(owner: str) -> None:
+        monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({bucket: owner}))
+        with Objects(uri).create("one") as writer:
+            writer.write(b"1")
+
+    upload(ACCOUNT)
+    assert Objects(uri).read("one") == b"1"
+    monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({bucket: "999999999999"}))
+    with pytest.raises(ObjectsError, match="belongs to another account"):
+        Objects(uri).read("one")
+    with pytest.raises(ObjectsError):
+        upload("999999999999")
+    monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({"another": "999999999999"}))
+    assert Objects(uri).read("one") == b"1", "of this bucket nobody knows the owner"

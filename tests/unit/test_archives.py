@@ -1,0 +1,152 @@
+"""Archives are written and read with their members looked at: none leaves its folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.bundle import collect
+from cloudtrain.bundle.archive import write_bundle
+from cloudtrain.container import tree
+from cloudtrain.container.tree import StagingError, unpack
+from cloudtrain.request import CONTAINER_ENTRYPOINT
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: int = 0o644) -> Member:
+    header = tarfile.TarInfo(name)
+    header.type, header.linkname, header.mode = kind, link, mode
+    data = b"planted" if kind == tarfile.REGTYPE else b""
+    header.size = len(data)
+    return header, data
+
+
+EVIL = {
+    "absolute": (member("/BASE/escaped"),),
+    "above": (member("../escaped"),),
+    "far above": (member("a/b/../../../escaped"),),
+    "link out": (member("out", tarfile.SYMTYPE, link="/BASE"), member("out/escaped")),
+    "link above": (member("out", tarfile.SYMTYPE, link=".."), member("out/escaped")),
+    "two links": (
+        member("one", tarfile.SYMTYPE, link="two"),
+        member("two", tarfile.SYMTYPE, link="../"),
+        member("one/escaped"),
+    ),
+    "hard link": (member("victim", tarfile.LNKTYPE, link="/BASE/victim"), member("victim")),
+    "hard link above": (member("victim", tarfile.LNKTYPE, link="../victim"), member("victim")),
+    "device": (member("device", tarfile.CHRTYPE),),
+    "pipe": (member("pipe", tarfile.FIFOTYPE),),
+}
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Callable[..., Path]:
+    """Write an archive of members; BASE stands for the folder above the one that it is unpacked in."""
+    (tmp_path / "victim").write_text("safe")
+
+    def write(*members: Member) -> Path:
+        path = tmp_path / "evil.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for header, data in members:
+                copy = header.replace(deep=False)
+                copy.name = header.name.replace("/BASE", str(tmp_path))
+                copy.linkname = header.linkname.replace("/BASE", str(tmp_path))
+                archive.addfile(copy, io.BytesIO(data))
+        return path
+
+    return write
+
+
+def outside(tmp_path: Path) -> set[str]:
+    assert (tmp_path / "victim").read_text() == "safe"
+    return {path.name for path in tmp_path.iterdir()} - {"victim", "evil.tar.gz", "home", "unpacked"}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_what_would_leave_its_folder_is_refused(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(StagingError, match=r"evil\.tar\.gz"):
+        unpack(pack(*EVIL[name]), tmp_path / "unpacked")
+    assert outside(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_an_older_python_refuses_it_too(
+    tmp_path: Path, pack: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11.0 to 3.11.3 have no filters."""
+    monkeypatch.setattr(tree, "_FILTERS", False)
+    test_what_would_leave_its_folder_is_refused(tmp_path, pack, name)
+
+
+@pytest.mark.parametrize("has_filters", [True, False])
+def test_what_is_harmless_is_unpacked_without_set_id_bits(
+    tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, has_filters: bool
+) -> None:
+    monkeypatch.setattr(tree, "_FILTERS", has_filters)
+    unpack(pack(member("bin/run", mode=0o6755), member("a.py")), tmp_path / "unpacked")
+    assert (tmp_path / "unpacked" / "a.py").read_text() == "planted"
+    assert (tmp_path / "unpacked" / "bin" / "run").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x1f\x8b\x08\x00" + bytes(20)])
+def test_what_is_no_archive_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "evil.tar.gz").write_bytes(content)
+    with pytest.raises(StagingError, match=r"evil\.tar\.gz cannot be unpacked"):
+        unpack(tmp_path / "evil.tar.gz", tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in EVIL if name not in ("device", "pipe")])
+def test_the_container_writes_nothing_elsewhere(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
+    """With the shell command of the request, as root where the tests are root."""
+    enter(tmp_path, pack(*EVIL[name]))
+    assert outside(tmp_path) == set()
+
+
+def test_the_container_takes_no_set_id_bits(tmp_path: Path, pack: Callable[..., Path]) -> None:
+    assert enter(tmp_path, pack(member("run", mode=0o6755))) == 0
+    assert (tmp_path / "unpacked" / "code" / "run").stat().st_mode & 0o7000 == 0
+
+
+def enter(tmp_path: Path, archive: Path) -> int:
+    """Run the container's entry point with a `python` that does nothing."""
+    root = tmp_path / "unpacked"
+    channel = root / "input" / "data" / "code"
+    channel.mkdir(parents=True)
+    (channel / "sourcedir.tar.gz").write_bytes(archive.read_bytes())
+    python = root / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    environ = {"PATH": f"{python.parent}:{os.environ['PATH']}", "CLOUDTRAIN_ML_ROOT": str(root)}
+    return subprocess.run(CONTAINER_ENTRYPOINT, env=environ, check=False, capture_output=True).returncode
+
+
+def test_a_bundle_holds_plain_files_below_its_folder(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "sub" / "deep").mkdir(parents=True)
+    (code / "a.py").write_text("")
+    (code / "run").write_text("")
+    (code / "run").chmod(0o6777)
+    (code / "sub" / "deep" / "back.py").symlink_to("../../a.py")
+    (code / "odd\nname: ..").write_text("")
+    bundle = write_bundle(collect(code), tmp_path / "out")
+    with tarfile.open(bundle.path) as archive:
+        members = list(checked(archive, tmp_path))
+    assert {member.mode for member in members} == {0o644, 0o755}
+    assert {member.uid for member in members} == {0}
+    assert "sub/deep/back.py" in {member.name for member in members}
+
+
+def checked(archive: tarfile.TarFile, folder: Path) -> Iterator[tarfile.TarInfo]:
+    for each in archive:
+        assert each.isreg(), each.name
+        assert tarfile.data_filter(each, str(folder)).name == each.name
+        yield each

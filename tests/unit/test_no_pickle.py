@@ -1,0 +1,64 @@
+"""No source that travels or runs here reads a pickle, whoever has written it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCES = ("sdk", "entrypoints", "examples", "benchmarks", "infra")
+READERS = {
+    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "pandas"),
+}
+ALLOWED = {"entrypoints/cloudtrain_runtime/checkpoints/plain.py": "pickle"}
+"""The restricted reader is a class of pickle's."""
+
+
+def sources() -> list[Path]:
+    return [path for folder in SOURCES for path in sorted((REPOSITORY / folder).rglob("*.py"))]
+
+
+def findings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in names:
+            allowed = ALLOWED.get(path.relative_to(REPOSITORY).as_posix())
+            if name.partition(".")[0] in READERS and name != allowed:
+                yield f"{path}:{node.lineno}: imports {name}"
+        if isinstance(node, ast.Call):
+            yield from (f"{path}:{node.lineno}: {why}" for why in _about(node))
+
+
+def _about(call: ast.Call) -> Iterator[str]:
+    name = ast.unparse(call.func)
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    if name == "torch.load" and given.get("weights_only") != "True":
+        yield "torch.load without weights_only=True"
+    if name in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False":
+        yield "NumPy may unpickle"
+    if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec", "pickle.load", "pickle.loads"):
+        yield name
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+def test_no_source_reads_a_pickle(path: Path) -> None:
+    assert list(findings(path)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from joblib import load",
+        "import torch\ntorch.load('x')",
+        "torch.load('x', weights_only=False)",
+    ],
+)
+def test_it_would_be_found(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "REPOSITORY", tmp_path)
+    (tmp_path / "source.py").write_text(text)
+    assert list(findings(tmp_path / "source.py"))
