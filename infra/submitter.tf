@@ -72,14 +72,14 @@ data "aws_iam_policy_document" "submit" {
       }
       condition {
         test     = "ArnEquals"
-        variable = "sagemaker:OutputKmsKey"
+        variable = "sagemaker:OutputKmsKeyArn"
         values   = [aws_kms_key.this.arn]
       }
       dynamic "condition" {
         for_each = statement.key == "Volumes" ? [1] : []
         content {
           test     = "ArnEquals"
-          variable = "sagemaker:VolumeKmsKey"
+          variable = "sagemaker:VolumeKmsKeyArn"
           values   = [aws_kms_key.this.arn]
         }
       }
@@ -195,6 +195,8 @@ data "aws_iam_policy_document" "look" {
       length(var.job_queues) == 0 ? [] : [
         "batch:DescribeJobQueues",
         "batch:DescribeServiceEnvironments",
+        "batch:DescribeServiceJob",
+        "batch:ListServiceJobs",
       ],
     )
     resources = ["*"]
@@ -203,12 +205,9 @@ data "aws_iam_policy_document" "look" {
   dynamic "statement" {
     for_each = length(var.job_queues) == 0 ? [] : [1]
     content {
-      sid     = "FollowQueues"
-      actions = ["batch:DescribeServiceJob", "batch:GetJobQueueSnapshot", "batch:ListServiceJobs"]
-      resources = concat(
-        var.job_queues,
-        ["arn:${local.partition}:batch:${local.region}:${local.account}:service-job/*"],
-      )
+      sid       = "LookIntoQueues"
+      actions   = ["batch:GetJobQueueSnapshot"]
+      resources = var.job_queues
     }
   }
 

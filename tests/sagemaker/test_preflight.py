@@ -229,7 +229,9 @@ def test_policies_are_judged_by_what_the_request_says(
         "sagemaker:VpcSubnets": ["subnet-1", "subnet-2"],
         "sagemaker:VpcSecurityGroupIds": ["sg-1"],
         "sagemaker:OutputKmsKey": [key],
+        "sagemaker:OutputKmsKeyArn": [key],
         "sagemaker:VolumeKmsKey": [key],
+        "sagemaker:VolumeKmsKeyArn": [key],
         "sagemaker:MaxRuntimeInSeconds": ["86400"],
         "sagemaker:InterContainerTrafficEncryption": ["false"],
     }

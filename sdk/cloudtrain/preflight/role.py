@@ -417,8 +417,9 @@ def _facts_of_caller(context: Context) -> tuple[Document, ...]:
         _fact("sagemaker:InstanceTypes", "stringList", *context.instance_types),
         _fact("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
         _fact("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
-        _fact("sagemaker:OutputKmsKey", "string", *_given(output.get("KmsKeyId"))),
-        _fact("sagemaker:VolumeKmsKey", "string", *_given(resources.get("VolumeKmsKeyId"))),
+        # The short names are of old; policies that are still written with them are judged, too.
+        *(_fact(f"sagemaker:OutputKmsKey{end}", "string", *_given(output.get("KmsKeyId"))) for end in ("", "Arn")),
+        *(_fact(f"sagemaker:VolumeKmsKey{end}", "string", *_given(resources.get("VolumeKmsKeyId"))) for end in ("", "Arn")),
         _fact("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
         _fact("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
     )
