@@ -246,10 +246,16 @@ data "aws_iam_policy_document" "look" {
     resources = local.image_repositories
   }
 
+  statement {
+    sid       = "LookAtRoles"
+    actions   = ["iam:GetRole"]
+    resources = concat([aws_iam_role.execution.arn], local.submitter_role_arns)
+  }
+
   # A person asks for the user's own policies, a role only for those of the roles that are named here.
   statement {
     sid     = "AskWhatIsAllowed"
-    actions = ["iam:GetRole", "iam:SimulatePrincipalPolicy"]
+    actions = ["iam:SimulatePrincipalPolicy"]
     resources = concat(
       [aws_iam_role.execution.arn, "arn:${local.partition}:iam::${local.account}:user/$${aws:username}"],
       local.submitter_role_arns,

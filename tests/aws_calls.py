@@ -212,6 +212,10 @@ _LAYOUT = {
 }
 
 
+def _repository(name: str) -> str:
+    return f"repository/{name}" if name in ("pytorch", "pytorch-training") else "repository/{image}"
+
+
 def _role(arn: str) -> str:
     return "user/{caller}" if ":user/" in arn else "role/{role}"
 
@@ -230,7 +234,7 @@ _NAMED: Mapping[tuple[str, str], Any] = {
     ("logs", "GetLogEvents"): lambda told: _STREAM,
     ("iam", "GetRole"): lambda told: "role/{role}",
     ("iam", "SimulatePrincipalPolicy"): lambda told: _role(told.get("PolicySourceArn", "")),
-    ("ecr", "BatchGetImage"): lambda told: "repository/{image}",
+    ("ecr", "BatchGetImage"): lambda told: _repository(told.get("repositoryName", "")),
     ("batch", "SubmitServiceJob"): lambda told: "job-queue/{queue}",
     ("batch", "ListServiceJobs"): lambda told: "job-queue/{queue}",
     ("batch", "GetJobQueueSnapshot"): lambda told: "job-queue/{queue}",

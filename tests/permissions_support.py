@@ -159,14 +159,17 @@ _OTHERS = {
     ("service-quotas", "ListAWSDefaultServiceQuotas"): ("servicequotas:ListAWSDefaultServiceQuotas",),
     ("service-quotas", "ListServiceQuotas"): ("servicequotas:ListServiceQuotas",),
 }
-NO_PERMISSION = {
-    ("sts", "GetCallerIdentity"): "AWS answers it to whoever has credentials, whatever a policy says",
+NO_PERMISSION = {("sts", "GetCallerIdentity")}
+"""What AWS answers to whoever has credentials, whatever a policy says."""
+
+CONFIGURE = "configure"
+"""The verb that asks an account what there is, once, for whoever sets cloudtrain up: its calls are in no policy."""
+
+_CONFIGURE = {
+    "ListBuckets": "s3:ListAllMyBuckets",
+    "GetBucketEncryption": "s3:GetEncryptionConfiguration",
+    "GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
 }
-CONFIGURE_ONLY = {
-    ("iam", "ListRoles"): "iam:ListRoles",
-    ("s3", "ListBuckets"): "s3:ListAllMyBuckets",
-}
-"""What only the questions of `cloudtrain configure` ask. `--from-terraform` asks nothing; in no policy, on purpose."""
 
 
 class UnmappedError(Exception):
@@ -185,7 +188,7 @@ def requests_of(call: Call, kept: Kept, requests: Sequence[Document]) -> list[Re
         UnmappedError: the operation stands in no table.
     """
     pair = (call.service, call.operation)
-    if pair in NO_PERMISSION or (pair in CONFIGURE_ONLY and set(call.by) == {"configure"}):
+    if pair in NO_PERMISSION or call.by == (CONFIGURE,):
         return []
     if call.service in ("s3", "s3torchconnector"):
         return _of_s3(call, kept)
@@ -407,7 +410,8 @@ def with_tables(text: str, kept: Kept, proof: Proof) -> str:
     """Return docs/permissions.md with its tables as they must be."""
 
     def table(found: re.Match[str]) -> str:
-        made = _figures(proof) if found[2] == "figures" else _table_of(found[2], kept, proof)
+        others = {"figures": lambda: _figures(proof), CONFIGURE: _configure}
+        made = others[found[2]]() if found[2] in others else _table_of(found[2], kept, proof)
         return f"{found[1]}{made}\n{found[3]}"
 
     return _TABLE.sub(table, text)
@@ -427,6 +431,15 @@ def _figures(proof: Proof) -> str:
         ("allowed and needed by no recorded call, without a reason", len(proof.unexplained())),
     ]
     return _rows(("", "number"), [(name, str(number)) for name, number in rows])
+
+
+def _configure() -> str:
+    rows = [("`sts:GetCallerIdentity`", "AWS answers it to whoever has credentials, whatever a policy says")]
+    for call in sorted(read_record().values()):
+        if call.by == (CONFIGURE,) and (call.service, call.operation) not in NO_PERMISSION:
+            action = _CONFIGURE.get(call.operation) or _S3.get(call.operation) or f"{call.service}:{call.operation}"
+            rows.append((f"`{action}`", "asked by `cloudtrain configure`, once, by whoever sets cloudtrain up"))
+    return _rows(("action", "why"), rows)
 
 
 def _table_of(policy: str, kept: Kept, proof: Proof) -> str:
