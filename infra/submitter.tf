@@ -219,20 +219,21 @@ data "aws_iam_policy_document" "look" {
 
   statement {
     sid       = "LookAtBucket"
-    actions   = ["s3:GetBucketLocation", "s3:GetBucketPolicy", "s3:ListBucket"]
+    actions   = ["s3:GetBucketPolicy", "s3:ListBucket"]
     resources = concat([aws_s3_bucket.this.arn], local.data_buckets)
   }
 
+  # Of other buckets only what tells whether a job can go on from a checkpoint there.
   statement {
     sid       = "ReadResults"
     actions   = ["s3:GetObject"]
-    resources = ["${local.objects}/*"]
+    resources = concat(["${local.objects}/*"], [for place in local.data_objects : "${place}/manifest.json"])
   }
 
   statement {
     sid       = "DecryptResults"
     actions   = ["kms:Decrypt"]
-    resources = [aws_kms_key.this.arn]
+    resources = concat([aws_kms_key.this.arn], tolist(var.read_only_keys))
     condition {
       test     = "StringEquals"
       variable = "kms:ViaService"

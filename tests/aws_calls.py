@@ -129,7 +129,13 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
 
 
 _SANDBOX = {"life": "inputs and outputs", "transfer": "inputs and outputs", "operations": "inputs", "logs": "logs"}
-_PARTS = {"host.hang": "hang", ".secrets": "secrets", "checkpoint": "checkpoints", "s3.objects": "checkpoints"}
+_PARTS = {
+    "copy_prefix": "data of a local run",
+    "host.hang": "hang",
+    ".secrets": "secrets",
+    "checkpoint": "checkpoints",
+    "s3.objects": "checkpoints",
+}
 
 
 def _verb(raw: Raw, stack: list[str]) -> str:
@@ -163,7 +169,8 @@ def _resources(raw: Raw, who: str) -> list[str]:
     service, operation, told = raw["service"], raw["operation"], raw["parameters"]
     if service in ("s3", "s3torchconnector"):
         keys = told.get("Keys") or [told.get("Key")]
-        return [_place(told.get("Bucket"), key, told.get("Prefix", ""), who) for key in keys]
+        by = CLIENT if any("copy_prefix" in each for each in raw["stack"]) else who  # data lies anywhere
+        return [_place(told.get("Bucket"), key, told.get("Prefix", ""), by) for key in keys]
     find = _NAMED.get((service, operation))
     return [find(told)] if find else ["*"]
 
@@ -186,7 +193,9 @@ def _place(bucket: str | None, key: str | None, prefix: str, who: str) -> str:
         return "{bucket}" if is_own else "{data-bucket}"
     if known is not None:
         return f"{{bucket}}/{{prefix}}/{known}"
-    return "{bucket}/{prefix}/{elsewhere}/checkpoints/*" if who == CONTAINER else "{data}/*"
+    if who == CONTAINER:
+        return "{bucket}/{prefix}/{elsewhere}/checkpoints/*"
+    return "{data}/*/manifest.json" if key.endswith("/manifest.json") else "{data}/*"
 
 
 def _in_layout(key: str) -> str | None:
@@ -198,6 +207,7 @@ def _in_layout(key: str) -> str | None:
 
 
 _LAYOUT = {
+    r"(^|/)checkpoints/hang/": "{run}/checkpoints/hang/*",
     r"(^|/)code/[0-9a-f]{16,}/": "code/*",
     r"(^|/)requests/[0-9a-f]{8,}\.json$": "requests/*",
     r"(^|/)queues/": "queues/*",
@@ -208,7 +218,6 @@ _LAYOUT = {
     rf"(^|/){_RUN}/checkpoints(/|$)": "{run}/checkpoints/*",
     r"/output/(model|output)\.tar\.gz$": "{run}/output/*",
     r"/tensorboard": "{run}/tensorboard/*",
-    r"/hang(/|-|$)": "{run}/hang/*",
 }
 
 

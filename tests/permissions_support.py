@@ -20,6 +20,7 @@ from typing import Any
 
 from aws_calls import CLIENT, Call, read_record
 from iam_policy import Decision, Document, Grant, Request, as_list, decide, granting, grants
+from terraform_support import KEY_OF_DATA
 
 HERE = Path(__file__).parent
 POLICIES = HERE / "infra" / "policies.json"
@@ -84,6 +85,7 @@ class Kept:
             "elsewhere": "shared",
             "data": "example-images/train",
             "data-bucket": "example-images",
+            "data-key": f"arn:aws:kms{base}key/{KEY_OF_DATA}",
             "role": self.outputs["role"].partition(":role/")[2],
             "caller": "ada",
             "queue": "training",
@@ -206,7 +208,7 @@ def requests_of(call: Call, kept: Kept, requests: Sequence[Document]) -> list[Re
 
 
 def _of_s3(call: Call, kept: Kept) -> list[Request]:
-    place = "arn:aws:s3:::" + fill(call.resource.replace("{data}", "{data-bucket}/train"), kept)
+    place = "arn:aws:s3:::" + fill(call.resource, kept)
     context = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.3",)}
     if call.service == "s3torchconnector":  # AWS's C library uploads in parts, and aborts what it cannot complete
         actions: tuple[str, ...] = ("s3:PutObject", "s3:AbortMultipartUpload")
@@ -218,10 +220,9 @@ def _of_s3(call: Call, kept: Kept) -> list[Request]:
     if call.fields:
         raise UnmappedError(f"{call}: conditions and actions for these fields")
     asked = [Request(action, place, context) for action in actions]
-    if call.resource.startswith("{bucket}/"):
-        via = {"kms:ViaService": (f"s3.{kept.names['region']}.amazonaws.com",)}
-        asked += [Request(key, kept.outputs["kms_key"], via) for key in keys]
-    return asked
+    via = {"kms:ViaService": (f"s3.{kept.names['region']}.amazonaws.com",)}
+    encrypted_with = kept.names["data-key"] if call.resource.startswith("{data}") else kept.outputs["kms_key"]
+    return asked + [Request(key, encrypted_with, via) for key in keys]
 
 
 def _of_create(kept: Kept, request: Document) -> list[Request]:
@@ -294,9 +295,9 @@ def _arn(call: Call, kept: Kept) -> str:
 
 
 def fill(text: str, kept: Kept) -> str:
-    """Return a text with the names in braces filled in; a `*` at an end stands for something below."""
+    """Return a text with the names in braces filled in; a `*` stands for something."""
     filled = re.sub(r"\{([\w-]+)\}", lambda found: kept.names[found[1]], text)
-    return re.sub(r"/\*$", "/x", filled)
+    return re.sub(r"/\*(?=/|$)", "/x", filled)
 
 
 # ---------------------------------------------------------------- allowed, and used by nobody whom we can record

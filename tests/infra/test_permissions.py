@@ -107,9 +107,7 @@ def test_another_evaluator_agrees(kept: Kept, proof: Proof) -> None:
             "policies": [kept.policies[name]],
             "action": request.action,
             "resource": request.resource,
-            "context": {
-                key: list(values) if key in MULTIPLE else values[0] for key, values in request.context.items()
-            },
+            "context": {key: list(values) if key in MULTIPLE else values[0] for key, values in request.context.items()},
         }
         for name, request in cases
     ]

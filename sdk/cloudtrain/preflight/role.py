@@ -417,17 +417,17 @@ def _facts_of_caller(context: Context) -> tuple[Document, ...]:
         _fact("sagemaker:InstanceTypes", "stringList", *context.instance_types),
         _fact("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
         _fact("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
-        # The short names are of old; policies that are still written with them are judged, too.
-        *(_fact(f"sagemaker:OutputKmsKey{end}", "string", *_given(output.get("KmsKeyId"))) for end in ("", "Arn")),
-        *(_fact(f"sagemaker:VolumeKmsKey{end}", "string", *_given(resources.get("VolumeKmsKeyId"))) for end in ("", "Arn")),
+        *_keys("OutputKmsKey", output.get("KmsKeyId")),
+        *_keys("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
         _fact("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
         _fact("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
     )
     return tuple(fact for fact in facts if fact["ContextKeyValues"])
 
 
-def _given(value: str | None) -> tuple[str, ...]:
-    return () if value is None else (value,)
+def _keys(name: str, key: str | None) -> tuple[Document, ...]:
+    """Return a key of KMS under the name that AWS compares, and under the one of old that some policies still have."""
+    return () if key is None else tuple(_fact(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
 
 
 def _policy_source(context: Context, arn: str) -> str:
