@@ -119,7 +119,9 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
     if not modules:
         return None
     if modules[0].startswith("cloudtrain.sandbox."):
-        part = _SANDBOX.get(modules[0].rpartition(".")[2])
+        # Threads of boto3's transfers know only who has made their client; the server itself touches no object.
+        is_transfer = modules[0].endswith(".server") and "Key" in raw["parameters"]
+        part = _SANDBOX["transfer"] if is_transfer else _SANDBOX.get(modules[0].rpartition(".")[2])
         return None if part is None else (SERVICE, part)
     if any(module == "cloudtrain_runtime.checkpoints.inspection" for module in modules):
         return CLIENT, "checkpoints"
@@ -130,7 +132,7 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
 
 _SANDBOX = {"life": "inputs and outputs", "transfer": "inputs and outputs", "operations": "inputs", "logs": "logs"}
 _PARTS = {
-    "copy_prefix": "data of a local run",
+    "copy_prefix": "channels of a local run",
     "host.hang": "hang",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
@@ -170,7 +172,8 @@ def _resources(raw: Raw, who: str) -> list[str]:
     if service in ("s3", "s3torchconnector"):
         keys = told.get("Keys") or [told.get("Key")]
         by = CLIENT if any("copy_prefix" in each for each in raw["stack"]) else who  # data lies anywhere
-        return [_place(told.get("Bucket"), key, told.get("Prefix", ""), by) for key in keys]
+        is_read = operation.startswith(("Get", "Head", "List"))
+        return [_place(told.get("Bucket"), key, told.get("Prefix", ""), by, is_read=is_read) for key in keys]
     find = _NAMED.get((service, operation))
     return [find(told)] if find else ["*"]
 
@@ -180,7 +183,7 @@ def _fields(raw: Raw) -> tuple[str, ...]:
     return tuple(name for name in names if name in raw["parameters"].get("", ()))
 
 
-def _place(bucket: str | None, key: str | None, prefix: str, who: str) -> str:
+def _place(bucket: str | None, key: str | None, prefix: str, who: str, *, is_read: bool) -> str:
     """Return an object, or a bucket where no key is named.
 
     A container knows its checkpoints by a uri only, and tests choose any; a user's data may lie anywhere.
@@ -188,12 +191,13 @@ def _place(bucket: str | None, key: str | None, prefix: str, who: str) -> str:
     if bucket is None:
         return "*"
     known = _in_layout(key if key is not None else prefix)
-    is_own = known is not None or who == CONTAINER or _OWN_BUCKETS.fullmatch(bucket) is not None
     if key is None:
-        return "{bucket}" if is_own else "{data-bucket}"
+        is_data = who == SERVICE and prefix and known is None
+        is_own = not is_data and (who == CONTAINER or _OWN_BUCKETS.fullmatch(bucket) is not None)
+        return "{bucket}" if known is not None or is_own else "{data-bucket}"
     if known is not None:
         return f"{{bucket}}/{{prefix}}/{known}"
-    if who == CONTAINER:
+    if who == CONTAINER or (who == SERVICE and not is_read):
         return "{bucket}/{prefix}/{elsewhere}/checkpoints/*"
     return "{data}/*/manifest.json" if key.endswith("/manifest.json") else "{data}/*"
 
@@ -208,7 +212,7 @@ def _in_layout(key: str) -> str | None:
 
 _LAYOUT = {
     r"(^|/)checkpoints/hang/": "{run}/checkpoints/hang/*",
-    r"(^|/)code/[0-9a-f]{16,}/": "code/*",
+    r"(^|/)code/([0-9a-f]{16,}/|[^/]+\.tar\.gz$)": "code/*",
     r"(^|/)requests/[0-9a-f]{8,}\.json$": "requests/*",
     r"(^|/)queues/": "queues/*",
     rf"(^|/){_RUN}/config(/|$)": "{run}/config/*",

@@ -74,8 +74,8 @@ def grants(policy: Document) -> Iterator[Grant]:
     """Yield everything that a policy allows."""
     for statement in _statements(policy):
         if statement["Effect"] == "Allow":
-            for action in as_list(statement["Action"]):
-                for resource in as_list(statement["Resource"]):
+            for action in sorted(as_list(statement["Action"])):
+                for resource in sorted(as_list(statement["Resource"])):
                     yield Grant(statement.get("Sid", ""), action, resource)
 
 

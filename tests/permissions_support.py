@@ -28,11 +28,13 @@ PAGE = HERE.parent / "docs" / "permissions.md"
 
 EXECUTION, SUBMIT, LOOK = "execution", "submit", "look"
 IDENTITY = (EXECUTION, SUBMIT, LOOK)
-RESOURCE = ("bucket", "s3_endpoint")
-_KINDS = {
-    "aws_iam_role_policy": (EXECUTION,),
-    "aws_iam_policy": (SUBMIT, LOOK),
-    "aws_s3_bucket_policy": ("this",),
+_WRITTEN_AS = {
+    EXECUTION: ("aws_iam_role_policy", "execution"),
+    SUBMIT: ("aws_iam_policy", "submit"),
+    LOOK: ("aws_iam_policy", "look"),
+    "bucket": ("aws_s3_bucket_policy", "this"),
+    "key": ("aws_kms_key", "this"),
+    "s3_endpoint": ("aws_vpc_endpoint", "s3"),
 }
 _TABLE = re.compile(r"(<!-- (\w+): generated -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -43,7 +45,7 @@ class Kept:
 
     Attributes:
         outputs: The module's outputs.
-        policies: Documents by name: those of `IDENTITY` and `RESOURCE`.
+        policies: Documents by name: those of `IDENTITY`, and those of the bucket, its key and the way to S3.
     """
 
     outputs: Mapping[str, Any]
@@ -57,13 +59,8 @@ class Kept:
     @classmethod
     def of(cls, applied: Mapping[str, Any]) -> Kept:
         """Return what was applied, its random names replaced."""
-        documents = {}
-        for resource in applied["resources"]:
-            kind, name, values = resource["type"], resource["name"], resource["values"]
-            if name in _KINDS.get(kind, ()):
-                documents["bucket" if name == "this" else name] = json.loads(values["policy"])
-            if kind == "aws_vpc_endpoint" and name == "s3":
-                documents["s3_endpoint"] = json.loads(values["policy"])
+        found = {(each["type"], each["name"]): each["values"] for each in applied["resources"]}
+        documents = {name: json.loads(found[place]["policy"]) for name, place in _WRITTEN_AS.items() if place in found}
         text = json.dumps({"outputs": dict(applied["outputs"]), "policies": documents}, sort_keys=True)
         for drawn, fixed in _drawn(applied["outputs"]):
             text = text.replace(drawn, fixed)
@@ -321,11 +318,18 @@ class Reason:
 
     def covers(self, policy: str, grant: Grant) -> bool:
         """Whether it is about a grant."""
-        return (policy, grant.sid) == (self.policy, grant.sid) and (not self.actions or grant.action in self.actions)
+        return (policy, grant.sid) == (self.policy, self.sid) and (not self.actions or grant.action in self.actions)
 
 
 REASONS = (
     Reason(EXECUTION, "EncryptVolumes", "SageMaker: encrypts the hosts' volumes"),
+    Reason(EXECUTION, "ReadSecrets", "the container: secrets that `env` of a job refers to"),
+    Reason(
+        EXECUTION,
+        "MakeTheLogGroup",
+        "SageMaker: its developer guide asks for it, to find a host's stream",
+        ("logs:DescribeLogStreams",),
+    ),
     Reason(EXECUTION, "WriteMetrics", "SageMaker: `MetricDefinitions` become metrics of CloudWatch"),
     Reason(EXECUTION, "LogInToRegistry", "SageMaker: pulls the image"),
     Reason(EXECUTION, "PullImage", "SageMaker: pulls the image"),
@@ -466,13 +470,18 @@ def _who(policy: str, grant: Grant, proof: Proof) -> str:
 
 def _named(resource: str, kept: Kept) -> str:
     outputs = kept.outputs
-    own = {
+    own: dict[str, str] = {
         f"{outputs['bucket']}/{outputs['prefix']}": "{bucket}/{prefix}",
         outputs["bucket"]: "{bucket}",
         outputs["kms_key"]: "{key}",
         outputs["role"]: "{role}",
         **dict.fromkeys(outputs["subnets"], "{subnet}"),
         **dict.fromkeys(outputs["security_groups"], "{group}"),
+        kept.names["data-key"]: "{data-key}",
+        kept.names["data"]: "{data}",
+        kept.names["data-bucket"]: "{data-bucket}",
+        kept.names["secret"]: "{secret}",
+        f"job-queue/{kept.names['queue']}": "job-queue/{queue}",
         kept.names["account"]: "{account}",
         kept.names["region"]: "{region}",
     }

@@ -2,7 +2,7 @@
 //
 //   node simulate.mjs FOLDER < cases.json     FOLDER has its node_modules
 //
-// Each case: {policies: [document], action, resource, context}. Each answer: `allowed`, `implicitDeny`, `explicitDeny`,
+// Each case: {policies: [document], own: the resource's policy or null, action, resource, context}. Each answer: `allowed`, `implicitDeny`, `explicitDeny`,
 // or what is wrong with the case: an action, a resource or a condition key that AWS does not have.
 
 import { createRequire } from 'node:module'
@@ -13,12 +13,13 @@ const find = createRequire(`${process.argv[2]}/package.json`)
 const { runSimulation } = await import(pathToFileURL(find.resolve('@cloud-copilot/iam-simulate')))
 const words = { Allowed: 'allowed', ImplicitlyDenied: 'implicitDeny', ExplicitlyDenied: 'explicitDeny' }
 
-async function answer({ policies, action, resource, context }) {
+async function answer({ policies, own, action, resource, context }) {
   const response = await runSimulation(
     {
       identityPolicies: policies.map((policy, index) => ({ name: `${index}`, policy })),
       serviceControlPolicies: [],
       resourceControlPolicies: [],
+      resourcePolicy: own ?? undefined,
       request: {
         action,
         principal: 'arn:aws:iam::123456789012:user/ada',
