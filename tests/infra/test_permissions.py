@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_calls import CLIENT, CONTAINER, Call, calls_seen, read_raw, read_record, write_record
-from iam_policy import Decision, Request, decide
+from aws_calls import CLIENT, CONTAINER, Call, calls_seen, read_raw, read_record, unknown_calls, write_record
+from iam_policy import Decision, Request, as_list, decide
 from permissions_support import (
     EXECUTION,
     LOOK,
@@ -91,39 +92,56 @@ def test_the_page_is_up_to_date(kept: Kept, proof: Proof) -> None:
     assert with_tables(text, kept, proof) == text, "python tests/permissions_support.py --write"
 
 
+# ---------------------------------------------------------------- what another evaluator says
+
 MULTIPLE = {"sagemaker:InstanceTypes", "sagemaker:VpcSubnets", "sagemaker:VpcSecurityGroupIds"}
 """Condition keys that hold lists."""
 
 
-def test_another_evaluator_agrees(kept: Kept, proof: Proof) -> None:
-    """It also knows AWS's reference: which actions, resources and condition keys there are, and which go together."""
+@pytest.fixture(scope="module")
+def simulated(kept: Kept) -> Callable[[list[tuple[str, Request]]], list[str]]:
+    """Return what iam-simulate answers, which knows AWS's reference, too.
+
+    It refuses actions, resources and condition keys that there are not, or that do not go together.
+    """
     folder = os.environ.get("CLOUDTRAIN_IAM_SIMULATE", "")
     if not folder or shutil.which("node") is None:
         pytest.skip("CLOUDTRAIN_IAM_SIMULATE names no folder with @cloud-copilot/iam-simulate (see infra/README.md)")
+
+    def ask(cases: list[tuple[str, Request]]) -> list[str]:
+        told = [
+            {
+                "policies": [kept.policies[name]],
+                "action": asked.action,
+                "resource": asked.resource,
+                # KMS asks a key's own policy, too, which hands the decision to the account's.
+                "own": kept.policies["key"] if asked.action.startswith("kms:") else None,
+                "context": {key: list(each) if key in MULTIPLE else each[0] for key, each in asked.context.items()},
+            }
+            for name, asked in cases
+        ]
+        done = subprocess.run(
+            ["node", str(Path(__file__).with_name("simulate.mjs")), folder],
+            input=json.dumps(told),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        answers: list[str] = json.loads(done.stdout)
+        return answers
+
+    return ask
+
+
+def test_another_evaluator_agrees(
+    kept: Kept, proof: Proof, simulated: Callable[[list[tuple[str, Request]]], list[str]]
+) -> None:
     asked = {repr(use.request): use.request for use in proof.uses}.values()
     cases = [(name, request) for request in asked for name in (EXECUTION, SUBMIT, LOOK)]
-    told = [
-        {
-            "policies": [kept.policies[name]],
-            "action": request.action,
-            "resource": request.resource,
-            # KMS asks a key's own policy, too, which hands the decision to the account's.
-            "own": kept.policies["key"] if request.action.startswith("kms:") else None,
-            "context": {key: list(values) if key in MULTIPLE else values[0] for key, values in request.context.items()},
-        }
-        for name, request in cases
-    ]
-    done = subprocess.run(
-        ["node", str(Path(__file__).with_name("simulate.mjs")), folder],
-        input=json.dumps(told),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout)
     ours = [str(decide([kept.policies[name]], request)) for name, request in cases]
+    theirs = simulated(cases)
     differing = [
         f"{name}: {request}: {one} here, {other} there"
         for (name, request), one, other in zip(cases, ours, theirs, strict=True)
@@ -131,6 +149,46 @@ def test_another_evaluator_agrees(kept: Kept, proof: Proof) -> None:
     ]
     assert differing == []
     assert {"allowed", "implicitDeny"} <= set(theirs)
+
+
+def test_everything_that_is_allowed_is_something_that_aws_knows(
+    kept: Kept, simulated: Callable[[list[tuple[str, Request]]], list[str]]
+) -> None:
+    """Also what no call of the record asks for: network interfaces, images, keys of volumes."""
+    cases = [
+        (name, Request(action, filled(resource), context))
+        for name in (EXECUTION, SUBMIT, LOOK)
+        for statement in kept.policies[name]["Statement"]
+        if statement["Effect"] == "Allow"
+        for context in [wanted_by(statement)]
+        for action in as_list(statement["Action"])
+        for resource in as_list(statement["Resource"])
+    ]
+    answers = simulated(cases)
+    wrong = [f"{name}: {asked}: {answer}" for (name, asked), answer in zip(cases, answers, strict=True)]
+    assert [each for each in wrong if not each.endswith(": allowed")] == []
+
+
+def filled(text: str) -> str:
+    """Return a resource or a value that a pattern stands for."""
+    text = (
+        text.replace("${aws:username}", "ada")
+        .replace(":*", ":log-stream:x")
+        .replace("log-stream:log-stream", "log-stream")
+    )
+    return text if text == "*" else text.replace("*", "x")
+
+
+def wanted_by(statement: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return a context that a statement's conditions are true of."""
+    context = {"aws:username": ("ada",)}
+    for operator, keys in statement.get("Condition", {}).items():
+        for key, values in keys.items():
+            if operator != "Null":
+                context[key] = (filled(str(as_list(values)[0])),)
+            elif key not in MULTIPLE:
+                context[key] = ("first",)
+    return context
 
 
 # ---------------------------------------------------------------- what is kept is what Terraform renders
@@ -286,6 +344,12 @@ def test_a_record_is_written_and_read_back(tmp_path: Path) -> None:
     assert [call.by for call in calls.values()] == [("resume", "submit")]
     write_record(calls.values(), tmp_path / "record.json")
     assert read_record(tmp_path / "record.json") == calls
+
+
+def test_what_is_new_is_told(tmp_path: Path) -> None:
+    (tmp_path / "calls.jsonl").write_text(f"{json.dumps(raw())}\n{json.dumps(raw(operation='PutObjectAcl'))}\n")
+    assert [call.operation for call in unknown_calls(tmp_path)] == ["PutObjectAcl"]
+    assert unknown_calls(tmp_path / "nothing") == []
 
 
 def test_calls_of_other_processes_are_recorded_and_those_of_tests_are_not(aws: dict[str, str], cli: Any) -> None:
