@@ -143,14 +143,19 @@ _PARTS = {
 def _verb(raw: Raw, stack: list[str]) -> str:
     """Return the command that calls, where it is one; else that which the innermost function serves."""
     program, *words = raw["program"]
-    if program == "cloudtrain" and words:
-        return str(words[0])
+    named = next((word for word in words if word in _COMMANDS), None)  # options may come first
+    if program == "cloudtrain" and named is not None:
+        return str(named)
     text = " ".join(stack)
     return next((verb for pattern, verb in _VERBS.items() if re.search(pattern, text)), "other")
 
 
+_COMMANDS = {
+    *("check", "checkpoints", "configure", "explain", "files", "follow", "list", "logs", "plan", "prices"),
+    *("resume", "sandbox", "schema", "status", "stop", "submit", "validate"),
+}
 _VERBS = {
-    r"configur": "configure",
+    r"configur|preflight\.account": "configure",
     r"preflight\.prices": "prices",
     r"preflight\.": "check",
     r"sagemaker\.(uploads|claims|estimator|sdk)|\.(submit|_create|_upload|reserve|find_live|hand_over)\b": "submit",
@@ -254,6 +259,7 @@ _NAMED: Mapping[tuple[str, str], Any] = {
     ("batch", "DescribeServiceJob"): lambda told: "service-job/{job}",
     ("batch", "TerminateServiceJob"): lambda told: "service-job/{job}",
     ("budgets", "DescribeBudgets"): lambda told: "budget/*",
+    ("secretsmanager", "DescribeSecret"): lambda told: "{secret}",
     ("secretsmanager", "GetSecretValue"): lambda told: "{secret}",
 }
 

@@ -154,6 +154,7 @@ _OTHERS = {
     ("sagemaker", "Search"): ("sagemaker:Search",),
     ("sagemaker", "StopTrainingJob"): ("sagemaker:StopTrainingJob",),
     ("sagemaker", "UpdateTrainingJob"): ("sagemaker:UpdateTrainingJob",),
+    ("secretsmanager", "DescribeSecret"): ("secretsmanager:DescribeSecret",),
     ("secretsmanager", "GetSecretValue"): ("secretsmanager:GetSecretValue",),
     ("service-quotas", "ListAWSDefaultServiceQuotas"): ("servicequotas:ListAWSDefaultServiceQuotas",),
     ("service-quotas", "ListServiceQuotas"): ("servicequotas:ListServiceQuotas",),

@@ -96,7 +96,7 @@ def _write(service: str, operation: str, params: Any, frame: FrameType, made_by:
             "operation": operation,
             "parameters": _told(params),
             "stack": stack,
-            "program": [os.path.basename(sys.argv[0]), *sys.argv[1:3]],  # noqa: PTH119 (pathlib costs each process)
+            "program": [os.path.basename(sys.argv[0]), *sys.argv[1:6]],  # noqa: PTH119 (pathlib costs each process)
         },
         sort_keys=True,
     )

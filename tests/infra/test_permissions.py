@@ -323,6 +323,10 @@ RUN = "first-261121-120000-0a1b2c"
             "client (submit): s3 PutObject on {data}/* with Tags",
         ),
         (
+            {"program": ["cloudtrain", "--profile", "mine", "check", "job.yaml"]},
+            "client (check): s3 PutObject on {bucket}/{prefix}/queues/*",
+        ),
+        (
             {"stack": ["cloudtrain.sandbox.transfer:Mirror.push"]},
             "service (inputs and outputs): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
