@@ -136,7 +136,7 @@ _PARTS = {
     "host.hang": "hang",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
-    "s3.objects": "checkpoints",
+    "runtime.s3.": "checkpoints",
 }
 
 
@@ -176,7 +176,8 @@ def _resources(raw: Raw, who: str) -> list[str]:
     service, operation, told = raw["service"], raw["operation"], raw["parameters"]
     if service in ("s3", "s3torchconnector"):
         keys = told.get("Keys") or [told.get("Key")]
-        by = CLIENT if any("copy_prefix" in each for each in raw["stack"]) else who  # data lies anywhere
+        is_data, is_saved = (any(name in each for each in raw["stack"]) for name in ("copy_prefix", ".inspection:"))
+        by = CLIENT if is_data else CONTAINER if is_saved else who  # a local run's channels; checkpoints by their uri
         is_read = operation.startswith(("Get", "Head", "List"))
         return [_place(told.get("Bucket"), key, told.get("Prefix", ""), by, is_read=is_read) for key in keys]
     find = _NAMED.get((service, operation))
