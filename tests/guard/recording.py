@@ -15,6 +15,7 @@ from typing import Any
 _OURS = ("cloudtrain", "cloudtrain_runtime")
 _MARK = "_cloudtrain_made_by"
 _TEXT_CHARACTERS = 300
+_FILE = os.path.join(os.environ["CLOUDTRAIN_TEST_RECORD"], "calls.jsonl")  # noqa: PTH118 (pathlib costs each process)
 _seen: set[str] = set()
 
 
@@ -96,7 +97,7 @@ def _write(service: str, operation: str, params: Any, frame: FrameType, made_by:
             "operation": operation,
             "parameters": _told(params),
             "stack": stack,
-            "program": [os.path.basename(sys.argv[0]), *sys.argv[1:6]],  # noqa: PTH119 (pathlib costs each process)
+            "program": [os.path.basename(sys.argv[0]), *sys.argv[1:6]],  # noqa: PTH119
         },
         sort_keys=True,
     )
@@ -104,10 +105,9 @@ def _write(service: str, operation: str, params: Any, frame: FrameType, made_by:
     if form in _seen:
         return
     _seen.add(form)
-    path = os.path.join(os.environ["CLOUDTRAIN_TEST_RECORD"], "calls.jsonl")  # noqa: PTH118
     # One write to a file that is open for appending: lines of several processes do not mix.
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except FileNotFoundError:  # a process that outlives the session of the tests
         return
     try:
