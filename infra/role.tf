@@ -114,7 +114,7 @@ data "aws_iam_policy_document" "execution" {
   statement {
     sid       = "MakeTheLogGroup"
     actions   = ["logs:CreateLogGroup", "logs:DescribeLogStreams"]
-    resources = [local.log_group_arn, "${local.log_group_arn}:*"]
+    resources = ["${local.log_group_arn}:*"]
   }
 
   statement {

@@ -72,14 +72,14 @@ data "aws_iam_policy_document" "submit" {
       }
       condition {
         test     = "ArnEquals"
-        variable = "sagemaker:OutputKmsKey"
+        variable = "sagemaker:OutputKmsKeyArn"
         values   = [aws_kms_key.this.arn]
       }
       dynamic "condition" {
         for_each = statement.key == "Volumes" ? [1] : []
         content {
           test     = "ArnEquals"
-          variable = "sagemaker:VolumeKmsKey"
+          variable = "sagemaker:VolumeKmsKeyArn"
           values   = [aws_kms_key.this.arn]
         }
       }
@@ -195,6 +195,8 @@ data "aws_iam_policy_document" "look" {
       length(var.job_queues) == 0 ? [] : [
         "batch:DescribeJobQueues",
         "batch:DescribeServiceEnvironments",
+        "batch:DescribeServiceJob",
+        "batch:ListServiceJobs",
       ],
     )
     resources = ["*"]
@@ -203,12 +205,9 @@ data "aws_iam_policy_document" "look" {
   dynamic "statement" {
     for_each = length(var.job_queues) == 0 ? [] : [1]
     content {
-      sid     = "FollowQueues"
-      actions = ["batch:DescribeServiceJob", "batch:GetJobQueueSnapshot", "batch:ListServiceJobs"]
-      resources = concat(
-        var.job_queues,
-        ["arn:${local.partition}:batch:${local.region}:${local.account}:service-job/*"],
-      )
+      sid       = "LookIntoQueues"
+      actions   = ["batch:GetJobQueueSnapshot"]
+      resources = var.job_queues
     }
   }
 
@@ -220,20 +219,21 @@ data "aws_iam_policy_document" "look" {
 
   statement {
     sid       = "LookAtBucket"
-    actions   = ["s3:GetBucketLocation", "s3:GetBucketPolicy", "s3:ListBucket"]
+    actions   = ["s3:GetBucketPolicy", "s3:ListBucket"]
     resources = concat([aws_s3_bucket.this.arn], local.data_buckets)
   }
 
+  # Of other buckets only what tells whether a job can go on from a checkpoint there.
   statement {
     sid       = "ReadResults"
     actions   = ["s3:GetObject"]
-    resources = ["${local.objects}/*"]
+    resources = concat(["${local.objects}/*"], [for place in local.data_objects : "${place}/manifest.json"])
   }
 
   statement {
     sid       = "DecryptResults"
     actions   = ["kms:Decrypt"]
-    resources = [aws_kms_key.this.arn]
+    resources = concat([aws_kms_key.this.arn], tolist(var.read_only_keys))
     condition {
       test     = "StringEquals"
       variable = "kms:ViaService"
@@ -257,10 +257,16 @@ data "aws_iam_policy_document" "look" {
     resources = local.image_repositories
   }
 
+  statement {
+    sid       = "LookAtRoles"
+    actions   = ["iam:GetRole"]
+    resources = concat([aws_iam_role.execution.arn], local.submitter_role_arns)
+  }
+
   # A person asks for the user's own policies, a role only for those of the roles that are named here.
   statement {
     sid     = "AskWhatIsAllowed"
-    actions = ["iam:GetRole", "iam:SimulatePrincipalPolicy"]
+    actions = ["iam:SimulatePrincipalPolicy"]
     resources = concat(
       [aws_iam_role.execution.arn, "arn:${local.partition}:iam::${local.account}:user/$${aws:username}"],
       local.submitter_role_arns,

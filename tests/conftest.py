@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from aws_calls import RECORD, unknown_calls
 from support import Cli, Finished, command, serve_moto
 
 GUARD = Path(__file__).parent / "guard"
@@ -23,17 +26,24 @@ PERMISSIONS = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Actio
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)
-# Local runs start with a clean environment; these two reach every process of theirs.
-os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"] = "PYTHONPATH,CLOUDTRAIN_TEST_GUARD"
+# Local runs start with a clean environment; these three reach every process of theirs.
+os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"] = "PYTHONPATH,CLOUDTRAIN_TEST_GUARD,CLOUDTRAIN_TEST_RECORD"
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["TERM"] = "dumb"
 of_tests = (
-    "CLOUDTRAIN_TEST_GUARD",
-    "CLOUDTRAIN_PASS_ENVIRONMENT",
-    "CLOUDTRAIN_TF_PLUGINS",
-    "CLOUDTRAIN_CHECKOV",
-    "CLOUDTRAIN_AUDIT",
+    *("CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_TEST_RECORD", "CLOUDTRAIN_PASS_ENVIRONMENT"),
+    *(
+        "CLOUDTRAIN_TF_PLUGINS",
+        "CLOUDTRAIN_CHECKOV",
+        "CLOUDTRAIN_IAM_SIMULATE",
+        "CLOUDTRAIN_AUDIT",
+        "CLOUDTRAIN_MATRIX",
+    ),
 )
+# Where calls to AWS are written down. Processes of pytest-xdist write to the folder of the one that starts them.
+keeps_calls = "CLOUDTRAIN_TEST_RECORD" in os.environ
+if not keeps_calls:
+    os.environ["CLOUDTRAIN_TEST_RECORD"] = tempfile.mkdtemp(prefix="cloudtrain-calls-")
 for name in list(os.environ):
     is_account = name.startswith("AWS_") and name != "AWS_EC2_METADATA_DISABLED"
     is_setting = name.startswith("CLOUDTRAIN_") and name not in of_tests
@@ -43,6 +53,22 @@ runpy.run_path(str(GUARD / "sitecustomize.py"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a background job of a shell: then no Ctrl-C would come through, to no process of the tests either.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that has called AWS in a way that the record does not know; asked once, by the first process."""
+    if hasattr(session.config, "workerinput") or keeps_calls:
+        return
+    folder = Path(os.environ["CLOUDTRAIN_TEST_RECORD"])
+    unknown = unknown_calls(folder)
+    if not unknown:
+        shutil.rmtree(folder)
+        return
+    session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    print(f"\n\nCalls to AWS that {RECORD.name} does not have, so that no policy is proven to allow them:")
+    print(*(f"  {call}" for call in unknown), sep="\n")
+    print(f"Add them: python tests/aws_calls.py --add {folder}; then see tests/infra/test_permissions.py")
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ MOTO = Path(__file__).parent / "infra" / "moto.tf"
 REGION = "us-west-2"
 ROOTS = ("module", "minimal", "existing-vpc")
 _SECONDS = 400
+KEY_OF_DATA = "11111111-1111-4111-8111-111111111111"
 _JOB = """\
 name: first
 code: {directory: ., script: train.py}
@@ -157,7 +158,11 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "TF_VAR_name": "whole",
             "TF_VAR_budget_usd": "1000",
             "TF_VAR_alert_emails": '["ada@example.com", "bob@example.com"]',
+            # Every statement of the policies: what is proven of them is proven of these (test_permissions.py).
             "TF_VAR_job_queues": f'["arn:aws:batch:{REGION}:123456789012:job-queue/training"]',
+            "TF_VAR_read_only_data": '["s3://example-images/train"]',
+            "TF_VAR_read_only_keys": f'["arn:aws:kms:{REGION}:123456789012:key/{KEY_OF_DATA}"]',
+            "TF_VAR_secrets": f'["arn:aws:secretsmanager:{REGION}:123456789012:secret:wandb-a1B2c3"]',
         },
         "minimal": {},
         "existing-vpc": {

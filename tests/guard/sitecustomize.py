@@ -3,6 +3,7 @@
 Where CLOUDTRAIN_TEST_WIRE names a file, each request to S3 is written down there as it goes out.
 
 With CLOUDTRAIN_TEST_GUARD=sealed it denies every socket: what is offline must not even open one.
+With CLOUDTRAIN_TEST_RECORD=FOLDER calls to AWS are written down there, see recording.py.
 
 Put on PYTHONPATH by tests/conftest.py. An audit hook sees what the interpreter does, whichever library asks for it.
 """
@@ -60,3 +61,7 @@ if os.environ.get("CLOUDTRAIN_TEST_WIRE"):
     sys.addaudithook(_record)
 if os.environ.get("CLOUDTRAIN_TEST_GUARD"):
     sys.addaudithook(_seal if os.environ["CLOUDTRAIN_TEST_GUARD"] == "sealed" else _guard)
+if os.environ.get("CLOUDTRAIN_TEST_RECORD"):
+    import runpy
+
+    runpy.run_path(os.path.join(os.path.dirname(__file__), "recording.py"))["install"]()  # noqa: PTH118, PTH120

@@ -26,7 +26,7 @@ def test_everything_is_made_and_nothing_is_left(
     resources = applied[root]["resources"]
     with capsys.disabled():
         print(f"\n{root}: {len(resources)} resources made and destroyed")
-    assert len(resources) == {"module": 48, "minimal": 47, "existing-vpc": 33}[root]
+    assert len(resources) == {"module": 49, "minimal": 47, "existing-vpc": 33}[root]
     assert applied[root]["left"] == []
 
 

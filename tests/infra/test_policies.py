@@ -20,6 +20,8 @@ pytestmark = [
 UNNAMEABLE = {
     "batch:DescribeJobQueues",
     "batch:DescribeServiceEnvironments",
+    "batch:DescribeServiceJob",
+    "batch:ListServiceJobs",
     "cloudwatch:PutMetricData",
     "ec2:DescribeDhcpOptions",
     "ec2:DescribeNetworkInterfaces",
@@ -62,7 +64,9 @@ def test_every_action_is_named_and_every_resource_that_can_be(
         else:
             assert not actions & UNNAMEABLE
             # A wildcard stands only at the end, below something that is named.
-            assert all(re.fullmatch(r"arn:aws:[^*]+([/:]\*(/checkpoints/\*)?)?", each) for each in resources)
+            assert all(
+                re.fullmatch(r"arn:aws:[^*]+([/:]\*(/checkpoints/\*|/manifest\.json)?)?", each) for each in resources
+            )
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -137,10 +141,10 @@ def test_jobs_are_created_only_within_the_limits(applied: dict[str, Any]) -> Non
         assert condition["Null"] == {
             f"sagemaker:{key}": "false" for key in ("InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets")
         }
-        assert condition["ArnEquals"]["sagemaker:OutputKmsKey"] == outputs["kms_key"]
+        assert condition["ArnEquals"]["sagemaker:OutputKmsKeyArn"] == outputs["kms_key"]
         # SageMaker refuses a key for disks that are in the instance.
         has_volumes = sid == "CreateWithVolumes"
-        assert condition["ArnEquals"].get("sagemaker:VolumeKmsKey") == (outputs["kms_key"] if has_volumes else None)
+        assert condition["ArnEquals"].get("sagemaker:VolumeKmsKeyArn") == (outputs["kms_key"] if has_volumes else None)
         assert condition["Bool"] == {"sagemaker:InterContainerTrafficEncryption": "true"}
         assert condition["NumericLessThanEquals"] == {"sagemaker:MaxRuntimeInSeconds": str(72 * 3600)}
 

@@ -203,6 +203,16 @@ def test_s3_that_only_the_buckets_policy_could_allow(account: Front, checks: Che
     assert checks()["permissions"].result is Result.UNKNOWN
 
 
+def test_data_that_only_its_buckets_policy_could_allow(account: Front, checks: Checks) -> None:
+    client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    put("numbers/one", b"1", bucket="shared")
+    policy = {"Version": "2012-10-17", "Statement": []}
+    for bucket in ("shared", "cloudtrain-test"):
+        client("s3").put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+    account.rules["SimulatePrincipalPolicy"] = simulation({"s3:GetObject": "implicitDeny"})
+    assert checks("data.train=s3://shared/numbers")["permissions"].result is Result.UNKNOWN
+
+
 def test_a_denial_that_hangs_on_a_condition_is_no_failure(account: Front, checks: Checks) -> None:
     denied = {"sagemaker:CreateTrainingJob": "explicitDeny", "logs:PutLogEvents": "explicitDeny"}
     account.rules["SimulatePrincipalPolicy"] = simulation(denied, missing=("sagemaker:InstanceTypes",))
@@ -229,7 +239,9 @@ def test_policies_are_judged_by_what_the_request_says(
         "sagemaker:VpcSubnets": ["subnet-1", "subnet-2"],
         "sagemaker:VpcSecurityGroupIds": ["sg-1"],
         "sagemaker:OutputKmsKey": [key],
+        "sagemaker:OutputKmsKeyArn": [key],
         "sagemaker:VolumeKmsKey": [key],
+        "sagemaker:VolumeKmsKeyArn": [key],
         "sagemaker:MaxRuntimeInSeconds": ["86400"],
         "sagemaker:InterContainerTrafficEncryption": ["false"],
     }

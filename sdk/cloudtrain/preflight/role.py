@@ -438,16 +438,17 @@ def _facts_of_caller(context: Context) -> tuple[Document, ...]:
         _fact("sagemaker:InstanceTypes", "stringList", *context.instance_types),
         _fact("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
         _fact("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
-        _fact("sagemaker:OutputKmsKey", "string", *_given(output.get("KmsKeyId"))),
-        _fact("sagemaker:VolumeKmsKey", "string", *_given(resources.get("VolumeKmsKeyId"))),
+        *_keys("OutputKmsKey", output.get("KmsKeyId")),
+        *_keys("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
         _fact("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
         _fact("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
     )
     return tuple(fact for fact in facts if fact["ContextKeyValues"])
 
 
-def _given(value: str | None) -> tuple[str, ...]:
-    return () if value is None else (value,)
+def _keys(name: str, key: str | None) -> tuple[Document, ...]:
+    """Return a key of KMS under the name that AWS compares, and under the one of old that some policies still have."""
+    return () if key is None else tuple(_fact(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
 
 
 def _policy_source(context: Context, arn: str) -> str:
