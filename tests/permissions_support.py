@@ -324,7 +324,6 @@ class Reason:
 
 REASONS = (
     Reason(EXECUTION, "EncryptVolumes", "SageMaker: encrypts the hosts' volumes"),
-    Reason(EXECUTION, "ReadSecrets", "the container: secrets that `env` of a job refers to"),
     Reason(
         EXECUTION,
         "MakeTheLogGroup",
