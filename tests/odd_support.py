@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from spread_support import LENGTH, VOCABULARY, WIDTH, Embedding, Model, Small
+from spread_support import LENGTH, VOCABULARY, WIDTH, Embedding, Model, Small, cut_evenly
 from torch import nn
 from torch.nn import functional as F
 
@@ -198,6 +198,10 @@ class Killed(Small):
     def __init__(self, samples: int, *, killed_at: int = 0, **others: Any) -> None:
         super().__init__(samples, **others)
         self.killed_at, self.calls = killed_at, 0
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
+        cut_evenly()
+        return super().pipeline(model, stages)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         if model.training and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:

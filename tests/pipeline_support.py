@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from spread_support import LENGTH, WIDTH, Small
+from spread_support import LENGTH, WIDTH, Small, cut_evenly
 from torch import nn
 from torch.nn import functional as F
 
@@ -79,6 +79,10 @@ class Grouped(Small):
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
+        cut_evenly()
+        return super().pipeline(model, stages)
 
 
 class Twice(Small):

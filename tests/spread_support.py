@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, parse_event
+from cloudtrain_runtime.parallel import chain
 from cloudtrain_runtime.task import Task
 
 TRAIN = TrainConfig(
@@ -207,6 +208,12 @@ class Small(Task):
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
         return [model.embedding, *model.blocks, model.head]  # type: ignore[list-item,misc]
+
+
+def cut_evenly() -> None:
+    """Have each link of a pipeline count alike in this process: two runs whose links are timed may be cut apart."""
+    timed = chain._timed  # noqa: SLF001
+    chain._timed = lambda *links: (timed(*links)[0], 1.0)  # noqa: SLF001
 
 
 def _finish(processes: Sequence[Any]) -> str | None:
