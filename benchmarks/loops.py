@@ -156,7 +156,7 @@ def play_round(
                 for each in started[at:] + started[:at]:
                     seconds[each.name].append(each.take_turn())
             losses = {each.name: each.finish() for each in started}
-        except SystemExit:
+        except (SystemExit, BrokenPipeError):
             for log in sorted(folder.glob("*.log")):
                 print(f"--- {log.stem}\n{log.read_text()[-1500:]}")
             raise
