@@ -32,7 +32,7 @@ from cloudtrain_runtime.contract import (
     RunConfig,
     describe_exit,
 )
-from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
+from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host import secrets
@@ -131,13 +131,8 @@ def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.Answer:
 
     Only the ranks' environment holds them: neither this process' own, nor an argument, nor a file.
     """
-    keep_named(config.secrets)
-    wanted = {name: reference for name, reference in config.secrets.items() if name not in os.environ}
-    if not wanted:
-        return secrets.Answer({})
-    found = secrets.ask(wanted, on_start=stop.reaches)
+    found = secrets.take(config.secrets, on_start=stop.reaches)
     stop.reaches(None)
-    keep(found.values.values())
     return found
 
 

@@ -25,7 +25,7 @@ from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
-from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.measures import Meter, Phase
@@ -173,7 +173,9 @@ class Trainer:
             try:
                 is_complete = self._epochs()
             except BaseException:
-                self.checkpoints.hear(wait=False)  # the last log may tell why
+                # The last log may tell why. What fails here as well must not hide the cause.
+                with contextlib.suppress(RuntimeError, JobError):
+                    self.checkpoints.hear(wait=False)
                 raise
         if not is_complete:
             if self.place.is_main:

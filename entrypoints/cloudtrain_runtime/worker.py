@@ -20,7 +20,7 @@ from types import TracebackType
 
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
-from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
+from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
@@ -86,16 +86,13 @@ def take_secrets(config: RunConfig) -> None:
 
     Our launcher has set them all. Under AWS's toolkit there is none, so each rank asks.
     """
-    keep_named(config.secrets)
-    wanted = {name: reference for name, reference in config.secrets.items() if name not in os.environ}
-    if not wanted:
+    if not config.secrets:
         return
-    from cloudtrain_runtime.host.secrets import ask
+    from cloudtrain_runtime.host.secrets import take
 
-    found = ask(wanted)
+    found = take(config.secrets)
     if found.problems:
         leave_for(JobError("; ".join(found.problems)))
-    keep(found.values.values())
     os.environ.update(found.values)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
-from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
 
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
@@ -66,6 +66,22 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
         except SecretError as error:
             problems.append(redact(f"{name}: the secret {reference.secret} {error}"))
     return Answer(values, tuple(problems))
+
+
+def take(
+    secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
+) -> Answer:
+    """Ask for the variables that this place has not set already, and hide all of them in what is told from here.
+
+    Args:
+        secrets: Where each variable's value lies.
+        on_start: Told of the process that asks, if one is needed.
+    """
+    keep_named(secrets)
+    wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
+    found = ask(wanted, on_start=on_start) if wanted else Answer({})
+    keep(found.values.values())
+    return found
 
 
 def ask(
