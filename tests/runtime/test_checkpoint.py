@@ -3,21 +3,20 @@
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runtime_support import process_group
 from torch import nn
 
 from cloudtrain_runtime.checkpoint import Checkpoints, Resumed
 from cloudtrain_runtime.checkpoints.records import survey
 from cloudtrain_runtime.checkpoints.storage import FolderStorage, copy_prefix, open_storage, path_of
 from cloudtrain_runtime.checkpoints.verified import faults
-from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
 from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_name
 from cloudtrain_runtime.errors import CheckpointError
@@ -25,13 +24,6 @@ from cloudtrain_runtime.errors import CheckpointError
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
 Pair = tuple[nn.Module, torch.optim.Optimizer]
-
-
-@pytest.fixture
-def place() -> Iterator[Context]:
-    found = replace(read_context({}), run="demo")
-    with process_group(found):
-        yield found
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.aws)])

@@ -6,25 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from host_support import SCRIPT_RUN
 
 from cloudtrain_runtime import launch
-from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, parse_event
+from cloudtrain_runtime.contract import MlTree, parse_event
 from cloudtrain_runtime.host import toolkit
 from cloudtrain_runtime.host.machine import Host, count_gpus
 
 ENTRYPOINTS = Path(launch.__file__).parent.parent
-CONFIG = RunConfig(
-    run="demo-261120-101500-1a2b3c",
-    task=None,
-    script="train.py",
-    args=[],
-    requirements=None,
-    processes_per_instance=2,
-    distribution="torch_distributed",
-    max_restarts=3,
-    train=None,
-    checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
-)
+CONFIG = replace(SCRIPT_RUN, run="demo-261120-101500-1a2b3c", max_restarts=3)
 HOST = Host("algo-2", ("algo-1", "algo-10", "algo-2"), "eth0")
 
 

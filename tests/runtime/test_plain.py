@@ -6,7 +6,7 @@ import io
 import json
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runtime_support import process_group
 from support import Cli
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -24,7 +23,7 @@ from torch.optim import lr_scheduler
 from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.checkpoints.inspection import Inspection
 from cloudtrain_runtime.checkpoints.plain import packed, read_metadata, unpacked
-from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest
 from cloudtrain_runtime.errors import CheckpointError
@@ -49,13 +48,6 @@ class Evil:
 def proof(tmp_path: Path) -> Path:
     """The file that is there when code of a checkpoint has been run."""
     return tmp_path / "run by a checkpoint"
-
-
-@pytest.fixture
-def place() -> Iterator[Context]:
-    found = replace(read_context({}), run="demo")
-    with process_group(found):
-        yield found
 
 
 @pytest.fixture

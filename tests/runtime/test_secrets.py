@@ -14,26 +14,17 @@ from typing import Any
 
 import pytest
 from aws_front import Answer, Front
+from host_support import SCRIPT_RUN
 
-from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, SecretConfig, parse_event
+from cloudtrain_runtime.contract import MlTree, RunConfig, SecretConfig, parse_event
 from cloudtrain_runtime.host import secrets
 from cloudtrain_runtime.host.output import Output
 
 pytestmark = pytest.mark.aws
 
 ENTRYPOINTS = Path(secrets.__file__).parent.parent.parent
-CONFIG = RunConfig(
-    run="demo-261121-101500-1a2b3c",
-    task=None,
-    script="train.py",
-    args=[],
-    requirements=None,
-    processes_per_instance=1,
-    distribution="torch_distributed",
-    max_restarts=0,
-    train=None,
-    checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
-    secrets={"WANDB_API_KEY": SecretConfig("team/wandb")},
+CONFIG = replace(
+    SCRIPT_RUN, processes_per_instance=1, max_restarts=0, secrets={"WANDB_API_KEY": SecretConfig("team/wandb")}
 )
 ARN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/wandb-AbCdEf"
 

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runtime_support import process_group
 from torch import nn
 
 from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
 Optimizers = list[torch.optim.Optimizer]
-
-
-@pytest.fixture
-def place() -> Iterator[Context]:
-    found = replace(read_context({}), run="demo")
-    with process_group(found):
-        yield found
 
 
 @pytest.fixture

@@ -14,29 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
+from host_support import SCRIPT_RUN
 from support import until
 
 from cloudtrain.bundle.contents import WORKER
 from cloudtrain.container.machine import free_port, host_addresses
 from cloudtrain_runtime import watch
-from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig, parse_event
+from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig, parse_event
 from cloudtrain_runtime.host import stacks
 from cloudtrain_runtime.host.hang import Stillness, words
 from cloudtrain_runtime.host.stacks import Frame, Stand
 
-CONFIG = RunConfig(
-    run="demo-261121-101500-1a2b3c",
-    task=None,
-    script="train.py",
-    args=[],
-    requirements=None,
-    processes_per_instance=2,
-    distribution="torch_distributed",
-    max_restarts=2,
-    train=None,
-    checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
-    hang_seconds=2.0,
-)
+CONFIG = replace(SCRIPT_RUN, hang_seconds=2.0)
 SCRIPT = """
 import ctypes, os, signal, subprocess, time
 import torch, torch.distributed as dist

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from ranks_support import Trial, start
-from runtime_support import process_group
 from s3_server import S3Server, Weather, serve_s3
 from torch import nn
 
@@ -26,7 +25,7 @@ from cloudtrain_runtime.checkpoint import Checkpoints
 from cloudtrain_runtime.checkpoints.records import survey
 from cloudtrain_runtime.checkpoints.storage import open_storage
 from cloudtrain_runtime.checkpoints.verified import faults
-from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
 from cloudtrain_runtime.errors import CheckpointError
 
@@ -80,13 +79,6 @@ def empty_bucket() -> None:
     found = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
     for each in found:
         client.delete_object(Bucket=BUCKET, Key=each["Key"])
-
-
-@pytest.fixture
-def place() -> Iterator[Context]:
-    found = replace(read_context({}), run="demo")
-    with process_group(found):
-        yield found
 
 
 @dataclass
