@@ -27,7 +27,7 @@ from cloudtrain_runtime.host.stacks import Frame, Stand
 
 CONFIG = replace(SCRIPT_RUN, hang_seconds=2.0)
 SCRIPT = """
-import ctypes, os, signal, subprocess, time
+import ctypes, signal, subprocess, threading, time
 import torch, torch.distributed as dist
 from cloudtrain_runtime import watch
 
@@ -40,7 +40,7 @@ def sleep():
         time.sleep(60)
 
 def stop():
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # of this thread: it goes no line further
     while True:
         time.sleep(1)
 
