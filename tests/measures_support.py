@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.loop import Trainer
 from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
-from cloudtrain_runtime.measures.clock import Reading, StepClock
+from cloudtrain_runtime.measures.clock import StepClock
 from cloudtrain_runtime.measures.profiling import Profiling
-from cloudtrain_runtime.measures.stragglers import OWN, Stragglers
 from cloudtrain_runtime.task import Task
 
 _SECONDS = 120
@@ -83,19 +82,6 @@ def bandwidth(place: Context, folder: Path) -> Any:
     return [found.bytes, found.seconds, found.gbps, time.perf_counter() - began]
 
 
-def one_slow_rank(place: Context, folder: Path) -> Any:
-    """Note readings, of which those of rank 2 have slow data from the 3rd to the 8th."""
-    group = dist.new_group(backend="gloo")
-    stragglers = Stragglers(place, group)
-    told = []
-    for reading in range(16):
-        is_slow = place.rank == 2 and 3 <= reading <= 8
-        # Everybody waits for rank 2 in the backward pass.
-        split = {"data": 0.05 if is_slow else 0.002, "forward": 0.01, "backward": 0.06, "optimizer": 0.001}
-        told += [[reading, asdict(each)] for each in stragglers.note(Reading(1, 0.2, split if reading else {}))]
-    return told
-
-
 class _Uneven(Task):
     """A line through points, whose samples take rank 2 a while to load."""
 
@@ -129,16 +115,6 @@ def uneven_run(place: Context, folder: Path) -> Any:
     here = replace(place, model_dir=folder / "model", train=train, run="uneven")
     Trainer(_Uneven(slow), train, checkpoint, here).run()
     return None
-
-
-def fast_readings(place: Context, folder: Path) -> Any:
-    """Note readings that follow each other fast; return how many are exchanged."""
-    group = dist.new_group(backend="gloo")
-    stragglers = Stragglers(place, group)
-    for _ in range(100):
-        # Their own clocks differ, and so would their choices.
-        stragglers.note(Reading(10, 0.004 + 0.001 * place.rank, dict.fromkeys(OWN, 0.0001)))
-    return stragglers.exchanges
 
 
 def profiled_steps(place: Context, folder: Path) -> Any:

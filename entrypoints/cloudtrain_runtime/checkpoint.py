@@ -64,7 +64,7 @@ from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.notice import Notice
 from cloudtrain_runtime.place import ml_tree, read_run_config
-from cloudtrain_runtime.ranks import Agreement, Share, gather
+from cloudtrain_runtime.ranks import Agreement, Row, gather
 
 _LEAVE_SECONDS = 100.0
 """How long a script that has failed, or was told to stop, waits for a save under way."""
@@ -112,6 +112,7 @@ class Checkpoints:
         config: The job's checkpoint section. An empty uri is the host's /opt/ml/checkpoints.
         place: This rank's place.
         mesh: Size of each dimension of parallelism by name.
+        numbers: How many numbers a row has that `at_boundary` is given.
     """
 
     def __init__(
@@ -120,12 +121,13 @@ class Checkpoints:
         place: Context,
         *,
         mesh: Mapping[str, int] | None = None,
+        numbers: int = 0,
     ) -> None:
         self.storage = open_storage(config.uri or str(place.checkpoint_dir))
         self.notice = Notice(ml_tree(os.environ))
         self._config = config
         self._place = place
-        self._agreement = Agreement(place, flags=2)
+        self._agreement = Agreement(place, flags=2, numbers=numbers)
         self.group = self._agreement.group
         attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
         keeping = Keeping(config.keep, config.resume == "auto", mesh or {"data": place.world_size})
@@ -199,19 +201,19 @@ class Checkpoints:
 
     # ------------------------------------------------------------ at each step
 
-    def at_boundary(self, step: int, share: Share | None = None) -> Due:
+    def at_boundary(self, step: int, row: Row | None = None) -> Due:
         """Tell the others what this rank has seen; return what all ranks do at this boundary.
 
         Args:
             step: Optimizer steps done.
-            share: Of a sum that is wanted of this step, on all ranks.
+            row: Of this step, next to which those of all ranks are wanted.
         """
-        must_stop, must_save = self._agreement.at_boundary(self._flags, share)
+        must_stop, must_save = self._agreement.at_boundary(self._flags, row)
         every = self._config.every_steps
         return Due(save=must_save or (every is not None and step % every == 0), stop=must_stop)
 
     def hear(self, *, wait: bool = True) -> None:
-        """Have the sums that are under way taken now; without `wait` only those that have come."""
+        """Have the rows that are under way taken now; without `wait` only those that have come."""
         self._agreement.hear(wait=wait)
 
     def _flags(self) -> tuple[bool, bool]:

@@ -28,7 +28,7 @@ from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.measures import Meter, Phase
+from cloudtrain_runtime.measures import NUMBERS, Meter, Phase
 from cloudtrain_runtime.measures.profiling import Profiling
 from cloudtrain_runtime.measures.tensorboard import Board
 from cloudtrain_runtime.nonfinite import Guard, Losses
@@ -38,7 +38,7 @@ from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
 from cloudtrain_runtime.place import ml_tree
-from cloudtrain_runtime.ranks import Share
+from cloudtrain_runtime.ranks import Row
 from cloudtrain_runtime.schedules import default_schedule
 from cloudtrain_runtime.seeds import seed_everything
 from cloudtrain_runtime.task import (
@@ -91,12 +91,13 @@ class Trainer:
         self.best = Best.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
-        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes)
+        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes, numbers=1 + NUMBERS)
         # Stages stay as they were measured at first: a resumed run must not sum in another order.
         stages = self.checkpoints.state_ahead().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
+        self.parameters = list(self.model.parameters())
         # A sharded model computes in its own precision; what it returns is fp32.
         precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
         self.autocast: contextlib.AbstractContextManager[Any] = (
@@ -128,7 +129,7 @@ class Trainer:
         )
         self.patience = Patience()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter(task, built.shape, train.precision, place, self.checkpoints.group, self.mesh.stage)
+        self.meter = Meter(task, built.shape, train.precision, place, self.mesh.stage)
         self.clock = self.meter.clock
         self.profiling = Profiling(place, self.clock, train.profile_at, train.profile_steps)
         self.board: Board | None = None
@@ -252,7 +253,7 @@ class Trainer:
 
     # ------------------------------------------------------------ one step
 
-    def _step(self, step: Step) -> Share | None:
+    def _step(self, step: Step) -> Row | None:
         """Take one optimizer step and move the position behind its samples. Return its log, which wants a loss."""
         plan = step.plan
         is_logged = self._is_logged(self.position.step + 1)
@@ -268,14 +269,14 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         grad_norm, moves_on = None, True
         if self.train.clip_grad_norm is not None or self.guard is not None or is_logged:
-            grad_norm = clip(self.model.parameters(), self.train.clip_grad_norm or math.inf, self.mesh)
+            grad_norm = clip(self.parameters, self.train.clip_grad_norm or math.inf, self.mesh)
         if self.guard is None:
             self.scaler.step(self.optimizer)
         elif grad_norm is not None:
             moves_on = self.guard.step(self.position.step + 1, total, grad_norm)
         self.scaler.update()
         if not self.frees_late:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._free_gradients()
         if self.schedule is not None and moves_on:
             self.schedule.step()
         self.last_loss = total
@@ -314,10 +315,15 @@ class Trainer:
                         loss = loss * weight
                 self.clock.mark(Phase.BACKWARD)
                 if self.frees_late and not shares:
-                    self.optimizer.zero_grad(set_to_none=True)
+                    self._free_gradients()
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             shares.append(loss.detach().float())
         return sum(shares[1:], shares[0])
+
+    def _free_gradients(self) -> None:
+        # Of all parameters: those that no optimizer has would add up for ever, and count in the norm.
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _loss(self, batch: Any) -> torch.Tensor:
         if self.position.step == 0:
@@ -332,18 +338,20 @@ class Trainer:
                 "come: remove them from the model, or set requires_grad_(False) on them"
             ) from None
 
-    def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> Share | None:
-        """Read what is seen of the steps since the last log; it is told when all ranks have summed up the loss."""
+    def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> Row:
+        """Read what is seen of the steps since the last log; it is told when all ranks' shares of the loss are here."""
         self.clock.mark(Phase.LOG)
-        at, share = self.position, float(total)
+        at, share = self.position, float(total)  # a GPU has done its steps then
+        read, numbers = self.meter.read()
         seen = {
-            **self.meter.read(),
+            **read,
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
         }
 
-        def take(summed: float) -> None:
-            loss = summed * self.mesh.weight
+        def take(rows: list[list[float]]) -> None:
+            self.meter.compare([row[1:] for row in rows])
+            loss = sum(row[0] for row in rows) * self.mesh.weight
             if self.place.is_main:
                 fields = {"step": at.step, "epoch": at.epoch, "loss": loss, **seen}
                 emit("step", **fields)
@@ -352,7 +360,7 @@ class Trainer:
             if self.guard is None:
                 self.losses.note(at.step, loss, is_main=self.place.is_main)
 
-        return Share(share, take)
+        return Row((share, *numbers), take)
 
     # ------------------------------------------------------------ evaluation
 

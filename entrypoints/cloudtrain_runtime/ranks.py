@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,86 +70,93 @@ def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -
 
 
 @dataclass(frozen=True)
-class Share:
-    """A number of which the sum over all ranks is wanted.
+class Row:
+    """Numbers of this rank, next to which those of all others are wanted.
 
     Attributes:
-        value: This rank's.
-        take: Called with the sum, on every rank.
+        numbers: As many as each rank's, and as `Agreement` was told.
+        take: Called with the rows of all ranks in rank order, on every rank.
     """
 
-    value: float
-    take: Callable[[float], None]
+    numbers: Sequence[float]
+    take: Callable[[list[list[float]]], None]
 
 
 class Agreement:
-    """Flags that any rank may raise and all ranks see at the same step boundary, and sums that travel with them.
+    """Flags that any rank may raise and all ranks see at the same step boundary, and numbers that travel with them.
 
     What is sent at one boundary is read at the next, so nobody waits for it: a step costs one small message on the CPU
     and no device synchronisation. Where boundaries come faster than the pace, only each second to sixteenth asks
     and sends: the ranks agree on that in the same message.
+
+    Args:
+        place: This rank's place.
+        flags: How many there are.
+        numbers: How many numbers a `Row` has.
     """
 
-    def __init__(self, place: Context, flags: int) -> None:
+    def __init__(self, place: Context, flags: int, numbers: int = 0) -> None:
         self._size = place.world_size
         self._silent = (False,) * flags
+        self._no_numbers = (0.0,) * numbers
         # A group of its own: it must not queue behind gradients.
         self.group = dist.new_group(backend="gloo") if self._size > 1 else None
-        self._pending: tuple[torch.Tensor, dist.Work, Share | None] | None = None
+        self._pending: tuple[torch.Tensor, dist.Work, Row | None] | None = None
         self._heard = self._silent
         self._asked_at = time.monotonic()
         self._boundaries = 0  # since then
         self._every = 1
 
-    def at_boundary(self, ask: Callable[[], tuple[bool, ...]], share: Share | None = None) -> tuple[bool, ...]:
+    def at_boundary(self, ask: Callable[[], tuple[bool, ...]], row: Row | None = None) -> tuple[bool, ...]:
         """Return what all ranks together had raised a few boundaries ago; a rank alone sees its own at once.
 
         Args:
             ask: Returns this rank's flags. Called where they are sent.
-            share: Sent at once, so that all ranks must have one at the same boundaries. The sum is taken there, or
-                where steps are fast at the next boundary.
+            row: Sent at once, so that all ranks must have one at the same boundaries. Those of all ranks are taken
+                there, or where steps are fast at the next boundary.
         """
         if self.group is None:
-            if share is not None:
-                share.take(share.value)
+            if row is not None:
+                row.take([[*row.numbers]])
             return ask()
         self.hear()
         self._boundaries += 1
-        if share is not None or self._boundaries >= self._every:
+        if row is not None or self._boundaries >= self._every:
             now = time.monotonic()
             seconds = (now - self._asked_at) / self._boundaries
             wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
             self._asked_at, self._boundaries = now, 0
-            self._send((*ask(), wished, 0.0 if share is None else share.value), share)
-            if share is not None and self._every == 1:
+            self._send((*ask(), wished, *(self._no_numbers if row is None else row.numbers)), row)
+            if row is not None and self._every == 1:
                 self.hear()
         heard, self._heard = self._heard, self._silent
         return heard
 
     def hear(self, *, wait: bool = True) -> None:
-        """Read what is under way: sums are taken now, flags are seen at the next boundary.
+        """Read what is under way: rows are taken now, flags are seen at the next boundary.
 
         Args:
             wait: Whether to wait for it. Without, it may stay under way.
         """
         if self._pending is None:
             return
-        told, work, share = self._pending
+        told, work, row = self._pending
         if not (wait or work.is_completed()):
             return
         self._pending = None
         work.wait()
-        *flags, wished, total = told.sum(0).tolist()
-        self._heard = tuple(flag > 0 or before for flag, before in zip(flags, self._heard, strict=True))
+        rows: list[list[float]] = told.tolist()
+        flags = len(self._heard)
+        self._heard = tuple(before or any(of) for before, *of in zip(self._heard, *rows, strict=False))
         # The mean of what all wish for. Whole numbers: the sum is exact, and every rank comes to the same.
-        self._every = max(1, round(wished / self._size))
-        if share is not None:
-            share.take(total)
+        self._every = max(1, round(sum(each[flags] for each in rows) / self._size))
+        if row is not None:
+            row.take([each[flags + 1 :] for each in rows])
 
-    def _send(self, numbers: tuple[float, ...], share: Share | None) -> None:
+    def _send(self, numbers: tuple[float, ...], row: Row | None) -> None:
         # Every rank adds up by itself: gathering takes half the hops of an all-reduce.
         told = torch.empty(self._size, len(numbers), dtype=torch.float64)
         own = torch.tensor(numbers, dtype=torch.float64)
         work = dist.all_gather(list(told.unbind()), own, group=self.group, async_op=True)
         if work is not None:
-            self._pending = (told, work, share)
+            self._pending = (told, work, row)

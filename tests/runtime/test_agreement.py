@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain_runtime.context import read_context
-from cloudtrain_runtime.ranks import Agreement, Share
+from cloudtrain_runtime.ranks import Agreement, Row
 
 pytestmark = pytest.mark.processes
 
@@ -23,22 +23,22 @@ from cloudtrain_runtime.context import read_context
 
 place = read_context(os.environ)
 ranks.join_ranks(place)
-agreement = ranks.Agreement(place, flags=2)
-asked, seen, sums = [], [], []
+agreement = ranks.Agreement(place, flags=2, numbers=2)
+asked, seen, told = [], [], []
 for step in range(1, 401):
     def ask():
         asked.append(step)
         return (place.rank == 1 and step >= 250, place.rank == 2 and step <= 1)
-    def take(total, of=step):
-        sums.append((of, step - of, total))
-    share = ranks.Share(step + 0.5 * place.rank, take) if step % 25 == 0 and step <= 200 else None
-    found = agreement.at_boundary(ask, share)
+    def take(rows, of=step):
+        told.append((of, step - of, rows))
+    row = ranks.Row((step, 0.5 * place.rank), take) if step % 25 == 0 and step <= 200 else None
+    found = agreement.at_boundary(ask, row)
     seen.append(found)
     time.sleep((0.0001, 0.0002, 0.02)[place.rank] if 100 < step <= 110 else 0)
     if found[0]:
         break
 agreement.hear()
-os.write(1, json.dumps({"asked": asked, "seen": seen, "sums": sums}).encode())
+os.write(1, json.dumps({"asked": asked, "seen": seen, "rows": told}).encode())
 os._exit(0)
 """
 
@@ -71,15 +71,16 @@ def test_all_ranks_see_a_flag_at_the_same_boundary_however_fast_each_is(tmp_path
     assert seen.index([False, True]) == 1, "what is raised is seen at the next boundary"
     assert 251 <= len(seen) <= 267
     assert seen[-1] == [True, False]
-    assert [(of, total) for of, _, total in first["sums"]] == [(of, 3 * of + 1.5) for of in range(25, 201, 25)]
-    assert [late for _, late, _ in first["sums"]].count(1) > 4, "where steps are fast nobody waits for a sum"
-    assert {late for _, late, _ in first["sums"]} <= {0, 1}
+    rows = [(of, rows) for of, _, rows in first["rows"]]
+    assert rows == [(of, [[of, 0.5 * rank] for rank in range(RANKS)]) for of in range(25, 201, 25)]
+    assert [late for _, late, _ in first["rows"]].count(1) > 4, "where steps are fast nobody waits for the others"
+    assert {late for _, late, _ in first["rows"]} <= {0, 1}
     assert sum(flags != [False, False] for flags in seen) == 2
 
 
 def test_a_rank_alone_asks_at_each_boundary_and_sees_it_there() -> None:
-    agreement = Agreement(read_context({}), flags=1)
-    sums: list[float] = []
-    found = [agreement.at_boundary(lambda flag=step % 3 == 0: (flag,), Share(step, sums.append)) for step in range(64)]
+    agreement = Agreement(read_context({}), flags=1, numbers=1)
+    rows: list[list[list[float]]] = []
+    found = [agreement.at_boundary(lambda flag=step % 3 == 0: (flag,), Row([step], rows.append)) for step in range(64)]
     assert found == [(step % 3 == 0,) for step in range(64)]
-    assert sums == [*range(64)]
+    assert rows == [[[step]] for step in range(64)]

@@ -23,11 +23,11 @@ from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.measures import Meter
 from cloudtrain_runtime.measures.bandwidth import bus_share, judge
-from cloudtrain_runtime.measures.clock import PARTS, Phase, StepClock
+from cloudtrain_runtime.measures.clock import PARTS, Phase, Reading, StepClock
 from cloudtrain_runtime.measures.flops import count_flops, peak_flops, shape_of
 from cloudtrain_runtime.measures.memory import peak_memory_bytes
 from cloudtrain_runtime.measures.profiling import Profiling, operator_lines
-from cloudtrain_runtime.measures.stragglers import Judge
+from cloudtrain_runtime.measures.stragglers import NUMBERS, OWN, Judge, Straggler, Stragglers
 from cloudtrain_runtime.measures.tensorboard import Board
 from cloudtrain_runtime.task import Task
 
@@ -219,7 +219,7 @@ def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     works = Clockwork(monkeypatch)
     place = read_context({})
     task = Perceptron()
-    meter = Meter(task, shape_of(task.model()), "fp32", place, group=None)
+    meter = Meter(task, shape_of(task.model()), "fp32", place)
     assert not meter.wants_batch
     meter.clock.begin()
     works.now += 500_000_000
@@ -227,7 +227,7 @@ def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     works.now += 1_500_000_000
     meter.clock.mark(Phase.OTHER)
     meter.samples += 8
-    fields = meter.read()
+    fields, _ = meter.read()
     assert fields["samples_per_second"] == 4.0
     assert fields["tokens_per_second"] == 64.0
     assert fields["data_wait"] == 0.25
@@ -239,7 +239,7 @@ def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkey
     monkeypatch.setattr("cloudtrain_runtime.measures.device_peak_flops", lambda device, precision: 1e6)
     works = Clockwork(monkeypatch)
     task = Perceptron()
-    meter = Meter(task, shape_of(task.model()), "fp32", replace(read_context({}), world_size=2), group=None)
+    meter = Meter(task, shape_of(task.model()), "fp32", replace(read_context({}), world_size=2))
     batch = (torch.zeros(8, 8), torch.zeros(8, dtype=torch.long))
     assert meter.wants_batch
     meter.clock.begin()
@@ -250,13 +250,13 @@ def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkey
     works.now += 1_000_000_000
     meter.samples += 100
     per_sample = (2 * 8 * 8 * 32 * 2 + 2 * 8 * 32 * 4 * 3) / 8
-    assert meter.read()["mfu"] == pytest.approx(100 * per_sample / 2e6)
+    assert meter.read()[0]["mfu"] == pytest.approx(100 * per_sample / 2e6)
     task.flops_per_sample = 5.0
-    told = Meter(task, shape_of(task.model()), "fp32", read_context({}), group=None)
+    told = Meter(task, shape_of(task.model()), "fp32", read_context({}))
     told.clock.begin()
     works.now += 1_000_000_000
     told.samples += 100
-    assert told.read()["mfu"] == pytest.approx(500 / 1e6)
+    assert told.read()[0]["mfu"] == pytest.approx(500 / 1e6)
 
 
 def test_memory_is_what_was_most() -> None:
@@ -295,17 +295,26 @@ def test_a_network_far_below_its_rating_is_told() -> None:
     assert "EFA is not active?" in warning
 
 
-@pytest.mark.processes
-def test_a_slow_rank_is_told_once_and_when_it_is_over(tmp_path: Path) -> None:
-    results, _ = measures_support.start(measures_support.one_slow_rank, 4, tmp_path)
-    assert all(result == results[0] for result in results), "all ranks know the same"
-    (first, slow), (last, over) = results[0]
-    # Slow from reading 3 on: three in a row, judged one reading later.
-    assert first == 6
-    assert (slow["rank"], slow["host"], slow["part"], slow["is_over"]) == (2, "algo-2", "data", False)
-    assert slow["ratio"] == pytest.approx(61 / 13)
-    assert last == 12
-    assert (over["rank"], over["is_over"]) == (2, True)
+def test_a_slow_rank_is_told_once_and_when_it_is_over() -> None:
+    hosts = ("algo-1", "algo-2")
+    places = [replace(read_context({}), rank=rank, world_size=4, local_world_size=2, hosts=hosts) for rank in range(4)]
+    ranks = [Stragglers(place) for place in places]
+    told: list[tuple[int, Straggler]] = []
+    for at in range(16):
+        # Rank 2 has slow data from the 3rd to the 8th reading, and everybody waits for it in the backward pass.
+        data = [0.05 if rank == 2 and 3 <= at <= 8 else 0.002 for rank in range(4)]
+        splits = [{"data": own, "forward": 0.01, "backward": 0.06, "optimizer": 0.001} if at else {} for own in data]
+        rows = [rank.numbers(Reading(1, 0.2, split)) for rank, split in zip(ranks, splits, strict=True)]
+        assert all(len(row) == NUMBERS for row in rows)
+        changes = [rank.compare(rows) for rank in ranks]
+        assert all(change == changes[0] for change in changes), "all ranks know the same"
+        told += [(at, change) for change in changes[0]]
+    (first, slow), (last, over) = told
+    assert first == 5, "three in a row"
+    assert (slow.rank, slow.host, slow.part, slow.is_over) == (2, "algo-2", "data", False)
+    assert slow.ratio == pytest.approx(61 / 13)
+    assert last == 11
+    assert (over.rank, over.is_over) == (2, True)
 
 
 @pytest.mark.processes
@@ -332,11 +341,14 @@ def test_a_run_tells_what_it_sees(tmp_path: Path) -> None:
         assert steps_in(trace_of(trace)) == ["ProfilerStep#5", "ProfilerStep#6"]
 
 
-@pytest.mark.processes
-def test_readings_that_follow_each_other_fast_are_passed_over(tmp_path: Path) -> None:
-    results, _ = measures_support.start(measures_support.fast_readings, 2, tmp_path)
-    # The first two, then one in 21: as long as the slower rank takes for 100 ms.
-    assert results == [6, 6]
+def test_readings_that_follow_each_other_fast_are_passed_over() -> None:
+    ranks = [Stragglers(replace(read_context({}), rank=rank, world_size=2)) for rank in range(2)]
+    for _ in range(100):
+        # Their own clocks differ, and so would their choices.
+        readings = [Reading(10, 0.004 + 0.001 * rank, dict.fromkeys(OWN, 0.0001)) for rank in range(2)]
+        rows = [rank.numbers(reading) for rank, reading in zip(ranks, readings, strict=True)]
+        assert ranks[0].compare(rows) == ranks[1].compare(rows)
+    assert [rank.compared for rank in ranks] == [5, 5], "one in as long as the slower rank takes for 100 ms"
 
 
 def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[float]]:

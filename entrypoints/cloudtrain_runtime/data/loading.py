@@ -95,7 +95,8 @@ def batches_here(
     if seed is None:
         gather = _gatherer(dataset) if collate is default_collate else None
         if gather is not None:
-            yield from map(gather, map(torch.tensor, sampler))
+            tensors = sampler.tensors() if isinstance(sampler, GlobalOrderSampler) else map(torch.tensor, sampler)
+            yield from map(gather, tensors)
             return
         fetch = getattr(dataset, "__getitems__", None)
         for indices in sampler:
@@ -115,9 +116,10 @@ def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
     """
     if type(dataset) is TensorDataset and all(tensor.layout is torch.strided for tensor in dataset.tensors):
         tensors = dataset.tensors
-        return lambda indices: [tensor[indices].contiguous() for tensor in tensors]
+        return lambda indices: [tensor.index_select(0, indices) for tensor in tensors]
     if type(dataset) is Subset and (of_whole := _gatherer(dataset.dataset)) is not None:
         places = torch.as_tensor(dataset.indices)
+        places = places.where(places >= 0, places + len(dataset.dataset))  # type: ignore[arg-type]
         return lambda indices: of_whole(places[indices])
     return None
 

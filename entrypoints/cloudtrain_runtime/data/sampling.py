@@ -8,7 +8,7 @@ of numbers, however many samples and ranks there are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -96,7 +96,11 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         # Where it starts is fixed now, not when a loader asks for the first batch.
-        return self._batches(self.position.epoch, self.position.samples)
+        return self._batches(self.position.epoch, self.position.samples, torch.Tensor.tolist)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Return the batches as int64 tensors, for who gathers the samples at once."""
+        return self._batches(self.position.epoch, self.position.samples, torch.Tensor.unbind)
 
     def schedule(self) -> Iterator[GlobalBatch]:
         """Return the steps of the rest of the epoch; the loader brings their micro-batches one after the other."""
@@ -216,31 +220,38 @@ class GlobalOrderSampler(Sampler[list[int]]):
         if rest:
             yield self._plan(rest)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+    def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
+        """Yield batches, each a slice of what `rows_of` makes of many rows of samples."""
         order = Order(self.length, self._seed_of(epoch), epoch)
         plan = self._plan(self.global_size)
         whole, rest = divmod(self.length - start, self.global_size)
         end = start + whole * self.global_size
         stride = self.global_size * max(1, _CHUNK // sum(micro.samples for micro in plan.micro_batches))
         for first in range(start, end, stride):
-            yield from self._cut(order, torch.arange(first, min(first + stride, end), self.global_size), plan)
+            firsts = torch.arange(first, min(first + stride, end), self.global_size)
+            yield from _cut(rows_of(self._samples(order, firsts, plan)), plan)
         if rest:
-            yield from self._cut(order, torch.tensor([end]), self._plan(rest))
+            plan = self._plan(rest)
+            yield from _cut(rows_of(self._samples(order, torch.tensor([end]), plan)), plan)
 
-    def _cut(self, order: Order, firsts: torch.Tensor, plan: GlobalBatch) -> Iterator[list[int]]:
-        """Yield the micro-batches of some global batches, told by the position of their first sample."""
+    def _samples(self, order: Order, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
+        """Return this rank's samples [global batch, sample] of some, told by the position of their first sample."""
         # Where a rank has fewer samples than micro-steps, the first of the batch stands in.
         stand_ins = [0] * sum(micro.count == 0 for micro in plan.micro_batches)
         own = torch.tensor([*range(self.rank, plan.samples, self.world_size), *stand_ins])
-        rows: list[list[int]] = order.at(firsts[:, None] + own).tolist()
-        if len(plan.micro_batches) == 1:
-            yield from rows
-            return
-        for row in rows:
-            at = 0
-            for micro in plan.micro_batches:
-                yield row[at : at + micro.samples]
-                at += micro.samples
+        return order.at(firsts[:, None] + own)
+
+
+def _cut(rows: Sequence[Any], plan: GlobalBatch) -> Iterator[Any]:
+    """Yield the micro-batches of global batches, a row each."""
+    if len(plan.micro_batches) == 1:
+        yield from rows
+        return
+    for row in rows:
+        at = 0
+        for micro in plan.micro_batches:
+            yield row[at : at + micro.samples]
+            at += micro.samples
 
 
 class ShardSampler(Sampler[list[int]]):

@@ -5,11 +5,10 @@ Nothing in here waits for the device, or for another rank, while steps are taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime.context import Context
@@ -17,10 +16,10 @@ from cloudtrain_runtime.events import emit
 from cloudtrain_runtime.measures.clock import PARTS, Phase, Reading, StepClock
 from cloudtrain_runtime.measures.flops import count_flops, device_peak_flops
 from cloudtrain_runtime.measures.memory import peak_memory_bytes
-from cloudtrain_runtime.measures.stragglers import Stragglers
+from cloudtrain_runtime.measures.stragglers import NUMBERS, Stragglers
 from cloudtrain_runtime.task import Task
 
-__all__ = ["PARTS", "Meter", "Phase", "Reading", "StepClock"]
+__all__ = ["NUMBERS", "PARTS", "Meter", "Phase", "Reading", "StepClock"]
 
 
 class Meter:
@@ -36,7 +35,6 @@ class Meter:
         shape: Its whole model without numbers, see `shape_of`; None has no FLOPs counted.
         precision: The job's.
         place: This rank's place.
-        group: Group of all ranks for CPU tensors; None for one rank.
         stage: This rank's pipeline stage.
     """
 
@@ -46,7 +44,6 @@ class Meter:
         shape: nn.Module | None,
         precision: str,
         place: Context,
-        group: dist.ProcessGroup | None,
         stage: int = 0,
     ) -> None:
         self.clock = StepClock(place.device)
@@ -57,7 +54,7 @@ class Meter:
         self._shape = shape
         # Without a peak nothing is counted: the Task's loss would be called once more for nothing.
         self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
-        self._stragglers = Stragglers(place, group, stage)
+        self._stragglers = Stragglers(place, stage)
         self.samples = 0
 
     def see(self, batch: Any, samples: int) -> None:
@@ -68,14 +65,21 @@ class Meter:
             self._sample_flops = None if flops is None else flops / samples
         self._shape, self.wants_batch = None, False
 
-    def read(self) -> dict[str, Any]:
-        """Return the fields of a step event since the last one, and tell which ranks are slow. All ranks call it."""
+    def read(self) -> tuple[dict[str, Any], tuple[float, ...]]:
+        """Return the fields of a step event since the last one, and what the other ranks must know of it."""
         reading = self.clock.read()
         samples, self.samples = self.samples, 0
-        for straggler in self._stragglers.note(reading):
+        return self._fields(reading, samples / max(reading.seconds, 1e-9)), self._stragglers.numbers(reading)
+
+    def compare(self, rows: Sequence[Sequence[float]]) -> None:
+        """Tell which ranks are slow. All ranks call it.
+
+        Args:
+            rows: The `NUMBERS` of each rank's reading.
+        """
+        for straggler in self._stragglers.compare(rows):
             if self._place.is_main:
                 emit("straggler", step=self._place.step, **asdict(straggler))
-        return self._fields(reading, samples / max(reading.seconds, 1e-9))
 
     def _fields(self, reading: Reading, rate: float) -> dict[str, Any]:
         """Return fields; what is not known is left out. `rate` is in samples per second."""

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-import torch.distributed as dist
-
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.measures.clock import Reading
 
@@ -22,9 +19,10 @@ _LEAST_SECONDS = 1e-3
 
 _IN_A_ROW = 3
 _APART_SECONDS = 0.1
-"""Least time between two exchanges: one takes half a millisecond from the steps where cores are full."""
+"""Least time between two readings that are compared: three in a row are to be more than a moment of a busy machine."""
 
-_MOST_SKIPPED = 50
+NUMBERS: Final = len(OWN) + 2
+"""How many numbers a rank tells."""
 
 
 @dataclass(frozen=True)
@@ -45,57 +43,43 @@ class Straggler:
 
 
 class Stragglers:
-    """Compares the ranks' own times per step: what is sent at one reading is judged at a later one, so nobody waits.
+    """Compares the ranks' own times per step.
 
     Attributes:
-        exchanges: How many readings were compared so far; those that follow each other very fast are passed over.
+        compared: How many readings were compared so far; those that follow each other very fast are passed over.
 
     Args:
         place: This rank's place.
-        group: Group of all ranks for CPU tensors; None for one rank.
         stage: Ranks are compared with those of the same stage: others have other layers.
     """
 
-    def __init__(self, place: Context, group: dist.ProcessGroup | None, stage: int = 0) -> None:
+    def __init__(self, place: Context, stage: int = 0) -> None:
         self._place = place
-        self._group = group
         self._stage = stage
         self._judge = Judge(place.world_size)
-        self._pending: tuple[torch.Tensor, dist.Work] | None = None
-        self._skip = 0
-        self.exchanges = 0
+        self._seconds = 0.0  # since the last readings that were compared
+        self.compared = 0
 
-    def note(self, reading: Reading) -> list[Straggler]:
-        """Send this rank's reading, and return what has changed by the last one. All ranks call it."""
-        if self._group is None:
-            return []
-        if self._skip:
-            self._skip -= 1
-            return []
-        self.exchanges += 1
-        changes = self._finish()
-        own = [reading.split.get(part, 0.0) for part in OWN]
-        rows = torch.zeros(self._place.world_size, len(OWN) + 2, dtype=torch.float64)
-        rows[self._place.rank] = torch.tensor([*own, reading.seconds, float(self._stage)], dtype=torch.float64)
-        work = dist.all_reduce(rows, group=self._group, async_op=True)
-        if work is not None:
-            self._pending = (rows, work)
-        return changes
+    def numbers(self, reading: Reading) -> tuple[float, ...]:
+        """Return what the other ranks must know of a reading."""
+        own = (reading.split.get(part, 0.0) for part in OWN)
+        return (*own, reading.seconds, float(self._stage))
 
-    def _finish(self) -> list[Straggler]:
-        if self._pending is None:
+    def compare(self, rows: Sequence[Sequence[float]]) -> list[Straggler]:
+        """Return what has changed by a reading. All ranks come to the same.
+
+        Args:
+            rows: What `numbers` has returned on each rank, in rank order.
+        """
+        self._seconds += max(row[len(OWN)] for row in rows)
+        if self._seconds < _APART_SECONDS or len(rows) == 1:
             return []
-        rows, work = self._pending
-        work.wait()
-        self._pending = None
-        # All ranks know the same rows, so all skip the same readings.
-        apart = max(float(rows[:, len(OWN)].max()), 1e-6)
-        self._skip = min(int(_APART_SECONDS / apart), _MOST_SKIPPED)
-        per_host = self._place.local_world_size
-        hosts = self._place.hosts
+        self._seconds = 0.0
+        self.compared += 1
+        per_host, hosts = self._place.local_world_size, self._place.hosts
         return [
             Straggler(rank, hosts[min(rank // per_host, len(hosts) - 1)], ratio, part, is_over)
-            for rank, ratio, part, is_over in self._judge.changes(rows.tolist())
+            for rank, ratio, part, is_over in self._judge.changes(rows)
         ]
 
 
