@@ -21,9 +21,12 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
-# Most of these tests wait for processes and servers of their own, so two go on at a time.
+# Most of these tests wait for processes and servers of their own, so three go on at a time. They share the machine with
+# each other and with whatever else it does: what has failed is run once more, alone, and both outcomes are shown.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 2
+	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 3 --dist worksteal || { \
+		test $$? -eq 1 && echo "What has failed beside other tests is run once more, alone." && \
+		$(BIN)/python -m pytest tests --ignore=tests/unit --last-failed --last-failed-no-failures none --maxfail 5; }
 
 check: lint types contracts unit
 

@@ -38,9 +38,9 @@ NAMES = {
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"kind": "mlp", "batch_size": 32, "warm": 20, "counted": 200, "turns": 9},
     "rows": {"kind": "rows", "batch_size": 32, "warm": 20, "counted": 200, "turns": 9},
-    "gpt": {"kind": "gpt", "batch_size": 2, "warm": 1, "counted": 4, "turns": 5},
+    "gpt": {"kind": "gpt", "batch_size": 2, "warm": 2, "counted": 10, "turns": 5},
 }
-"""What a turn is: steps that only warm up, and steps that count."""
+"""What a turn is: steps that only warm up, and steps that count, as many logs among them in each turn."""
 
 _TOLERANCE = 1e-3
 _JOB = """

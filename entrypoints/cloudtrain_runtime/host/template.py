@@ -197,6 +197,8 @@ def _may_fork() -> bool:
     """Tell whether a fork of this process can do anything: one thread, and no CUDA yet."""
     import torch
 
+    if torch.version.cuda is None and torch.version.hip is None and linux.count_threads() == 1:
+        return True
     probe = os.fork()  # OpenBLAS ends its idle threads before a fork, and starts them again when they are needed
     if probe == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 (what a worker would ask before it uses CUDA)

@@ -15,7 +15,7 @@ _PROBE_BYTES = 2**18
 _LEAST_BYTES, _MOST_BYTES = 2**20, 2**28
 """Most: from there on a fabric of 3200 Gbit/s shows what it can; a round takes some ten milliseconds."""
 
-_BUDGET_SECONDS = {"gloo": 0.03, "nccl": 0.3, "smddp": 0.3}
+_BUDGET_SECONDS = {"gloo": 0.01, "nccl": 0.3, "smddp": 0.3}
 """What all rounds together may take, by the ranks' backend."""
 
 _ROUNDS = 3

@@ -44,6 +44,8 @@ PLAN_FILE = "plan.json"
 _REQUEST_FILE = "request.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
+_LOG_POLL_SECONDS = 0.02
+"""A line is on the terminal this long after it was written, at most."""
 
 
 class LocalBackend:
@@ -185,7 +187,7 @@ class LocalBackend:
         try:
             while True:
                 # Asked before reading: what is written until the end is read in this last round.
-                is_over = not follow or self.status(run).state.is_final
+                is_over = not follow or self._is_over(run)
                 for path in sorted(folder.logs.glob("*.log")):
                     if path not in files:
                         files[path] = path.open("rb")
@@ -197,10 +199,17 @@ class LocalBackend:
                     yield from (LogLine(path.stem, _text(line)) for line in lines)
                 if is_over:
                     return
-                time.sleep(_POLL_SECONDS)
+                time.sleep(_LOG_POLL_SECONDS)
         finally:
             for file in files.values():
                 file.close()
+
+    def _is_over(self, run: str) -> bool:
+        """Return whether a run has ended, without all that `status` reads of it."""
+        folder = self._folder(run)
+        if not read_state(folder).state.is_final and is_watched(folder):
+            return False
+        return self.status(run).state.is_final
 
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
