@@ -144,7 +144,8 @@ def test_a_disturbed_run_is_the_undisturbed_one(cli: Cli, example: Path, tmp_pat
     assert min(after) % 2 == 0
     left_at = max(after) + 1
     assert stopped.json["last_checkpoint"]["step"] == left_at
-    assert left_at == waits_at + 2  # what the ranks tell each other at one step, they read at the next
+    # What the ranks tell each other at one step they read at the next; where steps are fast not each of them asks.
+    assert waits_at + 2 <= left_at < EPOCHS * STEPS_PER_EPOCH
     entry = cli("checkpoints", "verify", run, "--step", str(left_at), "--json").json["checkpoints"][0]
     assert (entry["state"], entry["world_size"]) == ("complete", RANKS), entry
 
