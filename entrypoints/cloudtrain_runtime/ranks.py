@@ -154,7 +154,7 @@ class Agreement:
             row.take([each[flags + 1 :] for each in rows])
 
     def _send(self, numbers: tuple[float, ...], row: Row | None) -> None:
-        # Every rank adds up by itself: gathering takes half the hops of an all-reduce.
+        # Flags are summed up by each rank itself: gathering takes half the hops of an all-reduce.
         told = torch.empty(self._size, len(numbers), dtype=torch.float64)
         own = torch.tensor(numbers, dtype=torch.float64)
         work = dist.all_gather(list(told.unbind()), own, group=self.group, async_op=True)

@@ -118,10 +118,7 @@ class LocalBackend:
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""
         folder = self._folder(run)
-        record = read_state(folder)
-        # In this order: the watcher takes the lock before it writes its process id, and its last state before it ends.
-        if not record.state.is_final and not is_watched(folder):
-            record = self._record_death(folder, run, seen=record)
+        record = self._record(folder, run)
         status = self._status(run, record, fold_events(_read_events(folder)))
         plan = _read_plan(folder)
         artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan.get("checkpoint", {}).get("uri")}
@@ -143,6 +140,14 @@ class LocalBackend:
             progress=progress,
             artifacts=record.artifacts,
         )
+
+    def _record(self, folder: Path, run: str) -> RecordedState:
+        """Return the recorded state, of a run whose watcher has died the one that it has now."""
+        record = read_state(folder)
+        # In this order: the watcher takes the lock before it writes its process id, and its last state before it ends.
+        if record.state.is_final or is_watched(folder):
+            return record
+        return self._record_death(folder, run, seen=record)
 
     def _record_death(self, folder: Path, run: str, *, seen: RecordedState) -> RecordedState:
         record = read_state(folder)
@@ -187,7 +192,7 @@ class LocalBackend:
         try:
             while True:
                 # Asked before reading: what is written until the end is read in this last round.
-                is_over = not follow or self._is_over(run)
+                is_over = not follow or self._record(place, run).state.is_final
                 for path in sorted(folder.logs.glob("*.log")):
                     if path not in files:
                         files[path] = path.open("rb")
@@ -203,13 +208,6 @@ class LocalBackend:
         finally:
             for file in files.values():
                 file.close()
-
-    def _is_over(self, run: str) -> bool:
-        """Return whether a run has ended, without all that `status` reads of it."""
-        folder = self._folder(run)
-        if not read_state(folder).state.is_final and is_watched(folder):
-            return False
-        return self.status(run).state.is_final
 
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
