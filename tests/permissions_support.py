@@ -64,7 +64,8 @@ class Kept:
         text = json.dumps({"outputs": dict(applied["outputs"]), "policies": documents}, sort_keys=True)
         for drawn, fixed in _drawn(applied["outputs"]):
             text = text.replace(drawn, fixed)
-        return cls(**json.loads(text))
+        named = json.loads(text)
+        return cls(outputs=named["outputs"], policies=_ordered(named["policies"]))
 
     def write(self, path: Path = POLICIES) -> None:
         """Keep it in the repository."""
@@ -92,6 +93,15 @@ class Kept:
             "account": account,
             "region": region,
         }
+
+
+def _ordered(document: Any) -> Any:
+    """Return a document with the strings of each list in order: the provider sorts resources by their random names."""
+    if isinstance(document, dict):
+        return {name: _ordered(each) for name, each in document.items()}
+    if isinstance(document, list):
+        return sorted(document) if all(isinstance(each, str) for each in document) else [*map(_ordered, document)]
+    return document
 
 
 def _drawn(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -205,6 +205,20 @@ def test_kept_policies_are_those_that_terraform_renders(applied: dict[str, Any],
     )
 
 
+@pytest.mark.parametrize("subnets", [("subnet-1def", "subnet-33d1"), ("subnet-ba18", "subnet-7448")])
+def test_what_is_kept_is_the_same_whatever_names_are_drawn(subnets: tuple[str, str]) -> None:
+    """The provider sorts the resources of a statement by their names, and leaves the values of a condition."""
+    statement = {"Resource": sorted(subnets, reverse=True), "Condition": {"StringEquals": {"Subnets": list(subnets)}}}
+    policy = {"type": "aws_iam_policy", "name": SUBMIT, "values": {"policy": json.dumps({"Statement": [statement]})}}
+    outputs = {"bucket": "whole-c30f", "kms_key": "key/82d3", "subnets": list(subnets), "security_groups": []}
+    drawn = Kept.of({"outputs": outputs, "resources": [policy]})
+    fixed = ["subnet-00000000000000000", "subnet-00000000000000001"]
+    assert drawn.outputs["subnets"] == fixed
+    assert drawn.policies[SUBMIT]["Statement"] == [
+        {"Resource": fixed, "Condition": {"StringEquals": {"Subnets": fixed}}}
+    ]
+
+
 @pytest.mark.aws
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("root", ROOTS)
