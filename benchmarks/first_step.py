@@ -72,7 +72,7 @@ OURS = (
     ("run folder, and the process that stands for the service", "job.run_job begins"),
     ("/opt/ml prepared, code unpacked", "job._Job.start begins"),
     ("container started: the launcher's interpreter", "process launch"),
-    ("launcher, and the agent's interpreter and imports", "import torch begins"),
+    ("launcher, and the agent forked from it", "import torch begins"),
     ("`import torch` in the agent", "import torch ends"),
     ("template forked", "template._load begins"),
     ("what stands behind DDP and optimizers, in the template", "template._load ends"),

@@ -14,8 +14,9 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import NamedTuple, NoReturn, Protocol
 
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
@@ -35,13 +36,14 @@ from cloudtrain_runtime.contract import (
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.host import secrets
+from cloudtrain_runtime.host import forking, secrets
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
 from cloudtrain_runtime.host.machine import Host, count_gpus, has_efa, read_host, usable_cpus
 from cloudtrain_runtime.host.output import Output
 from cloudtrain_runtime.host.variables import sagemaker_variables
 from cloudtrain_runtime.place import ml_tree
 
+_AGENT = "cloudtrain_runtime.host.agent"
 _MARGIN_SECONDS = 20
 """Kept of the grace time for torchrun to end its workers after they did not act on the notice."""
 
@@ -90,17 +92,12 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     )
     environment = {**os.environ, **host_variables(tree, config, host), **secret}
     output = Output(environment[name] for name in config.secrets) if config.secrets else None
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "cloudtrain_runtime.host.agent", *torchrun_arguments(config, host, os.environ)],
-        cwd=tree.code,
-        env=environment,
-        stdout=None if output is None else output.descriptor,
-        stderr=None if output is None else output.descriptor,
-    )
+    agent = _start_agent(torchrun_arguments(config, host, os.environ), tree.code, environment, output)
     if output is not None:
         output.close_here()
     stop.reaches(agent)
     watch.start(agent.pid)
+    _compile_ahead()
     exit_code = _wait(agent.pid)
     stop.cancel()
     if output is not None:
@@ -114,6 +111,40 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
         return _fail(tree, text)
     return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def _start_agent(arguments: list[str], folder: Path, environment: Mapping[str, str], output: Output | None) -> _Process:
+    """Start torchrun's agent.
+
+    Where nothing is in the way it is a fork of this process, which has half of its imports already. With an output in
+    between it is not: that has a thread.
+    """
+    command = [sys.executable, "-m", _AGENT, *arguments]
+    if sys.platform == "linux" and output is None and threading.active_count() == 1:
+        return _fork_agent(command, folder, environment)
+    descriptor = None if output is None else output.descriptor
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=descriptor, stderr=descriptor)
+
+
+def _fork_agent(command: list[str], folder: Path, environment: Mapping[str, str]) -> _Process:
+    mask = forking.hold_signals()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        forking.become(command, environment, mask)
+        _be_agent(command[3:], folder)
+    forking.release_signals(mask)
+    return _Forked(pid)
+
+
+def _be_agent(arguments: list[str], folder: Path) -> NoReturn:
+    forking.write_through()
+    if sys.path[0] == str(Path.cwd()):  # where `python -m` looks first
+        sys.path[0] = str(folder)
+    os.chdir(folder)
+    from cloudtrain_runtime.host import agent
+
+    agent.run_to_the_end(arguments)
 
 
 def check_code(tree: MlTree, config: RunConfig) -> list[str]:
@@ -208,12 +239,29 @@ def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     return is_installed
 
 
+def _compile_ahead() -> None:
+    """Compile what the ranks will import of this package, while torch is imported: it came as text with the code."""
+    import compileall
+
+    if not sys.dont_write_bytecode:
+        compileall.compile_dir(Path(__file__).parent, quiet=2)
+
+
 def _wait(pid: int) -> int:
     """Wait for one child and reap every other: orphans of the whole container are handed to PID 1."""
     while True:
         child, status = os.wait()
         if child == pid:
             return os.waitstatus_to_exitcode(status)
+
+
+class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+
+class _Forked(NamedTuple):
+    pid: int
 
 
 class _Stop:
@@ -226,7 +274,7 @@ class _Stop:
     def __init__(self, tree: MlTree) -> None:
         self._was_asked = False
         self._tree = tree
-        self._process: subprocess.Popen[Any] | None = None
+        self._process: _Process | None = None
         self._timer: threading.Timer | None = None
         tree.in_loop.unlink(missing_ok=True)
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -236,7 +284,7 @@ class _Stop:
         """Return whether the host has been told to stop."""
         return self._was_asked
 
-    def reaches(self, process: subprocess.Popen[Any] | None) -> None:
+    def reaches(self, process: _Process | None) -> None:
         """Name the process that the host's work is done by now."""
         self._process = process
         if self._was_asked and self._timer is None:

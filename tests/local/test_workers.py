@@ -128,3 +128,15 @@ def test_nothing_outlives_the_agent_or_the_launcher(cli: Cli, job: Callable[...,
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
     assert processes_of(run) == []
+
+
+@pytest.mark.parametrize("wish", ["", "1"])
+def test_the_launcher_compiles_the_runtime_while_torch_is_imported(
+    cli: Cli, job: Callable[..., Path], wish: str
+) -> None:
+    path = write(job, "import torch\n", ranks=1)
+    done = cli("submit", path, "--local", "--follow", "--json", "--set", f"code.env.PYTHONDONTWRITEBYTECODE='{wish}'")
+    assert done.code == 0, done.err
+    runtime = Path(done.json["artifacts"]["folder"]) / "hosts" / "algo-1" / "opt" / "ml" / "code" / "cloudtrain_runtime"
+    # The script asks for nothing of it, so nobody else has.
+    assert [each.name.partition(".")[0] for each in runtime.rglob("loop*.pyc")] == ([] if wish else ["loop"])

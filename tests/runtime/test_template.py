@@ -248,9 +248,33 @@ def test_a_script_that_sets_what_torch_reads_when_it_is_loaded(tmp_path: Path, l
     assert found == (f"{script} sets {name}, which is read when torch is loaded" if name else "")
 
 
-def _write_run(folder: Path, script: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "checkpoints", "loop"),
+    [(None, True, True), ("import torch\n", False, False), ("from cloudtrain_runtime import context\n", True, False)],
+)
+def test_what_is_imported_ahead_is_what_the_ranks_need(
+    tmp_path: Path, text: str | None, checkpoints: bool, loop: bool
+) -> None:
+    script = None if text is None else tmp_path / "train.py"
+    if script is not None:
+        script.write_text(text or "")
+    _write_run(tmp_path, None if script is None else str(script))
+    found = template.modules_behind({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
+    assert "torch._dynamo" in found
+    assert ("cloudtrain_runtime.checkpoint" in found) == checkpoints
+    assert ("cloudtrain_runtime.loop" in found) == loop
+
+
+def test_a_script_that_cannot_be_read_is_the_ranks_matter(tmp_path: Path) -> None:
+    _write_run(tmp_path, str(tmp_path / "absent.py"))
+    environ = {"CLOUDTRAIN_ML_ROOT": str(tmp_path)}
+    assert (template.why_fresh(environ), "cloudtrain_runtime.loop" in template.modules_behind(environ)) == ("", False)
+
+
+def _write_run(folder: Path, script: str | None) -> None:
+    task = "train:Task" if script is None else None
     checkpoint = CheckpointConfig("", 600, None, 3, "auto")
-    config = RunConfig("t", None, script, [], None, 2, "torch_distributed", 0, None, checkpoint)
+    config = RunConfig("t", task, script, [], None, 2, "torch_distributed", 0, None, checkpoint)
     path = MlTree(folder).run_config
     path.parent.mkdir(parents=True)
     path.write_text(config.to_json())

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import describe_exit
 from cloudtrain_runtime.events import say
@@ -135,10 +135,18 @@ def _describe(failure: ProcessFailure) -> tuple[str, str]:
     return f"failed: {content.get('message', '')}", traceback
 
 
-if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
-    if "is_host=true" in " ".join(sys.argv) and "--nnodes=1" not in sys.argv:
+def run_to_the_end(argv: list[str]) -> NoReturn:
+    """Run torchrun with these arguments, and leave with its exit code.
+
+    A worker that was forked from here comes back with the SystemExit or the exception that ends it.
+    """
+    exit_code = main(argv)
+    if "is_host=true" in " ".join(argv) and "--nnodes=1" not in argv:
         time.sleep(_LINGER_SECONDS)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # nothing is left to do, and the interpreter's shutdown takes 0.25 s with torch loaded
+
+
+if __name__ == "__main__":
+    run_to_the_end(sys.argv[1:])

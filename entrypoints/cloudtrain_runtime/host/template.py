@@ -31,7 +31,7 @@ from typing import NoReturn
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT
 from cloudtrain_runtime.events import say
-from cloudtrain_runtime.host import linux, meeting
+from cloudtrain_runtime.host import forking, linux, meeting
 from cloudtrain_runtime.place import read_run_config
 
 START_VARIABLE = "CLOUDTRAIN_WORKER_START"
@@ -40,16 +40,16 @@ START_VARIABLE = "CLOUDTRAIN_WORKER_START"
 COMMAND = (sys.executable, "-u", WORKER_SCRIPT)
 """What torchrun starts for a rank, and what a forked worker stands for."""
 
-_MODULES = (
+_BEHIND_ALL = (
     "torch._dynamo",  # behind DDP and every optimizer
     "torch.nn.parallel.distributed",
     "torch.utils.data",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint.state_dict",
-    "cloudtrain_runtime.loop",
     "cloudtrain_runtime.worker",
 )
+_BEHIND_CHECKPOINTS = ("torch.distributed.checkpoint.state_dict", "cloudtrain_runtime.checkpoint")
+_BEHIND_TASKS = (*_BEHIND_CHECKPOINTS, "cloudtrain_runtime.loop")
 
 _OF_A_START = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
@@ -62,7 +62,6 @@ _SETS_VARIABLE = re.compile(
 )
 """A script that sets what torch, or a library that it loads, reads once and for all at import."""
 
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _POLL_SECONDS = 0.01
 
 
@@ -73,12 +72,30 @@ def why_fresh(environ: Mapping[str, str]) -> str:
         return f'{START_VARIABLE} is {wish!r}; its one value is "fresh"'
     if wish or sys.platform != "linux":
         return f"{START_VARIABLE}=fresh" if wish else "only Linux hands a forked worker to the agent"
+    script = _script(environ)
+    found = script and _SETS_VARIABLE.search(_text(script))
+    return f"{script} sets {found[1]}, which is read when torch is loaded" if found else ""
+
+
+def modules_behind(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what ranks will import, in an order that they could import it in; of a script what its text tells."""
+    script = _script(environ)
+    if script is None:
+        return _BEHIND_ALL + _BEHIND_TASKS
+    return _BEHIND_ALL + (_BEHIND_CHECKPOINTS if "cloudtrain_runtime" in _text(script) else ())
+
+
+def _script(environ: Mapping[str, str]) -> str | None:
     config = read_run_config(environ)
-    if config is not None and config.script is not None:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            found = _SETS_VARIABLE.search(Path(config.script).read_text(encoding="utf-8"))
-            return f"{config.script} sets {found[1]}, which is read when torch is loaded" if found else ""
-    return ""
+    return None if config is None else config.script
+
+
+def _text(script: str) -> str:
+    """Return the text of the user's script; one that cannot be read says so in the ranks."""
+    try:
+        return Path(script).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def start_template() -> Template | None:
@@ -210,14 +227,14 @@ def _may_fork() -> bool:
 def _fork_template() -> Template:
     ours, its = socket.socketpair()
     # The template outlives signals that are sent to the whole group: it ends with the agent.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    mask = forking.hold_signals()
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         linux.die_with_parent()
         ours.close()
         _serve(its, mask)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    forking.release_signals(mask)
     its.close()
     return Template(pid, ours)
 
@@ -225,7 +242,7 @@ def _fork_template() -> Template:
 # ---------------------------------------------------------------- in the template
 
 
-def _serve(requests: socket.socket, mask: set[int | signal.Signals]) -> NoReturn:
+def _serve(requests: socket.socket, mask: forking.Mask) -> NoReturn:
     """Import what training needs, then fork a worker for each line that asks for one, until the agent has gone."""
     _load()
     if not _may_fork():
@@ -249,7 +266,7 @@ def _load() -> None:
     """Import what training needs."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # ask the driver's library, which makes no context
     gc.disable()
-    for name in _MODULES:
+    for name in modules_behind(os.environ):
         with contextlib.suppress(ImportError):  # not in this torch
             importlib.import_module(name)
     meeting.hasten()
@@ -284,18 +301,13 @@ def _fork_worker() -> int:
     return int(pid)
 
 
-def _become_worker(environ: Mapping[str, str], mask: set[int | signal.Signals]) -> NoReturn:
+def _become_worker(environ: Mapping[str, str], mask: forking.Mask) -> NoReturn:
     """Be what `python -u cloudtrain_worker.py` would be in this environment, but for what is imported already."""
     gc.enable()
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.argv, sys.orig_argv = [WORKER_SCRIPT], list(COMMAND)
-    linux.show(sys.orig_argv, environ)
+    sys.argv = [WORKER_SCRIPT]
     importlib.invalidate_caches()
     _seed_anew()
-    for number in _SIGNALS:  # torchrun's agent handles them, so what it starts has them by default
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    forking.become(list(COMMAND), environ, mask)
     runpy.run_path(str(Path(WORKER_SCRIPT).absolute()), run_name="__main__")
     sys.exit(0)
 

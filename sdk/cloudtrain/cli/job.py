@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain import console
+from cloudtrain import console, supervisor
 from cloudtrain.cli.options import account_options, duration, job_options, json_option, log_options, run_argument
 from cloudtrain.errors import EXIT_USER, SpecError
 
@@ -132,29 +133,30 @@ def submit(
 
     The same request and code is started once: while it goes on, another submit attaches to it.
     """
-    from cloudtrain import api
-    from cloudtrain.console import runs
-    from cloudtrain.console.account import say_checks
-
     if local and sandbox:
         raise click.UsageError("--local and --sandbox are two places; give one")
-    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
-    spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-    with console.progress("packing the code") as progress, console.progress("uploading") as upload_progress:
-        run = api.submit(
-            spec,
-            local=local,
-            sandbox=sandbox,
-            settings=settings,
-            skip_check=skip_check,
-            new=new,
-            wait_for_capacity=wait_for_capacity,
-            on_wait=runs.say_waiting,
-            on_sent=runs.say_sent,
-            on_checks=say_checks,
-            progress=progress,
-            upload_progress=upload_progress,
-        )
+    with supervisor.ahead() if local else contextlib.nullcontext():
+        from cloudtrain import api
+        from cloudtrain.console import runs
+        from cloudtrain.console.account import say_checks
+
+        settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
+        spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
+        with console.progress("packing the code") as progress, console.progress("uploading") as upload_progress:
+            run = api.submit(
+                spec,
+                local=local,
+                sandbox=sandbox,
+                settings=settings,
+                skip_check=skip_check,
+                new=new,
+                wait_for_capacity=wait_for_capacity,
+                on_wait=runs.say_waiting,
+                on_sent=runs.say_sent,
+                on_checks=say_checks,
+                progress=progress,
+                upload_progress=upload_progress,
+            )
     runs.print_submitted(run)
     if follow:
         from cloudtrain.console.follow import follow as show

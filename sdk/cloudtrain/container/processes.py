@@ -6,8 +6,10 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 RUN_VARIABLE = "TRAINING_JOB_NAME"
@@ -22,11 +24,15 @@ def adopt_orphans() -> None:
 
 def descendants() -> list[psutil.Process]:
     """Return all living processes below this one."""
+    import psutil
+
     return [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
 
 
 def processes_of_run(run: str) -> list[psutil.Process]:
     """Return all processes of this user that carry the run's name, whoever their parent is now."""
+    import psutil
+
     found = []
     for process in psutil.process_iter():
         try:
@@ -39,6 +45,8 @@ def processes_of_run(run: str) -> list[psutil.Process]:
 
 def kill(processes: Iterable[psutil.Process], timeout_seconds: float = 10.0) -> None:
     """SIGKILL processes and wait until they are gone."""
+    import psutil
+
     doomed = list(processes)
     for process in doomed:
         try:
@@ -49,6 +57,8 @@ def kill(processes: Iterable[psutil.Process], timeout_seconds: float = 10.0) -> 
 
 
 def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
