@@ -179,11 +179,12 @@ class Trainer:
                     self.checkpoints.hear(wait=False)
                 raise
         if not is_complete:
+            self.profiling.close()  # all is saved by now
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
-        self.profiling.close()
         self._save(wait=True)
+        self.profiling.close()
         seconds = time.monotonic() - began
         self.feeder.close()
         self._finish()

@@ -74,9 +74,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
     def run(config: TrainConfig = TRAIN, *, task: Task | None = None, **checkpoint: Any) -> Events:
         saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
-        place: Context = replace(
-            read_context({}), seed=config.seed, train=config, model_dir=tmp_path / "model", run="demo"
-        )
+        folders = {"model_dir": tmp_path / "model", "output_dir": tmp_path / "output"}
+        place: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
         monkeypatch.setattr(sys.modules["cloudtrain_runtime.context"], "_current", place)
         capfd.readouterr()
         with process_group(place):
@@ -261,6 +260,31 @@ def test_an_evaluation_that_a_stop_left_out_is_made_up_for(train: Run, tmp_path:
     notice.unlink()
     evaluated = [event["step"] for event in train() if event["event"] == "evaluation"]
     assert evaluated == [6, 12, 12]
+
+
+def test_a_notice_in_the_middle_of_a_profile_keeps_what_was_recorded(train: Run, tmp_path: Path) -> None:
+    notice = tmp_path / "ml" / "output" / "stop-notice"
+
+    class Noticed(Regression):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            if context().step == 4:
+                notice.touch()
+            return super().loss(model, batch)
+
+    config = replace(TRAIN, profile_at=3, profile_steps=6)
+    *_, saved, profile, stopped = train(config, task=Noticed())
+    assert [saved["event"], stopped["event"], stopped["step"]] == ["checkpoint", "stopped", 5]
+    assert (profile["first_step"], profile["last_step"]) == (3, 5)
+    notice.unlink()
+    (rest,) = [event for event in train(config) if event["event"] == "profile"]
+    assert (rest["first_step"], rest["last_step"]) == (6, 8)
+
+
+def test_a_profile_that_cannot_be_stored_ends_no_run(train: Run, tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("no folder")
+    events = train(replace(TRAIN, profile_at=3, profile_steps=2))
+    assert events[-1]["event"] == "finished"
+    assert not any(event["event"] == "profile" for event in events)
 
 
 def test_a_notice_saves_and_leaves(train: Run, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Profiling:
     def _begin(self, step: int) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        # A run that is resumed in the middle records what is left: the attempt before has stored nothing.
+        # A run that is resumed in the middle records what is left.
         self._first = first = max(self._first, step)
         activities = [ProfilerActivity.CPU]
         if self._place.device.type == "cuda":
@@ -80,9 +80,13 @@ class Profiling:
     def _store(self, running: profile) -> None:
         place = self._place
         folder = place.output_dir / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard's plugin finds traces by this ending.
-        running.export_chrome_trace(str(folder / f"{place.host}-rank-{place.rank}.pt.trace.json.gz"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard's plugin finds traces by this ending.
+            running.export_chrome_trace(str(folder / f"{place.host}-rank-{place.rank}.pt.trace.json.gz"))
+        except OSError as error:  # no reason to end a run for
+            say(f"the profile of rank {place.rank} is not stored: {error}")
+            return
         if place.is_main:
             for line in operator_lines(running, on_device=place.device.type == "cuda"):
                 say(line)
