@@ -470,6 +470,25 @@ def test_never_beside_another_runs_checkpoints(account: Front, checks: Checks) -
     assert "holds step 10 of run other" in failure.detail
 
 
+def test_the_folder_of_a_run_that_goes_on(account: Front, checks: Checks) -> None:
+    """Two runs in one folder keep the newest checkpoints of both together, which are the other's."""
+    save(10, run="other")
+    start_job("other", 1)  # ends at once, in moto
+    assert "from step 10 of run other" in checks()["checkpoints"].detail
+    resumed = "checkpoint.resume=s3://cloudtrain-test/saved"
+    for status in ("InProgress", "Stopping"):
+        account.say("DescribeTrainingJob", Answer.json({"TrainingJobStatus": status, "CreationTime": 1.0}))
+        failure = only_failure(checks(), "checkpoints")
+        assert failure.detail.startswith("run other goes on and saves to s3://cloudtrain-test/saved, too (step 10)")
+        assert "cloudtrain stop other" in failure.fix
+        assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
+        assert only_failure(checks(resumed), "checkpoints").detail == failure.detail
+        elsewhere = checks("checkpoint.uri=s3://cloudtrain-test/mine", resumed)["checkpoints"]
+        assert elsewhere.result is Result.PASS  # reading beside it is no harm
+    account.say("DescribeTrainingJob", Answer.denied())
+    assert "sagemaker:DescribeTrainingJob" in checks()["checkpoints"].detail
+
+
 def test_resume_from_a_place(account: Front, checks: Checks) -> None:
     resume = "checkpoint.resume=s3://cloudtrain-test/elsewhere"
     assert "no complete checkpoint" in only_failure(checks(resume), "checkpoints").detail

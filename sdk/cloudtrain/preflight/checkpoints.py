@@ -61,11 +61,16 @@ def _check(context: Context, uri: str) -> Check:
             "copy it with aws s3 sync and resume from there: --set checkpoint.resume=s3://BUCKET/PREFIX",
         )
     own = _hold(context, uri)
-    if config.task is None:
-        return _check_of_script(context, uri, own)
+    return _check_of_script(context, uri, own) if config.task is None else _check_of_task(context, uri, own)
+
+
+def _check_of_task(context: Context, uri: str, own: _Held) -> Check:
+    resume = context.plan.config.checkpoint.resume
+    newest = _newest(context, uri, own)
+    if newest is not None and _goes_on(context, newest.run):
+        return _refuse_company(uri, newest, context.plan.run)
     if resume not in ("auto", "never"):
         return _check_resume(context, resume)
-    newest = _newest(context, uri, own)
     if newest is None:
         return _check_without(uri, own, context.plan.run)
     if resume == "never":
@@ -171,6 +176,29 @@ def _check_without(uri: str, own: _Held, run: str) -> Check:
     if own.folders:
         return passed("checkpoints", f"no checkpoint below {uri} is complete: the run starts anew")
     return _check_empty(uri, run)
+
+
+def _goes_on(context: Context, run: str) -> bool:
+    """Tell whether a run's training job has not ended. Of a run from a queue nothing is known by its own name."""
+    from botocore.exceptions import ClientError
+
+    try:
+        job = context.client("sagemaker").describe_training_job(TrainingJobName=run)
+    except ClientError as error:
+        if error_code(error) in ("ValidationException", "ResourceNotFound"):
+            return False  # there is none, or the name could not be one
+        raise
+    return job["TrainingJobStatus"] in ("InProgress", "Stopping")
+
+
+def _refuse_company(uri: str, newest: Manifest, run: str) -> Check:
+    return failed(
+        "checkpoints",
+        f"run {newest.run} goes on and saves to {uri}, too (step {newest.step}): "
+        "each would delete the other's checkpoints, and resume from them",
+        f"wait for its end, stop it: {command('cloudtrain', 'stop', newest.run)}; "
+        f"or give this run a folder of its own: --set checkpoint.uri={uri}/{run}",
+    )
 
 
 def _refuse_mixture(uri: str, newest: Manifest, run: str) -> Check:
