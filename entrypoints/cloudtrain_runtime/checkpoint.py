@@ -67,7 +67,7 @@ from cloudtrain_runtime.place import ml_tree, read_run_config
 from cloudtrain_runtime.ranks import Agreement, Row, gather
 
 _LEAVE_SECONDS = 100.0
-"""How long a script that has failed, or was told to stop, waits for a save under way."""
+"""How long a rank that has failed, or a script that was told to stop, waits for a save under way."""
 
 _FINISH_SECONDS = 3600.0
 """How long one does that has come to its end."""
@@ -278,6 +278,17 @@ class Checkpoints:
             timeout_seconds: How long this rank waits for itself. Without it all ranks wait together.
         """
         return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
+
+    def settle_failed(self) -> None:
+        """Wait for the save under way in a rank that has failed: the others' parts are of no use without its own.
+
+        They need not have noticed: torchrun ends them when this rank has left. Where they have gone, the save has
+        failed, and nothing is waited for.
+        """
+        if self._saver.is_busy:
+            under_way = f"the save of step {self._saver.step_under_way} is under way"
+            say(f"rank {self._place.rank} has failed; {under_way}, and is waited for {_LEAVE_SECONDS:.0f} s at most")
+            self.settle(_LEAVE_SECONDS)
 
 
 @contextlib.contextmanager

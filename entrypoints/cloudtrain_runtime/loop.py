@@ -177,6 +177,7 @@ class Trainer:
                 # The last log may tell why. What fails here as well must not hide the cause.
                 with contextlib.suppress(RuntimeError, JobError):
                     self.checkpoints.hear(wait=False)
+                self.checkpoints.settle_failed()
                 raise
         if not is_complete:
             self.profiling.close()  # all is saved by now

@@ -293,8 +293,43 @@ def test_retries_start_the_workers_again_from_the_last_checkpoint(cli: Cli, smal
     )
     assert done.code == 0, done.err
     assert done.json["state"] == "SUCCEEDED"
-    assert done.json["first_step"] in (2, 4)  # every 2 steps, failed in the sixth, perhaps while saving
+    assert done.json["first_step"] == 4  # every 2 steps, failed in the sixth, perhaps while saving
     assert "broken on purpose" in done.err
+
+
+SLOW_COMMIT = """
+from cloudtrain_runtime.checkpoints.storage import FolderStorage
+
+commit = FolderStorage.commit
+
+def commit_slowly(*args):
+    time.sleep(3)
+    return commit(*args)
+
+FolderStorage.commit = commit_slowly
+"""
+
+
+def test_a_rank_that_fails_does_not_take_the_save_under_way_with_it(cli: Cli, small: Small) -> None:
+    path = small(fail_at=2, fail_rank=1)
+    path.with_name("small.py").write_text(path.with_name("small.py").read_text() + SLOW_COMMIT)
+    done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
+    assert done.code == 4
+    assert "rank 1 has failed; the save of step 2 is under way" in done.err
+    assert done.json["reason"].startswith("rank 1 on algo-2 (local rank 0) failed: ValueError")
+    assert [each["step"] for each in cli("checkpoints", done.json["run"], "--json").json["checkpoints"]] == [2]
+
+
+def test_a_rank_that_is_gone_is_not_waited_for(cli: Cli, small: Small) -> None:
+    """The save has failed, so there is nothing that the others could wait for."""
+    path = small(fail_at=2, fail_rank=1)
+    source = path.with_name("small.py").read_text().replace("raise ValueError(", "os.kill(os.getpid(), 9); print(")
+    path.with_name("small.py").write_text(source + SLOW_COMMIT)
+    began = time.monotonic()
+    done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
+    assert done.code == 4
+    assert "was killed by SIGKILL" in done.json["reason"]
+    assert time.monotonic() - began < 100  # as long as a save would be waited for
 
 
 def test_an_exception_is_the_reason_with_its_traceback(cli: Cli, small: Small) -> None:

@@ -128,7 +128,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._bytes = 0
         self._bytes_seen = -1
-        self._step_under_way = -1
+        self.step_under_way = -1
         self._moved = time.monotonic()
 
     # ------------------------------------------------------------ what the loop calls
@@ -167,7 +167,7 @@ class Saver:
         values, unshared = states()
         save = _Save(step, dict(state), began, _event_now(self._place))
         self._save = save
-        self._step_under_way = step
+        self.step_under_way = step
         self._bytes, self._bytes_seen = 0, -1
         self._note_progress()
         self._thread = threading.Thread(target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True)
@@ -224,7 +224,7 @@ class Saver:
             if not any(view.is_busy for view in views):
                 return True
             if _is_hopeless(views):
-                self._give_up(self._step_under_way if step is None else step)
+                self._give_up(self.step_under_way if step is None else step)
                 return False
 
     def settle_alone(self, timeout_seconds: float) -> bool:
@@ -265,7 +265,7 @@ class Saver:
 
     def _under_way(self) -> str:
         return (
-            f"the save of step {self._step_under_way} is still under way: {self._bytes / 1e6:,.0f} MB written by rank 0"
+            f"the save of step {self.step_under_way} is still under way: {self._bytes / 1e6:,.0f} MB written by rank 0"
             f", the last {time.monotonic() - self._moved:,.0f} s ago"
         )
 
