@@ -268,6 +268,15 @@ RULES: tuple[Rule, ...] = (
         _MORE_HOST_MEMORY,
         needles=(" 137",),
     ),
+    # torch/csrc/DataLoader.cpp: the worker has ended its process, with what no exception could be passed on for
+    _rule(
+        C.USER_CODE,
+        _ANY,
+        r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (?P<code>\d+)",
+        "A worker of the DataLoader has ended its process with exit code {code}, and why is lost with it: "
+        "num_workers=0 shows it, here with cloudtrain submit JOB --local.",
+        needles=("exited unexpectedly with exit code",),
+    ),
     # torch/utils/data/dataloader.py: what the rank says when a worker of its own has gone without a word
     _rule(
         C.HOST_MEMORY,
