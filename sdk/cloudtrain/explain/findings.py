@@ -64,12 +64,14 @@ class Finding:
 def classify(raised: Raised, before: tuple[Raised, ...] = ()) -> tuple[Rule, dict[str, str], Raised]:
     """Return the rule for an exception, what it has found, and the exception that tells most.
 
-    An exception that no special rule knows is explained by the one it was raised from, if that one is known.
+    An exception that no special rule knows, or only as a symptom, is explained by the one it was raised from, if that
+    one is known, or is nearer to the cause.
 
     Args:
         raised: The exception at the end of a chain.
         before: The ones before it, the first one first.
     """
+    known: list[tuple[Rule, dict[str, str], Raised]] = []
     general: tuple[Rule, dict[str, str], Raised] | None = None
     for candidate in (raised, *reversed(before)):
         matched = first_match(candidate.text, Place.EXCEPTION)
@@ -77,8 +79,10 @@ def classify(raised: Raised, before: tuple[Raised, ...] = ()) -> tuple[Rule, dic
             continue
         answer = (matched[0], _groups(matched[1]), candidate)
         if matched[0].failure is not FailureClass.USER_CODE or matched[0].pattern.pattern:
-            return answer
+            known.append(answer)
         general = general or answer
+    if known:
+        return min(known, key=lambda each: each[0].weight)  # of equals the last that was raised
     if general is None:
         raise AssertionError("the last rule matches everything")
     return general
