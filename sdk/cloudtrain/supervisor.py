@@ -25,14 +25,13 @@ _waiting: list[_Waiting] = []
 @contextlib.contextmanager
 def ahead() -> Iterator[None]:
     """Start the process now for the local run that comes within; where none comes, nothing is left of it."""
-    waiting = _Waiting()
-    _waiting.append(waiting)
+    with contextlib.suppress(OSError):  # no room for one now, which is the run's matter when it comes
+        _waiting.append(_Waiting())
     try:
         yield
     finally:
-        if waiting in _waiting:
-            _waiting.remove(waiting)
-            waiting.end()
+        while _waiting:
+            _waiting.pop().end()
 
 
 def start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
