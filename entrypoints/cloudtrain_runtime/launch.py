@@ -6,6 +6,7 @@ an image whose torch cannot be imported still gets a readable failure.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -244,7 +245,8 @@ def _compile_ahead() -> None:
     import compileall
 
     if not sys.dont_write_bytecode:
-        compileall.compile_dir(Path(__file__).parent, quiet=2)
+        with contextlib.suppress(Exception):  # no reason to end a container for
+            compileall.compile_dir(Path(__file__).parent, quiet=2)
 
 
 def _wait(pid: int) -> int:
