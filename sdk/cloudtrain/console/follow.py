@@ -6,6 +6,7 @@ draws, prints and listens to Ctrl-C; it never waits for the cloud.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
@@ -178,7 +179,7 @@ class _Outage:
                 self.messages.put("it answers again")
 
 
-class _Asker(threading.Thread):
+class _Asker(threading.Thread, abc.ABC):
     """Asks for one thing in a thread of its own, and waits out errors of the cloud.
 
     Attributes:
@@ -212,9 +213,9 @@ class _Asker(threading.Thread):
         finally:
             self.is_done.set()
 
+    @abc.abstractmethod
     def work(self) -> None:
         """Ask until there is no more to ask for."""
-        raise NotImplementedError
 
     def answered(self) -> None:
         """Take note that the cloud answers."""
