@@ -192,6 +192,24 @@ time.sleep(600)
     until(lambda: not any(psutil.pid_exists(pid) for pid in children), 5)
 
 
+def test_a_notice_while_workers_are_being_started_reaches_all_of_them(tmp_path: Path) -> None:
+    """Torchrun itself loses those that it has started by then."""
+    worker = """
+def on_notice(number, frame):
+    tell("noticed", rank)
+    os._exit(0)
+signal.signal(signal.SIGTERM, on_notice)
+if rank == 0:
+    os.kill(int(open("agent").read()), signal.SIGTERM)
+time.sleep(600)
+"""
+    agent = start(tmp_path, worker, ranks=6)
+    (tmp_path / "agent").write_text(str(agent.pid))
+    assert agent.wait(60) == 128 + signal.SIGTERM
+    assert told(tmp_path, "noticed")[0] == ["0"]
+    assert not _living(tmp_path)
+
+
 def test_a_notice_while_it_still_loads_leaves_nothing_behind(tmp_path: Path) -> None:
     agent = start(tmp_path, "tell('up')\ntime.sleep(600)\n")
     (the_template,) = until(lambda: psutil.Process(agent.pid).children())

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import describe_exit
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
     _record_collectives()
     if template is not None:
         _fork_workers(template)
+    _finish_starts(template)
     try:
         run(parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -84,6 +86,44 @@ def _fork_workers(template: Template) -> None:
         return worker or start_fresh(self, args, env)
 
     SubprocessHandler._popen = start  # type: ignore[method-assign] # noqa: SLF001 (the one place where it starts one)
+
+
+def _finish_starts(template: Template | None) -> None:
+    """Have a signal that comes while workers are started take effect when all of them are.
+
+    torchrun raises it there and then, and does not know the workers that it has started already: they would hear of
+    nothing, and run on without an agent.
+    """
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing import api
+
+    handle = getattr(api, "_terminate_process_handler", None)
+    start_workers: Any = getattr(LocalElasticAgent, "_start_workers", None)
+    if handle is None or start_workers is None:
+        return
+    is_starting = False
+    came: list[int] = []
+
+    def handle_later(signum: int, frame: FrameType | None) -> None:
+        if is_starting:
+            came.append(signum)
+        else:
+            handle(signum, frame)
+
+    def start_all(self: Any, worker_group: Any) -> Any:
+        nonlocal is_starting
+        if template is not None:
+            template.await_load()
+        is_starting = True
+        try:
+            return start_workers(self, worker_group)
+        finally:
+            is_starting = False
+            if came:
+                handle(came[0], None)
+
+    api._terminate_process_handler = handle_later  # noqa: SLF001
+    LocalElasticAgent._start_workers = start_all  # type: ignore[method-assign] # noqa: SLF001
 
 
 def _record_collectives() -> None:

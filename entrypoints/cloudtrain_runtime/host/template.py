@@ -63,6 +63,8 @@ _SETS_VARIABLE = re.compile(
 """A script that sets what torch, or a library that it loads, reads once and for all at import."""
 
 _POLL_SECONDS = 0.01
+_LOADED = "loaded\n"
+_GONE = "the process that they are forked from has gone"
 
 
 def why_fresh(environ: Mapping[str, str]) -> str:
@@ -122,6 +124,19 @@ class Template:
         self._requests = requests
         self._answers = requests.makefile("r", encoding="utf-8")
         self._loaded_with = dict(os.environ)
+        self._is_loaded = False
+
+    def await_load(self) -> None:
+        """Wait until it can fork; where it cannot, workers are started afresh."""
+        if self._pid == 0 or self._is_loaded:
+            return
+        try:
+            self._is_loaded = self._answers.readline() == _LOADED
+        except BaseException:
+            self.end()
+            raise
+        if not self._is_loaded:
+            self._give_up(_GONE)
 
     def fork(self, environ: Mapping[str, str]) -> Forked | None:
         """Start a worker with this environment as a child of this process; None where it must be started afresh."""
@@ -136,7 +151,7 @@ class Template:
                 worker = Forked(int(self._answers.readline()))
                 worker.check()
         except (OSError, ValueError):
-            self._give_up("the process that they are forked from has gone")
+            self._give_up(_GONE)
             return None
         except BaseException:
             # A signal while it waits: the template sees the connection's end, and forks no more.
@@ -249,6 +264,7 @@ def _serve(requests: socket.socket, mask: forking.Mask) -> NoReturn:
         say("a library has started threads, or CUDA, when it was imported")
         os._exit(1)
     stream = requests.makefile("r", encoding="utf-8")
+    requests.sendall(_LOADED.encode())
     while line := stream.readline():
         pid = _fork_worker()
         if pid == 0:
