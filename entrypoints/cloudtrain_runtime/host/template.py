@@ -131,7 +131,8 @@ class Template:
         if self._pid == 0 or self._is_loaded:
             return
         try:
-            self._is_loaded = self._answers.readline() == _LOADED
+            with contextlib.suppress(OSError):
+                self._is_loaded = self._answers.readline() == _LOADED
         except BaseException:
             self.end()
             raise
@@ -140,6 +141,7 @@ class Template:
 
     def fork(self, environ: Mapping[str, str]) -> Forked | None:
         """Start a worker with this environment as a child of this process; None where it must be started afresh."""
+        self.await_load()
         if self._pid == 0:
             return None
         if differing := _differing(self._loaded_with, environ):
