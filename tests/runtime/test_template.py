@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def test_without_its_template_the_agent_starts_workers_afresh(tmp_path: Path) ->
     children = psutil.Process(agent.pid).children()
     workers = [child for child in children if child.cmdline()[1:] == ["-u", WORKER_SCRIPT]]
     (the_template,) = [child for child in children if child not in workers]
+    time.sleep(1)  # the agent may be about to read what the template has answered
     the_template.kill()
     until(lambda: the_template.status() == psutil.STATUS_ZOMBIE)
     assert [worker.status() == psutil.STATUS_ZOMBIE for worker in workers] == [False, False]

@@ -40,9 +40,9 @@ def sleep():
         time.sleep(60)
 
 def stop():
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # of this thread: it goes no line further
-    while True:
-        time.sleep(1)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP); time.sleep(3600)
+    # One line: it may be asked for its stack by being continued.
+
 
 def hold_the_lock():
     while True: ctypes.PyDLL(None).sleep(3600)  # the signal for the stacks ends a sleep in C
