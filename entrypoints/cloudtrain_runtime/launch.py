@@ -242,11 +242,12 @@ def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
 
 def _compile_ahead() -> None:
     """Compile what the ranks will import of this package, while torch is imported: it came as text with the code."""
+    if sys.dont_write_bytecode:
+        return
     import compileall
 
-    if not sys.dont_write_bytecode:
-        with contextlib.suppress(Exception):  # no reason to end a container for
-            compileall.compile_dir(Path(__file__).parent, quiet=2)
+    with contextlib.suppress(Exception):  # no reason to end a container for
+        compileall.compile_dir(Path(__file__).parent, quiet=2)
 
 
 def _wait(pid: int) -> int:

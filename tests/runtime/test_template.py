@@ -208,7 +208,7 @@ time.sleep(600)
     agent = start(tmp_path, worker, ranks=6)
     (tmp_path / "agent").write_text(str(agent.pid))
     assert agent.wait(60) == 128 + signal.SIGTERM
-    assert told(tmp_path, "noticed")[0] == ["0"]
+    assert ["0"] in told(tmp_path, "noticed")  # the others may not have come so far; which one prints first is chance
     assert not _living(tmp_path)
 
 
