@@ -265,7 +265,8 @@ def test_a_script_finds_its_place(cluster: Cluster, request: pytest.FixtureReque
 
 def test_a_failure_is_written_down_and_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
     fail_rank = 3
-    cluster.give(run_config(task="small:Small", args={"fail_rank": fail_rank}), small_py=TASK)
+    uri = str(cluster.folder / "saved")
+    cluster.give(run_config(task="small:Small", args={"fail_rank": fail_rank}, uri=uri), small_py=TASK)
     done = end(mpirun())
     assert done.code == 1, done.text
     failed = [event for event in cluster.events(done.text) if event["event"] == "failed"]
