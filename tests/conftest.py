@@ -15,7 +15,12 @@ from pathlib import Path
 
 import pytest
 from aws_calls import RECORD, unknown_calls
+from hypothesis import settings
 from support import Cli, Finished, command, serve_moto
+
+# A machine that others use, too, may stop for longer than any example takes.
+settings.register_profile("cloudtrain", settings.default, deadline=None)
+settings.load_profile("cloudtrain")
 
 GUARD = Path(__file__).parent / "guard"
 TRUST = {

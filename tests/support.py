@@ -94,8 +94,8 @@ class Terminal:
         self.process, self._keys = pty.fork()
         if self.process == 0:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background inherits deafness to it
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
             os.execve(arguments[0], arguments, environment)  # noqa: S606 (no shell is what is wanted)
-        fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def shows(self, text: str) -> bool:
         """Whether it has written a text so far; reads what is there."""
@@ -119,9 +119,10 @@ class Terminal:
 
     def end(self) -> int:
         """Wait for its end; return the exit code."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         ended = (0, 0)
-        while ended[0] == 0 and time.monotonic() < deadline:
+        while ended[0] == 0:
+            assert time.monotonic() < deadline, f"it has not ended: {self.text}"
             self.shows("")
             ended = os.waitpid(self.process, os.WNOHANG)
             time.sleep(0.02)

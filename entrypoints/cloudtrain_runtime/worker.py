@@ -29,6 +29,8 @@ from cloudtrain_runtime.host.variables import mpirun_variables
 from cloudtrain_runtime.marks import mark_lines
 from cloudtrain_runtime.place import is_by_mpirun, ml_tree, read_run_config, torchrun_variables
 
+_ECHO_SECONDS = 2.0
+
 
 def main() -> None:
     """Run this rank. An exception's traceback goes to torchrun's error file, and from there to `output/failure`."""
@@ -39,6 +41,7 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
         callstack = "".join(traceback.format_exception(error.with_traceback(from_own_code(error.__traceback__))))
         record_failure(f"{type(error).__name__}: {error}", callstack)
+        let_the_cause_be_first(callstack)
         say_traceback(callstack)
         report_alone(f"failed: {type(error).__name__}: {error}", callstack)
         # Without the interpreter's shutdown, which may abort (see `leave`) and then hide the reason.
@@ -94,6 +97,15 @@ def take_secrets(config: RunConfig) -> None:
     if found.problems:
         leave_for(JobError("; ".join(found.problems)))
     os.environ.update(found.values)
+
+
+def let_the_cause_be_first(callstack: str) -> None:
+    """Wait a little with what only follows another rank's failure, where AWS's toolkit reads what mpirun prints.
+
+    It quotes from the first error on, and what another host's ranks print is on its way for longer.
+    """
+    if is_by_mpirun(os.environ) and is_echo(callstack):
+        time.sleep(_ECHO_SECONDS)
 
 
 def say_traceback(text: str) -> None:

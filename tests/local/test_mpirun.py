@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -341,6 +342,7 @@ def _ranks_of(cluster: Cluster) -> list[int]:
     for process in psutil.process_iter(["cmdline", "pid"]):
         line = process.info["cmdline"] or []
         if line[-1:] == ["cloudtrain_worker.py"] and "mpirun" not in line[0]:
-            with_ours = process.environ().get("CLOUDTRAIN_ML_ROOT", "").startswith(str(cluster.folder))
-            found += [process.pid] if with_ours else []
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                with_ours = process.environ().get("CLOUDTRAIN_ML_ROOT", "").startswith(str(cluster.folder))
+                found += [process.pid] if with_ours else []
     return found

@@ -56,6 +56,7 @@ def test_it_is_not_told_where_another_would_be_started_now(
             monkeypatch.setenv("AWS_PROFILE", "other")
         else:
             os.kill(pid, signal.SIGKILL)
+            until(lambda: waiting() == set())
         process, log = started()
         assert waiting() == set()
     assert process.pid != pid

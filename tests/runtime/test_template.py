@@ -86,9 +86,13 @@ def test_each_way_to_end_is_what_it_is(tmp_path: Path) -> None:
 import atexit
 tell("forked", is_forked)
 atexit.register(tell, "handler", restart)
+if rank == 0:
+    open(f"came-{{restart}}", "w").close()
 if rank == 0 and restart == 4:
     sys.exit()
 if rank == 1:
+    while not os.path.exists(f"came-{{restart}}"):  # who is told to end before it has begun tells nothing
+        time.sleep(0.01)
     exec({list(ENDINGS)}[restart])
 time.sleep(600)
 """
@@ -103,8 +107,20 @@ time.sleep(600)
 def test_the_one_that_failed_first_is_named_though_another_failed_within_the_same_look(tmp_path: Path) -> None:
     worker = """
 if rank == 1:
+    open("pid", "w").write(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGKILL)
 from cloudtrain_runtime.worker import record_failure
+def is_gone():
+    try:
+        pid = open("pid").read()
+    except FileNotFoundError:
+        return False
+    try:
+        return bool(pid) and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+while not is_gone():
+    time.sleep(0.001)
 record_failure("RuntimeError: Connection closed by peer", "")
 os._exit(1)
 """

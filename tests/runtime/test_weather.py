@@ -19,6 +19,7 @@ import pytest
 import torch
 from ranks_support import Trial, start
 from s3_server import S3Server, Weather, serve_s3
+from support import until
 from torch import nn
 
 from cloudtrain_runtime.checkpoint import Checkpoints
@@ -295,10 +296,17 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     training: Training, sky: S3Server, engine: str, hurried: pytest.MonkeyPatch
 ) -> None:
+
+    def nothing_moves() -> bool:
+        before = training.checkpoints._saver._bytes  # noqa: SLF001
+        time.sleep(0.2)
+        return training.checkpoints._saver._bytes == before and bool(sky.counts()["silent"])  # noqa: SLF001
+
     assert training.go_on()
     training.told()
     sky.set_weather(Weather(silent=1.0, silent_seconds=5.0, skip=1))
     assert training.go_on(wait=False)
+    until(nothing_moves)
     for _ in range(3):
         assert not training.go_on(wait=False)  # steps are taken all the same
     told = training.told()
@@ -350,13 +358,6 @@ def test_a_server_that_is_killed_in_an_upload_comes_back(
         assert training.go_on()
         assert training.resumed() == 3
         training.check()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # ---------------------------------------------------------------- a full disk

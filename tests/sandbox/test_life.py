@@ -176,9 +176,10 @@ def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
 
 
 def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
-    sandbox.weather(capacity_after_seconds=1)
+    sandbox.weather(capacity_after_seconds=3600)
     sandbox.create("waits", TRAIN)
     sandbox.secondary("waits", "Pending")
+    sandbox.weather()
     assert statuses(sandbox.end_of("waits"))[:3] == ["Starting", "Pending", "Downloading"]
     sandbox.weather(capacity_error_after_seconds=0.5)
     sandbox.create("gives-up", TRAIN)
@@ -192,7 +193,7 @@ def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
 
 def test_an_instance_that_dies_is_an_internal_error_and_retried_on_request(sandbox: Any) -> None:
     sandbox.weather(dead_instance={"host": "algo-2", "step": 2})
-    script = 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 2'
+    script = 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 6'
     sandbox.create("dies", script, instances=2)
     sandbox.create("retries", script, instances=2, RetryStrategy={"MaximumRetryAttempts": 1})
     assert sandbox.end_of("dies")["FailureReason"].startswith("InternalServerError: ")
@@ -203,11 +204,12 @@ def test_an_instance_that_dies_is_an_internal_error_and_retried_on_request(sandb
 
 def test_interrupted_spot_instances_come_back_with_the_checkpoints(sandbox: Any) -> None:
     sandbox.weather(interrupt_at_step=[3])
-    # Counts in a file that SageMaker keeps in step with S3; each attempt starts in an empty tree.
+    # Counts in a file that SageMaker keeps in step with S3; each attempt starts in an empty tree. The first one waits.
     script = """
-    cd "$CLOUDTRAIN_ML_ROOT"; n=$(cat checkpoints/step 2>/dev/null || echo 0); echo "from $n"
+    cd "$CLOUDTRAIN_ML_ROOT"; n=$(cat checkpoints/step 2>/dev/null || echo 0); start=$n; echo "from $n"
     while [ $n -lt 6 ]; do
-      n=$((n + 1)); echo $n > checkpoints/step; echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": $n}"; sleep 0.3
+      n=$((n + 1)); echo $n > checkpoints/step; echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": $n}"
+      if [ $n$start = 30 ]; then sleep 60; fi
     done
     """
     fields = {
@@ -223,8 +225,7 @@ def test_interrupted_spot_instances_come_back_with_the_checkpoints(sandbox: Any)
         *("Starting", "Downloading", "Training", "Uploading", "Completed"),
     ]
     starts = [line for line in sandbox.lines("spot") if line.startswith("from")]
-    assert starts[0] == "from 0"
-    assert starts[1] in ("from 3", "from 4", "from 5")
+    assert starts == ["from 0", "from 3"]
     assert done["BillableTimeInSeconds"] < done["TrainingTimeInSeconds"]
     body = sandbox.client("s3").get_object(Bucket=sandbox.told["bucket"], Key="kept/step")["Body"].read()
     assert body == b"6\n"

@@ -345,6 +345,15 @@ def test_files_shows_secrets_and_everything_else_refuses_them(cli: Cli, job: Wri
         assert "!/.env" in done.err
 
 
+def _read_to_its_end(terminal: int) -> str:
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal tells that nobody writes to it any more
+        while data := os.read(terminal, 100_000):
+            shown += data
+    os.close(terminal)
+    return shown.decode()
+
+
 def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
@@ -356,8 +365,7 @@ def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.Mon
         with console.progress("packing the code") as show:
             show(1, 2)
             show(2, 2)
-    shown = os.read(ours, 100_000).decode()
-    os.close(ours)
+    shown = _read_to_its_end(ours)
     assert "packing the code" in shown
     assert "reading the code" not in shown
 
@@ -371,12 +379,7 @@ def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pyt
         with console.progress("packing the code") as show:
             for done, total in ((1, 2), (2, 2), (1, 3)):
                 show(done, total)
-    shown = b""
-    with contextlib.suppress(OSError):  # how a terminal tells that nobody writes to it any more
-        while data := os.read(ours, 100_000):
-            shown += data
-    os.close(ours)
-    bars = shown.decode().split("\x1b[?25h")  # the cursor comes back where a bar has gone
+    bars = _read_to_its_end(ours).split("\x1b[?25h")  # the cursor comes back where a bar has gone
     assert ["packing the code" in bar for bar in bars] == [True, True, False]
 
 

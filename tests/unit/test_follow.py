@@ -499,7 +499,7 @@ THROTTLED = CloudError("could not describe the training job: AWS says Throttling
 
 def test_a_cloud_that_stumbles_does_not_end_it_and_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     cloud = Cloud(PENDING, THROTTLED, THROTTLED, TRAINING, DONE)
-    assert follow(Run(RUN, cloud), as_json=True, patience=HURRY) == 0
+    assert follow(Run(RUN, cloud), as_json=True, patience=dataclasses.replace(HURRY, all_seconds=60)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "SUCCEEDED"
     assert err.count("ThrottlingException") == 1
@@ -537,7 +537,8 @@ def test_a_log_that_breaks_off_is_read_again_and_repeats_nothing(capsys: pytest.
                 raise CloudError("could not read the log: reset")
             yield LogLine(host, f"line {number}")
 
-    assert follow(Run(RUN, Cloud(DONE, lines=lines)), as_json=True, patience=HURRY) == 0
+    patience = dataclasses.replace(HURRY, all_seconds=60)
+    assert follow(Run(RUN, Cloud(DONE, lines=lines)), as_json=True, patience=patience) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("algo-")]
     assert told == [f"{host}  line {number}" for host in ("algo-1", "algo-2") for number in range(6)]
 
@@ -552,7 +553,7 @@ def test_a_log_that_cannot_be_read_leaves_the_status_to_follow(capsys: pytest.Ca
 
     class Patient(Cloud):
         def status(self, run: str) -> Status:
-            ended.wait(0.5)  # longer than the log is waited for
+            ended.wait(1)  # longer than the log is waited for
             return super().status(run)
 
     cloud = Patient(TRAINING, DONE, lines=lines)
@@ -605,12 +606,15 @@ def test_ctrl_c_leaves_at_once_with_what_is_known(capsys: pytest.CaptureFixture[
 
     def lines() -> Iterator[LogLine]:
         yield LogLine("algo-1", "first")
+        for _ in range(2):  # who asks a second time has the first answer
+            assert cloud.asked.acquire(timeout=10)
         signal.raise_signal(signal.SIGINT)
         threading.Event().wait(30)
 
+    cloud = Cloud(TRAINING, lines=lines)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert follow(Run(RUN, Cloud(TRAINING, lines=lines)), as_json=True, patience=HURRY) == 130
+        assert follow(Run(RUN, cloud), as_json=True, patience=HURRY) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()

@@ -30,9 +30,15 @@ _shown: list[ctypes.Array[ctypes.c_char]] = []
 """Memory that /proc shows must live as long as the process."""
 
 
-def die_with_parent() -> None:
-    """Have this process killed when the one that forked it ends, however it ends."""
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the one that forked it ends, however it ends; end it if that has ended already.
+
+    Args:
+        parent: Its process id, asked before the fork.
+    """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextlib.contextmanager

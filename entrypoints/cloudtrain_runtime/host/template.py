@@ -246,9 +246,10 @@ def _fork_template() -> Template:
     # The template outlives signals that are sent to the whole group: it ends with the agent.
     mask = forking.hold_signals()
     sys.stdout.flush()
+    agent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        linux.die_with_parent()
+        linux.die_with_parent(agent)
         ours.close()
         _serve(its, mask)
     forking.release_signals(mask)

@@ -124,12 +124,15 @@ def _show(threads: _Threads, screen: _Screen, thinner: _Thinner) -> None:
         if lines := threads.take_lines(_WAIT_SECONDS):
             last_line = time.monotonic()
             screen.print([line for line in lines if thinner.wants(line)])
+        silent = time.monotonic() - last_line
+        is_over = threads.is_over(silent_seconds=silent)
+        if is_over:
+            threads.check()  # of what they have met on their last way, too
         for message in threads.take_messages():
             screen.say(message)
         if threads.known is not None:
             screen.show(threads.known, threads.told, threads.trouble)
-        silent = time.monotonic() - last_line
-        if threads.is_over(silent_seconds=silent):
+        if is_over:
             return
         if threads.is_late and silent > _LATE_SECONDS and not was_told:
             was_told = True
