@@ -134,6 +134,23 @@ data "aws_iam_policy_document" "bucket" {
       values   = ["false"]
     }
   }
+
+  # An object under a key that a client brings along (SSE-C) could be read by nobody else, and names no key of ours.
+  statement {
+    sid       = "NoKeyOfTheClient"
+    effect    = "Deny"
+    actions   = ["s3:PutObject"]
+    resources = ["${aws_s3_bucket.this.arn}/*"]
+    principals {
+      type        = "*"
+      identifiers = ["*"]
+    }
+    condition {
+      test     = "Null"
+      variable = "s3:x-amz-server-side-encryption-customer-algorithm"
+      values   = ["false"]
+    }
+  }
 }
 
 resource "aws_s3_bucket_lifecycle_configuration" "this" {

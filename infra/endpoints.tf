@@ -11,7 +11,7 @@ resource "aws_vpc_endpoint" "s3" {
   tags              = merge(local.tags, { Name = "${var.name}-s3" })
 }
 
-# A job can write nowhere but to the bucket, whatever credentials it has.
+# A job can write to no other bucket, whatever credentials it has.
 data "aws_iam_policy_document" "s3_endpoint" {
   count = local.makes_vpc ? 1 : 0
 

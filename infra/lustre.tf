@@ -22,6 +22,9 @@ resource "aws_fsx_data_repository_association" "this" {
   data_repository_path = "s3://${aws_s3_bucket.this.id}/${var.prefix}/${var.lustre.folder}"
   tags                 = local.tags
 
+  # The events below are those of later changes: without it, what lies in the bucket already would not be seen.
+  batch_import_meta_data_on_create = true
+
   s3 {
     auto_import_policy {
       events = ["NEW", "CHANGED", "DELETED"]

@@ -54,14 +54,15 @@ data "aws_iam_policy_document" "execution" {
     resources = ["${local.objects}/*"]
   }
 
-  # A job that is taken over must not change what the next one runs, nor who submits what.
+  # A job that is taken over must not change what the next one runs or goes on as, nor who submits what.
   statement {
     sid     = "CodeIsTheSubmittersOnly"
     effect  = "Deny"
     actions = ["s3:DeleteObject", "s3:PutObject"]
-    resources = [
-      for folder in ["code", "queues", "requests"] : "${local.objects}/${folder}/*"
-    ]
+    resources = concat(
+      [for folder in ["code", "queues", "requests"] : "${local.objects}/${folder}/*"],
+      [for file in ["config/run.json", "plan.json"] : "${local.objects}/*/${file}"],
+    )
   }
 
   # Checkpoints beyond `checkpoint.keep`. Their versions stay for a while: bucket.tf.

@@ -246,7 +246,7 @@ variable "require_traffic_encryption" {
 }
 
 variable "job_queues" {
-  description = "ARNs of AWS Batch job queues that runs may wait in."
+  description = "ARNs of AWS Batch job queues that runs may wait in. Batch creates the job with a role of its own, so the submit policy's limits on types, hours, network and keys do not hold for it: name queues only for those whom you trust with that."
   type        = list(string)
   default     = []
   nullable    = false

@@ -142,6 +142,10 @@ run "lustre" {
     condition     = aws_fsx_data_repository_association.this[0].data_repository_path == "s3://a-known-bucket/cloudtrain/images"
     error_message = "It shows what lies below one folder of the prefix."
   }
+  assert {
+    condition     = aws_fsx_data_repository_association.this[0].batch_import_meta_data_on_create
+    error_message = "What lies there already is shown, too."
+  }
 }
 
 run "mistakes_are_refused" {

@@ -352,7 +352,7 @@ def submit(
         cloud.check_ready()
     decided, contents = _plan(spec, local=local, settings=settings, progress=progress, cloud=cloud)
     if local:
-        _refuse_nothing_here(decided)
+        _refuse_nothing_here(decided, settings)
     from cloudtrain.bundle.archive import write_bundle
 
     def pack() -> Bundle:
@@ -413,7 +413,7 @@ def resume(
         saved = CheckpointFolder(resumed.steps, run, _environ(backend.name, settings))
         resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
     if backend.name == LOCAL:
-        return _resume_here(earlier, spec, resumed)
+        return _resume_here(earlier, spec, resumed, settings or find_settings())
     today = settings or find_settings()
     if backend.name == SANDBOX and (found := find_sandbox()) is not None:
         today = found.settings(today)
@@ -432,21 +432,21 @@ def resume(
     return sending.send(decided)
 
 
-def _resume_here(earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None) -> Run:
-    """Start a local run from the checkpoints and the packed code of another one."""
+def _resume_here(earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None, settings: Settings) -> Run:
+    """Start a local run from the checkpoints and the packed code of another one. Settings tell whose a bucket is."""
     from cloudtrain.bundle.archive import Bundle
 
     local = _local()
     again = f"cloudtrain submit --local JOB --set checkpoint.resume={earlier.run}"
-    decided = _decide(spec, earlier.code, local=True, settings=Settings(), resumed=resumed)
-    _refuse_nothing_here(decided)
+    decided = _decide(spec, earlier.code, local=True, settings=settings, resumed=resumed)
+    _refuse_nothing_here(decided, settings)
     archive = find_home() / BUNDLES_FOLDER / earlier.code.digest / BUNDLE_FILE
     if not archive.is_file():
         raise UserError(f"the code of {earlier.run} is gone: {archive}", f"with the code as it is now: {again}")
     return local.submit(decided, Bundle(archive, earlier.code))
 
 
-def _refuse_nothing_here(decided: Plan) -> None:
+def _refuse_nothing_here(decided: Plan, settings: Settings) -> None:
     """Refuse a local run that is to go on from something, when there is nothing.
 
     Raises:
@@ -463,7 +463,7 @@ def _refuse_nothing_here(decided: Plan) -> None:
     if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
         return
     try:
-        CheckpointFolder(decided.resume, config.checkpoint.resume_run).find()
+        CheckpointFolder(decided.resume, config.checkpoint.resume_run, _environ(LOCAL, settings)).find()
     except UserError as error:
         raise UserError(error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB") from None
 
@@ -491,10 +491,8 @@ def _environ(backend: str, settings: Settings | None) -> dict[str, str]:
         # Nothing of the real account: a profile or an endpoint would lead there.
         own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         return {**own, **found.environment, OWNERS_VARIABLE: json.dumps(found.settings(Settings()).bucket_owners)}
-    if backend != SAGEMAKER:
-        return dict(os.environ)
     account = settings or find_settings()
-    region = {"AWS_DEFAULT_REGION": account.region} if account.region else {}
+    region = {"AWS_DEFAULT_REGION": account.region} if account.region and backend == SAGEMAKER else {}
     return {**os.environ, **region, OWNERS_VARIABLE: json.dumps(account.bucket_owners)}
 
 

@@ -32,16 +32,25 @@ _BESIDE_UPLOAD_SECONDS = 30
 
 _BUCKET = re.compile(BUCKET_PATTERN)
 _QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
+_PASSWORD = re.compile(r"(?i)(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)")
 _SECRET_VARIABLE = re.compile(
-    r"(?i)(?:^|_)(?:secret|password|passwd|passphrase|token|api_?key|access_key|private_key|credentials?)(?:$|_)"
+    rf"(?i)(?:^|_)(?:secret|token|api_?key|access_key|private_key|credentials?)(?:$|_)|token$|apikey$|{_PASSWORD.pattern[4:]}"
 )
+# Most are names of something else: what is drawn at random tells.
+_MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
+_SECRET_PART = re.compile(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
+"""In the middle of a value: a connection string's."""
+_HEX = re.compile(r"[0-9a-fA-F]{32,}")
+_BASE64 = re.compile(r"(?=.*\d.*\d)(?=.*[A-Z].*[A-Z])(?=.*[a-z].*[a-z])[\w+/=-]{20,}")
+_AWS_SECRET = re.compile(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{40}")
 # An argument called `token` is most often one of a tokenizer.
 _SECRET_ARGUMENT = re.compile(
     r"(?i)(?:^|[-_])(?:secret|password|passwd|passphrase|(?:auth|access|api|bearer|hf|session)[-_]?token|api[-_]?key"
     r"|access[-_]key|private[-_]key)$"
 )
-_HARMLESS = re.compile(r"(?i)[\d.,:e+-]*|true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
-"""Values that no secret has: numbers, switches, paths, a handful of characters."""
+_NUMBER = re.compile(r"(?i)[\d.,:e+-]*")
+_HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
+"""Values that no secret has, besides numbers: switches, paths, a handful of characters."""
 
 
 def check_settings(settings: Settings, notes: Notes) -> None:
@@ -144,10 +153,13 @@ def check_secrets(spec: JobSpec, notes: Notes) -> None:
     """Refuse values that look like keys or tokens: whoever may describe a job reads its document."""
     told = "looks like a secret, and whoever may describe the job can read it"
     for name, value in spec.code.variables.items():
-        if _SECRET_VARIABLE.search(name) and not _HARMLESS.fullmatch(value):
+        if _is_secret(name, value):
             notes.refuse(("code", "env", name), told, _reference(name))
+    for name, value in spec.tags.items():
+        if _is_secret(name, value):
+            notes.refuse(("tags", name), told, _reference(re.sub(r"\W", "_", name).upper()))
     for at, name, value in _arguments(spec):
-        if _SECRET_ARGUMENT.search(name) and not _HARMLESS.fullmatch(value):
+        if _SECRET_ARGUMENT.search(name) and not _is_harmless(name, value):
             variable = re.sub(r"\W", "_", name).upper()
             notes.refuse(at, told, f"have the code read it from its environment: {_reference(variable)}")
     refused = {problem.path for problem in notes.problems}
@@ -155,6 +167,24 @@ def check_secrets(spec: JobSpec, notes: Notes) -> None:
         if redact(value) != value and dotted(at) not in refused:
             variable = str(at[-1]) if at[:2] == ("code", "env") else "NAME"
             notes.refuse(at, f"holds what {told}", _reference(variable))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable or a tag is one that should not be shown, by its name, or by its name and value."""
+    if _SECRET_PART.search(value):
+        return True
+    if _SECRET_VARIABLE.search(name):
+        return not _is_harmless(name, value)
+    return _MAYBE_SECRET.search(name) is not None and any(form.fullmatch(value) for form in (_HEX, _BASE64))
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Tell whether no secret of this name looks so."""
+    if _AWS_SECRET.fullmatch(value):
+        return False  # a path may begin as one of 64 of AWS's keys do, but hardly has their length and letters
+    if _PASSWORD.search(name) is None and _NUMBER.fullmatch(value):
+        return True
+    return _HARMLESS.fullmatch(value) is not None
 
 
 def _reference(variable: str) -> str:

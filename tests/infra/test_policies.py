@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from iam_policy import Decision, Request, decide
 from terraform_support import MODULE, ROOTS, as_list, of_type, one_of_type, policy_of
 
 from cloudtrain import catalog
@@ -65,7 +66,10 @@ def test_every_action_is_named_and_every_resource_that_can_be(
             assert not actions & UNNAMEABLE
             # A wildcard stands only at the end, below something that is named.
             assert all(
-                re.fullmatch(r"arn:aws:[^*]+([/:]\*(/checkpoints/\*|/manifest\.json)?)?", each) for each in resources
+                re.fullmatch(
+                    r"arn:aws:[^*]+([/:]\*(/checkpoints/\*|/manifest\.json|/config/run\.json|/plan\.json)?)?", each
+                )
+                for each in resources
             )
 
 
@@ -102,8 +106,20 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
     denied = statement(applied, "minimal", "aws_iam_role_policy", "execution", "CodeIsTheSubmittersOnly")
     assert denied["Effect"] == "Deny"
     assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
-    folders = ("code", "queues", "requests")
-    assert sorted(denied["Resource"]) == [f"arn:aws:s3:::{bucket}/cloudtrain/{folder}/*" for folder in folders]
+    theirs = ("*/config/run.json", "*/plan.json", "code/*", "queues/*", "requests/*")
+    assert sorted(denied["Resource"]) == [f"arn:aws:s3:::{bucket}/cloudtrain/{each}" for each in theirs]
+
+
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
+def test_a_job_changes_nothing_that_another_one_is_started_from(applied: dict[str, Any], action: str) -> None:
+    """Every object that a submit or a resume leaves for the cloud to start from, but for the user's data."""
+    base = f"arn:aws:s3:::{applied['minimal']['outputs']['bucket']}/cloudtrain"
+    policy = policy_of(applied["minimal"]["resources"], "aws_iam_role_policy", "execution")
+    run = "first-261121-101500-1a2b3c"
+    for key in (f"{run}/config/run.json", f"{run}/plan.json", f"code/{'0' * 64}/sourcedir.tar.gz"):
+        assert decide([policy], Request(action, f"{base}/{key}")) is Decision.EXPLICIT, key
+    kept = decide([policy], Request(action, f"{base}/{run}/checkpoints/step-00000001/__0_0.distcp"))
+    assert kept is Decision.ALLOWED
 
 
 def test_a_job_deletes_only_checkpoints(applied: dict[str, Any]) -> None:
@@ -190,11 +206,26 @@ def test_bucket_is_closed(applied: dict[str, Any], root: str) -> None:
 def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any]) -> None:
     statements = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")["Statement"]
     assert {each["Sid"]: each["Effect"] for each in statements} == dict.fromkeys(
-        ("OnlyOverTls", "OnlyNewTls", "OnlyThisKey", "OnlyThisEncryption"), "Deny"
+        ("OnlyOverTls", "OnlyNewTls", "OnlyThisKey", "OnlyThisEncryption", "NoKeyOfTheClient"), "Deny"
     )
-    tls = next(each for each in statements if each["Sid"] == "OnlyOverTls")
-    assert tls["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
-    assert tls["Principal"] == "*"
+    policy = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")
+    outputs = applied["minimal"]["outputs"]
+    place = f"arn:aws:s3:::{outputs['bucket']}/cloudtrain/x"
+    good = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.2",)}
+    encryption, header = "s3:x-amz-server-side-encryption", {"s3:x-amz-server-side-encryption": ("aws:kms",)}
+    for changed, is_refused in (
+        ({}, False),
+        ({"s3:TlsVersion": ("1.3",)}, False),
+        ({**header, f"{encryption}-aws-kms-key-id": (outputs["kms_key"],)}, False),
+        ({"aws:SecureTransport": ("false",)}, True),
+        ({"s3:TlsVersion": ("1.1",)}, True),
+        ({**header, f"{encryption}-aws-kms-key-id": (f"{outputs['kms_key']}0",)}, True),
+        ({encryption: ("AES256",)}, True),
+        ({encryption: ("aws:kms:dsse",)}, True),
+        ({f"{encryption}-customer-algorithm": ("AES256",)}, True),
+    ):
+        found = decide([policy], Request("s3:PutObject", place, {**good, **changed}))
+        assert found is (Decision.EXPLICIT if is_refused else Decision.IMPLICIT), changed
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -225,9 +256,10 @@ def test_hosts_talk_to_each_other_and_to_aws_only(applied: dict[str, Any]) -> No
     resources = applied["minimal"]["resources"]
     group = applied["minimal"]["outputs"]["security_groups"][0]
     egress = of_type(resources, "aws_vpc_security_group_egress_rule")
-    ingress = of_type(resources, "aws_vpc_security_group_ingress_rule", "among_hosts")
-    assert not [each for each in egress if each["cidr_ipv4"] or each["cidr_ipv6"]]
-    for rules in (egress, ingress):
+    ingress = of_type(resources, "aws_vpc_security_group_ingress_rule")
+    assert not [each for each in (*egress, *ingress) if each["cidr_ipv4"] or each["cidr_ipv6"]]
+    assert {each["security_group_id"] for each in ingress if each["referenced_security_group_id"] != group} == set()
+    for rules in (egress, of_type(resources, "aws_vpc_security_group_ingress_rule", "among_hosts")):
         among = [each for each in rules if each["ip_protocol"] == "-1"]
         # EFA counts only a rule that names the group itself.
         assert [each["referenced_security_group_id"] for each in among] == [group]
@@ -242,6 +274,33 @@ def test_endpoints_are_those_that_jobs_need(applied: dict[str, Any]) -> None:
     }
     interfaces = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
     assert services == {"s3": "Gateway", **dict.fromkeys(interfaces, "Interface")}
+
+
+def test_what_raises_an_alarm_may_tell_it(applied: dict[str, Any]) -> None:
+    """AWS's services, on the topic and with the key that encrypts it."""
+    resources = applied["minimal"]["resources"]
+    topic, key = one_of_type(resources, "aws_sns_topic"), applied["minimal"]["outputs"]["kms_key"]
+    assert topic["kms_master_key_id"] == key
+    allowed = policy_of(resources, "aws_sns_topic_policy", "alerts")["Statement"]
+    telling = {each["Principal"]["Service"]: each for each in allowed}
+    assert set(telling) == {"events.amazonaws.com", "budgets.amazonaws.com"}
+    for each in allowed:
+        assert (each["Effect"], each["Action"], each["Resource"]) == ("Allow", "sns:Publish", topic["arn"])
+    encrypting = {
+        each["Principal"]["Service"]: each
+        for each in json.loads(one_of_type(resources, "aws_kms_key")["policy"])["Statement"]
+        if "Service" in each["Principal"]
+    }
+    for service, publish in telling.items():
+        assert {"kms:Decrypt", "kms:GenerateDataKey"} <= set(encrypting[service]["Action"])
+        assert encrypting[service].get("Condition") == publish.get("Condition")
+    (told,) = of_type(resources, "aws_cloudwatch_event_target", "ended_badly")
+    assert told["arn"] == topic["arn"]
+    (wording,) = told["input_transformer"]
+    assert set(re.findall(r"<(\w+)>", wording["input_template"])) == set(wording["input_paths"])
+    watching = policy_of(resources, "aws_iam_role_policy", "watch")["Statement"]
+    publishing = [each for each in watching if "sns:Publish" in as_list(each["Action"])]
+    assert [each["Resource"] for each in publishing] == [topic["arn"]]
 
 
 def test_rules_know_the_jobs_of_this_role(applied: dict[str, Any]) -> None:

@@ -211,6 +211,34 @@ def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, fi
     assert send(archive) == Sent(files=files, bytes=7 * files, kept=1 - files)
 
 
+@pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
+def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path, days: int, files: int) -> None:
+    """From wherever it is resumed: the archive is taken from S3 itself."""
+    modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
+    there = Answer(b"archive", 200, {"Last-Modified": modified, "ETag": '"0"'})
+    for method in ("HEAD", "GET"):
+        front.say(f"{method} /{BUCKET}/code/sourcedir.tar.gz", there)
+    uploads = Uploads(s3())
+    uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
+    assert uploads.send() == Sent(files=files, bytes=7 * files, kept=1 - files)
+    del front.rules[f"GET /{BUCKET}/code/sourcedir.tar.gz"]
+    assert keys() == ["code/sourcedir.tar.gz"] * files
+    assert not files or body_of("code/sourcedir.tar.gz") == b"archive"
+
+
+def test_an_earlier_runs_archive_that_is_gone_is_told(aws: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"is gone from s3://{BUCKET}/code/sourcedir.tar.gz") as raised:
+        Uploads(s3()).renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
+    assert "cloudtrain submit JOB --set checkpoint.resume=RUN" in raised.value.hint
+
+
+def test_an_earlier_runs_archive_of_which_s3_does_not_tell_is_left(front: Front, tmp_path: Path) -> None:
+    front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", DENIED)
+    uploads = Uploads(s3())
+    uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
+    assert uploads.send() == Sent(files=0, bytes=0, kept=1)
+
+
 def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data: Path) -> None:
     """S3 answers 403 instead of 404 then."""
     for operation in (f"HEAD /{BUCKET}/code/sourcedir.tar.gz", f"GET /{BUCKET}"):

@@ -68,6 +68,30 @@ def test_every_request_of_client_and_container_names_the_owner(
     assert not [line for line in sent if line["request"].startswith("PUT") and line["request"].count("/") <= 2]
 
 
+@pytest.mark.processes
+def test_local_runs_name_the_owner_too(
+    wire: Callable[[], list[dict[str, Any]]], aws: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the settings' bucket, to which they may save: when they begin, go on, and are looked at."""
+    passed = ",".join(name for name in aws if name.startswith("AWS_"))
+    monkeypatch.setenv("CLOUDTRAIN_PASS_ENVIRONMENT", f"{os.environ['CLOUDTRAIN_PASS_ENVIRONMENT']},{passed}")
+    job = EXAMPLES / "digits" / "job.yaml"
+    changes = {"train.steps": 4, "train.epochs": "null", "checkpoint.every": "2 steps"}
+    changes |= {"checkpoint.uri": f"s3://{aws['CLOUDTRAIN_BUCKET']}/saved", "code.env.CLOUDTRAIN_S3_ENGINE": "boto3"}
+    options = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+    done = cli("submit", job, "--local", "--instances", "1", "--follow", "--json", *options)
+    assert done.code == 0, done.err
+    run = done.json["run"]
+    assert cli("checkpoints", run, "--json").json["checkpoints"]
+    assert cli("checkpoints", "verify", run).code == 0
+    seen = len(wire())
+    on = cli("resume", run, "--set", "train.steps=6", "--follow", "--json")
+    assert on.code == 0, on.err
+    assert on.json["first_step"] == 4
+    assert len(wire()) > seen
+    assert [line["request"] for line in wire() if line["headers"].get(OWNER) != ACCOUNT] == []
+
+
 def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
     from botocore.exceptions import ClientError
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from made_up_keys import GITHUB, HF, KEY_ID
+from made_up_keys import GITHUB, HF, KEY, KEY_ID
+from made_up_keys import WANDB as WANDB_KEY
 from support import EXAMPLES, Cli
 
 from cloudtrain.errors import SpecError
@@ -143,6 +144,18 @@ def test_the_schema_takes_both_forms() -> None:
         (["code.args=[--api-key, abcdefgh]"], "code.args[1]: "),
         (["code.args=[--password=abcdefgh]"], "code.args[0]: "),
         ([f"tags.note={HF}"], "tags.note: holds what looks like a secret"),
+        (["tags.password=hunter2hunter2"], "tags.password: looks like a secret"),
+        *(
+            ([f"code.env.{name}={value}"], f"code.env.{name}: looks like a secret")
+            for name, value in (
+                *((name, "hunter2") for name in ("PGPASSWORD", "MYSQL_PWD", "DBPASSWORD", "SSHPASS", "DB_PASS")),
+                *((name, WANDB_KEY) for name in ("REDISCLI_AUTH", "WANDB_KEY", "HFTOKEN")),
+                *((name, KEY) for name in ("SIGNING_KEY", "OPENAI_KEY", "MYAPIKEY")),
+                ("AWS_SECRET_ACCESS_KEY", f"/{KEY[1:]}"),
+                ("DB_PASSWORD", "8675309123"),
+                ("STORAGE", f"'DefaultEndpointsProtocol=https;AccountName=ada;AccountKey={KEY}=='"),
+            )
+        ),
     ],
 )
 def test_a_value_that_looks_like_a_secret_is_refused(overrides: list[str], place: str) -> None:
@@ -158,6 +171,8 @@ def test_a_value_that_looks_like_a_secret_is_refused(overrides: list[str], place
         *("code.env.TOKENIZERS_PARALLELISM=false", "code.env.HF_TOKEN=''", "code.env.MAX_TOKEN=4096"),
         *("code.env.HF_TOKEN_PATH=/opt/ml/input/data/token/file", "code.env.SECRET_TOKEN=/run/secrets/token"),
         *("code.args={pad_token: '<pad-token>', max_tokens: 2048, token: special}", "code.args={token_dim: 64}"),
+        *("code.env.SORT_KEY=created_at_2024_and_later", "code.env.S3_KEY=models/bert-base-uncased/v12.bin"),
+        *("code.env.COMPASS=northwest", "code.env.PWD=/opt/ml/code", "code.env.GRPC_AUTH=insecure-2"),
         *("tags.commit=0123456789abcdef0123456789abcdef01234567", "data.more=s3://bucket/secret/password"),
         WANDB,
     ],

@@ -7,6 +7,7 @@ import dataclasses
 import heapq
 import importlib.util
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -219,7 +220,7 @@ class SageMakerBackend:
             CloudError: AWS refused; no job was created.
             DriftError: the estimator would have sent something else than the plan; no job was created.
             MissingExtraError: the SageMaker SDK is not installed and transport is `estimator`.
-            UserError: a file of the data cannot be read; no job was created.
+            UserError: a file of the data cannot be read, or an earlier run's code is gone; no job was created.
         """
         self._upload(plan, bundle, progress)
         with aws_errors("create the training job"):
@@ -257,9 +258,12 @@ class SageMakerBackend:
 
     def _upload(self, plan: Plan, bundle: Bundle | None, progress: UploadProgress | None) -> None:
         uploads = Uploads(self._client("s3"))
-        with aws_errors("upload the code and the data" if plan.uploads else "upload the code"):
+        told = "upload the code and the data" if plan.uploads else "upload the code"
+        with aws_errors(told), tempfile.TemporaryDirectory(prefix="cloudtrain-code-") as kept:
             if bundle is not None:
                 uploads.add_archive(bundle.path, plan.locations.code)
+            else:
+                uploads.renew_archive(plan.locations.code, Path(kept))
             for upload in plan.uploads:
                 uploads.add_folder(Path(upload.path), upload.uri)
             uploads.send(progress)

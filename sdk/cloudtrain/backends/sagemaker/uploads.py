@@ -61,6 +61,14 @@ class _Item:
     size: int
 
 
+@dataclass(frozen=True)
+class _Found:
+    """An object that is there, or of which S3 does not tell: then without a size."""
+
+    size: int | None
+    is_old: bool
+
+
 class Uploads:
     """The uploads of one submit: collected first, so that all bytes are known, then sent several at once.
 
@@ -83,10 +91,36 @@ class Uploads:
             botocore.exceptions.ClientError: S3 refused.
         """
         item = _Item(path, *split_uri(uri), _size(path))
-        if self._size_there(item) == item.size:
+        found = self._look(item.bucket, item.key)
+        if found is not None and found.size == item.size and not found.is_old:
             self._kept += 1
         else:
             self._items.append(item)
+
+    def renew_archive(self, uri: str, folder: Path) -> None:
+        """Add what an earlier run has sent, where it is old: see `add_archive`.
+
+        Args:
+            uri: Of the archive.
+            folder: Holds it until it is sent; it need not be on this machine.
+
+        Raises:
+            UserError: it is gone.
+            botocore.exceptions.ClientError: S3 refused.
+        """
+        bucket, key = split_uri(uri)
+        found = self._look(bucket, key)
+        if found is None:
+            raise UserError(
+                f"the code of the earlier run is gone from {uri}, perhaps by a rule that lets old code expire",
+                "submit the job anew, and let it go on: cloudtrain submit JOB --set checkpoint.resume=RUN",
+            )
+        if not found.is_old:
+            self._kept += 1
+            return
+        path = folder / Path(key).name
+        self._client.download_file(bucket, key, str(path))
+        self._items.append(_Item(path, bucket, key, _size(path)))
 
     def add_folder(self, path: Path, uri: str) -> None:
         """Add every file of a folder, or one file, but for those that lie there with the size that they have here.
@@ -145,19 +179,21 @@ class Uploads:
             for each in waiting:
                 each.result()
 
-    def _size_there(self, item: _Item) -> int | None:
-        """Return the size of an object, or None where there is no new one or S3 does not tell."""
+    def _look(self, bucket: str, key: str) -> _Found | None:
+        """Return what lies there, or None."""
         from botocore.exceptions import ClientError
 
         try:
-            answer = self._client.head_object(Bucket=item.bucket, Key=item.key)
+            answer = self._client.head_object(Bucket=bucket, Key=key)
         except ClientError as error:
-            if error.response["Error"]["Code"] not in (*_NOT_THERE, *_NOT_TOLD):
+            if error.response["Error"]["Code"] in _NOT_TOLD:
+                return _Found(size=None, is_old=False)
+            if error.response["Error"]["Code"] not in _NOT_THERE:
                 raise
             return None
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # both times are S3's own
         is_old = now - answer["LastModified"] > timedelta(days=_KEPT_DAYS)
-        return None if is_old else int(answer["ContentLength"])
+        return _Found(int(answer["ContentLength"]), is_old)
 
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
         """Return sizes by key; nothing where the caller may not list."""
