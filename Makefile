@@ -8,6 +8,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
+# Tests share the machine with each other and with whatever else it does: what has failed is run once more, alone, and both
+# outcomes are shown.
+alone = $(BIN)/python -m pytest $(1) $(2) || { \
+	test $$? -eq 1 && echo "What has failed beside other tests is run once more, alone." && \
+	$(BIN)/python -m pytest $(1) --last-failed --last-failed-no-failures none --maxfail 5; }
+
 .PHONY: demo test check lint types contracts unit test-oldest audit benchmarks clean help
 
 help:
@@ -21,12 +27,9 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
-# Most of these tests wait for processes and servers of their own, so three go on at a time. They share the machine with
-# each other and with whatever else it does: what has failed is run once more, alone, and both outcomes are shown.
+# Most of these tests wait for processes and servers of their own, so three go on at a time.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 3 --dist worksteal || { \
-		test $$? -eq 1 && echo "What has failed beside other tests is run once more, alone." && \
-		$(BIN)/python -m pytest tests --ignore=tests/unit --last-failed --last-failed-no-failures none --maxfail 5; }
+	$(call alone,tests --ignore=tests/unit,--numprocesses 3 --dist worksteal)
 
 check: lint types contracts unit
 
@@ -41,7 +44,7 @@ contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit --numprocesses 2
+	$(call alone,tests/unit,--numprocesses 2)
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
 test-oldest:
