@@ -266,6 +266,10 @@ class Checkpoints:
         self._has_asked = False
         return is_begun
 
+    def pass_over(self) -> None:
+        """Take note that what was due is not saved now; where the clock has asked for it, it asks again."""
+        self._has_asked = False
+
     def is_complete(self, step: int) -> bool:
         """Wait for the save under way; return whether the newest checkpoint is the one of this step."""
         self.settle()

@@ -136,6 +136,7 @@ class Trainer:
         self.saved_step = -1
         self.evaluated_step = -1
         self.last_loss: torch.Tensor | None = None
+        self.is_lost = False
         # Dropout and augmentation differ between ranks, but for those that share each layer.
         self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
         seed_everything(self.own_seed)
@@ -471,6 +472,7 @@ class Trainer:
         if self.guard is not None:
             self.guard.settle()
         elif not self._is_worth_keeping():
+            self.checkpoints.pass_over()
             return
         self.mesh.share_buffers(self.model)
         state = {
@@ -495,9 +497,11 @@ class Trainer:
         """Return whether the last loss was finite. If not the weights are lost, and must not replace those before."""
         # With fp16 the loss scale has left out the step.
         if self.last_loss is None or self.scaler.is_enabled() or math.isfinite(float(self.mesh.mean(self.last_loss))):
+            self.is_lost = False
             return True
-        if self.place.is_main:
-            say(f"no checkpoint at step {self.position.step}: its loss is not finite")
+        if self.place.is_main and not self.is_lost:
+            say(f"no checkpoint at step {self.position.step}: its loss is not finite; the next is due when it is again")
+        self.is_lost = True
         return False
 
     def _resume(self) -> str | None:

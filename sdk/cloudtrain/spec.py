@@ -417,17 +417,20 @@ class Parallel(Section):
     reshard: bool = True
     """Gather parameters again for the backward pass: less memory, more traffic (with fsdp)."""
     static_graph: bool = False
-    """Tell DDP that each step uses the same parameters in the same order (with ddp)."""
+    """Tell DDP that each step uses the same parameters in the same order (with ddp, without tensor)."""
     compress: Literal["none", "bf16"] = "none"
-    """Send gradients as bf16, which halves the traffic (with ddp)."""
+    """Send gradients as bf16, which halves the traffic (with ddp, without tensor)."""
     bucket: Annotated[MegaBytes, Field(ge=1)] | None = Field(None, examples=["25MB"])
-    """Gradients that are sent at once (with ddp; default: PyTorch's own choice)."""
+    """Gradients that are sent at once (with ddp, without tensor; default: PyTorch's own choice)."""
 
     def _rules(self) -> Iterator[Finding]:
         for name in self.model_fields_set - {"data", "tensor", "pipeline", "schedule"}:
             wants = "fsdp" if name in ("shard", "reshard") else "ddp"
             if self.data != wants:
                 yield Finding(f"it counts with data: {wants} only", (name,), f"remove it, or use data: {wants}")
+            elif wants == "ddp" and self.tensor > 1:
+                message = "it is DDP's, which cannot hold layers that tensor splits"
+                yield Finding(message, (name,), "remove it, or tensor")
         if "schedule" in self.model_fields_set and self.pipeline == 1:
             yield Finding("it counts with a pipeline only", ("schedule",), "remove it, or use pipeline: 2 or more")
 

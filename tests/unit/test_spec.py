@@ -119,6 +119,12 @@ limts: {}
             "train.parallel.shard: it counts with data: fsdp only; remove it, or use data: fsdp",
         ),
         ("train.parallel={data: fsdp, compress: bf16}", "train.parallel.compress: it counts with data: ddp only"),
+        (
+            "train.parallel={tensor: 2, compress: bf16}",
+            "train.parallel.compress: it is DDP's, which cannot hold layers that tensor splits",
+        ),
+        ("train.parallel={tensor: 2, bucket: 25MB}", "train.parallel.bucket: it is DDP's"),
+        ("train.parallel={tensor: 2, static_graph: true}", "train.parallel.static_graph: it is DDP's"),
         ("train.parallel.schedule=gpipe", "train.parallel.schedule: it counts with a pipeline only"),
         ("checkpoint.every=often", "checkpoint.every: expected a duration such as 10m or a count such as 500 steps"),
         ("limits.cost=500", "limits.cost: expected an amount such as 500 USD"),

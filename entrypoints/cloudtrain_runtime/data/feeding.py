@@ -155,7 +155,8 @@ class MapFeeder(Feeder):
 
     def epoch(self) -> Iterator[Step]:
         """Return the steps of the rest of the present epoch."""
-        loaded = iter(self._its_loader()) if self._workers or self._place.device.type != "cpu" else self._here()
+        by_loader = self._workers or (self._place.device.type != "cpu" and not self._is_shared)
+        loaded = iter(self._its_loader()) if by_loader else self._here()
         if self._place.device.type == "cpu":
             batches = self._timed(loaded)
         else:
@@ -176,9 +177,13 @@ class MapFeeder(Feeder):
             )
         return self._loader
 
+    @property
+    def _is_shared(self) -> bool:
+        return self.data_size < self._place.world_size
+
     def _here(self) -> Iterator[Any]:
         # Ranks that share their samples have random states of their own, and must see the same augmentations.
-        seed = self._place.seed if self.data_size < self._place.world_size else None
+        seed = self._place.seed if self._is_shared else None
         return batches_here(self._dataset, self.sampler, self._collate, seed=seed)
 
     def _timed(self, loaded: Iterator[Any]) -> Iterator[Any]:

@@ -70,11 +70,13 @@ class Survey:
         call: Shapes of what the first link is called with.
         passed: Shapes of what each link returns.
         seconds: Forward and backward pass of each link.
+        work: Operations of each link's forward pass, about: products of matrices, and numbers that it returns.
     """
 
     call: tuple[Shape, ...]
     passed: tuple[tuple[Shape, ...], ...]
     seconds: tuple[float, ...]
+    work: tuple[float, ...]
 
 
 class Part(nn.Module):
@@ -136,17 +138,22 @@ def survey(links: Sequence[nn.Module], call: Call, smaller: Call, device: torch.
     Raises:
         TaskError: a link does not return tensors.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     samples = _samples(call, smaller)
     passed: list[tuple[Shape, ...]] = []
     seconds: list[float] = []
+    work: list[float] = []
     values, fewer = call, smaller
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for place, link in enumerate(links):
             probe, return_to = _on_device(link, device)
             buffers = [buffer.clone() for buffer in probe.buffers()]
             outputs, best = _timed(probe, place, values, device, precision)
-            with torch.no_grad(), precision():
+            counter = FlopCounterMode(display=False)
+            with torch.no_grad(), precision(), counter:
                 fewer = _checked(probe(*fewer), place)
+            work.append(float(counter.get_total_flops() + sum(output.numel() for output in fewer)))
             for buffer, before in zip(probe.buffers(), buffers, strict=True):
                 buffer.copy_(before)
             probe.to(return_to)
@@ -154,7 +161,7 @@ def survey(links: Sequence[nn.Module], call: Call, smaller: Call, device: torch.
             values = tuple(output.detach().requires_grad_(output.requires_grad) for output in outputs)
             seconds.append(best)
     shapes = tuple(Shape.of(value, less, samples) for value, less in zip(call, smaller, strict=True))
-    return Survey(shapes, tuple(passed), tuple(seconds))
+    return Survey(shapes, tuple(passed), tuple(seconds), tuple(work))
 
 
 def balance(seconds: Sequence[float], parts: int) -> list[int]:

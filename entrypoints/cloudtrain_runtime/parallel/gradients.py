@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from cloudtrain_runtime.parallel.mesh import Mesh
 
@@ -89,6 +89,9 @@ def fit_to_meshes(optimizer: torch.optim.Optimizer) -> None:
     if len(grids) > 1:
         for group in optimizer.param_groups:
             group["foreach"] = False
+            if group.get("fused"):
+                group["fused"] = False
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined] # noqa: SLF001 (as torch's own)
 
 
 def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -103,9 +106,18 @@ def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
 def _by_groups(gradients: Iterable[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
     """Return this rank's parts by the groups of ranks that hold the other parts."""
     found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
-    for gradient in gradients:
+    for gradient in map(_summed, gradients):
         found.setdefault(tuple(_groups(gradient)), []).append(local(gradient))
     return found
+
+
+def _summed(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of which no rank holds only a summand: the squares of summands say nothing of their sum's."""
+    if not isinstance(gradient, DTensor) or not any(placement.is_partial() for placement in gradient.placements):
+        return gradient
+    return gradient.redistribute(
+        placements=[Replicate() if placement.is_partial() else placement for placement in gradient.placements]
+    )
 
 
 def _groups(gradient: torch.Tensor) -> Iterator[dist.ProcessGroup]:

@@ -86,7 +86,9 @@ class Pipeline:
         seen = self._survey(links, dataset)
         self._call = seen.call
         fits = sizes is not None and len(sizes) == stages and sum(sizes) == len(links)
-        self.sizes = list(sizes or ()) if fits else balance(seen.seconds, stages)
+        # Times differ from start to start, and with the cut the random numbers of each layer.
+        costs = seen.work if train.deterministic else seen.seconds
+        self.sizes = list(sizes or ()) if fits else balance(costs, stages)
         parts = cut(links, self.sizes, model)
         if mesh.place.is_main:
             _tell(self.sizes, seen.seconds)
@@ -273,10 +275,11 @@ class Pipeline:
         return call, smaller
 
     def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
-        task, place = self._task, self._mesh.place
+        # Only these ranks look, so nothing may be asked of others; and who trains tells what is to be told.
+        place = replace(self._mesh.place, rank=1, world_size=1)
         return make_feeder(
             dataset,
-            collate_of(task),
+            collate_of(self._task),
             place,
             batch_size=batch_size,
             accumulate=1,

@@ -19,7 +19,7 @@ from cloudtrain_runtime.parallel.mesh import Mesh
 _NOTHING = contextlib.nullcontext()
 
 
-def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> nn.Module:
+def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, deterministic: bool = False) -> nn.Module:
     """Return the model whose backward pass averages gradients over the data ranks."""
     if mesh.data_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
@@ -33,9 +33,10 @@ def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> nn.Module
         process_group=None if mesh.data_size == mesh.place.world_size else mesh.data_group,
         **options,
     )
-    # On a GPU the order of arrival is worth more: there DDP finds it out, and the first step sums in another order. The
-    # sum of two ranks has only one. A static graph is laid out once and for all by its first step.
-    if device.type == "cpu" and mesh.data_size > 2 and not config.static_graph:  # noqa: PLR2004
+    # On a GPU the order of arrival is worth more, but in deterministic runs: there DDP finds it out, and the first step
+    # sums in another order. The sum of two ranks has only one. A static graph is laid out for good by its first step.
+    in_order = device.type == "cpu" or deterministic
+    if in_order and mesh.data_size > 2 and not config.static_graph:  # noqa: PLR2004
         _fix_buckets(replica)
     if config.compress == "bf16":
         # torch refuses this hook without NCCL, by its name; on Gloo it does the same.

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import TrainConfig
@@ -120,18 +122,43 @@ def give_own_memory(model: nn.Module) -> None:
 
 
 def whole_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
-    """Return the unsharded state_dict on the CPU, on rank 0; all ranks take part, the others get an empty one."""
-    if mesh.is_plain:
-        state: dict[str, Any] = model.state_dict() if mesh.place.is_main else {}
-    else:
-        with _without_advice():
-            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    """Return the unsharded state_dict on the CPU, on rank 0; all ranks take part, the others get an empty one.
+
+    One tensor at a time is whole on a device, and one stage of a pipeline in the host memory of its first rank.
+    """
     holds = mesh.data_rank == mesh.tensor_rank == 0
-    state = {name: _on_cpu(value) for name, value in state.items()} if holds else {}
-    if mesh.pipeline == 1:
-        return state
-    stages = gather(state, mesh.place)
-    return {name: value for stage in stages for name, value in stage.items()} if mesh.place.is_main else {}
+    state: dict[str, Any] = {}
+    with _without_advice():
+        for name, value in model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if holds:
+                state[name] = _on_cpu(whole)
+    if mesh.pipeline > 1:
+        return _of_all_stages(state, mesh)
+    return state if mesh.place.is_main else {}
+
+
+def _of_all_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Send what ranks hold to rank 0, tensor by tensor; return all of it there, elsewhere an empty dictionary."""
+    forms = {name: value.to("meta") if _is_sent(value) else value for name, value in state.items()}
+    group = dist.new_group(backend="gloo")  # for tensors on the CPU
+    found: dict[str, Any] = {}
+    for rank, own in enumerate(gather(forms, mesh.place)):
+        for name, form in own.items():
+            if not mesh.place.is_main:
+                if rank == mesh.place.rank and _is_sent(form):
+                    dist.send(state[name].contiguous(), dst=0, group=group)
+            elif rank == 0 or not _is_sent(form):
+                found[name] = state[name] if rank == 0 else form
+            else:
+                found[name] = torch.empty_like(form, device="cpu").contiguous()
+                dist.recv(found[name], src=rank, group=group)
+    dist.destroy_process_group(group)
+    return found
+
+
+def _is_sent(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
 @contextmanager
@@ -169,7 +196,7 @@ def _placed(
         return part
     # Compiled inside of the replica: no_sync must stay DDP's.
     compiled: Any = torch.compile(part) if train.compile else part
-    return replicate(compiled, train.parallel, mesh)
+    return replicate(compiled, train.parallel, mesh, deterministic=train.deterministic)
 
 
 def _check(task: Task, mesh: Mesh) -> None:

@@ -1,0 +1,171 @@
+"""Options of the train section are on where they are asked for; that they change no losses is looked at elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spread_support import BLOCKS, TRAIN, losses
+from training_support import Chatty, Fused, Lost, Normed, Seen, Streamed, Uneven
+
+from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
+
+pytestmark = pytest.mark.processes
+
+NEEDED = "torch.distributed.fsdp.FSDPModule is of torch 2.6"
+
+
+def job(ranks: int = 1, *, steps: int = 2, accumulate: int = 2, parallel: Any = (), **changes: Any) -> TrainConfig:
+    layout = ParallelConfig(**dict(parallel))
+    shares = ranks // layout.group_size
+    size = 16 // shares // accumulate
+    return replace(TRAIN, steps=steps, accumulate=accumulate, batch_size=size, parallel=layout, **changes)
+
+
+def seen(folder: Path, train: TrainConfig, ranks: int, **options: Any) -> list[dict[str, Any]]:
+    """Train; return what each rank has seen of its last step."""
+    arguments = {"folder": str(folder), **options}
+    found = losses(train, ranks, folder, task=Seen, arguments=arguments)
+    assert found.reason is None, found.text
+    return [json.loads((folder / f"seen-{rank}").read_text()) for rank in range(ranks)]
+
+
+LAYOUTS = {
+    "ddp": {},
+    "fsdp": {"data": "fsdp"},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_compute_in_the_precision_of_the_job(layout: str, precision: str, tmp_path: Path) -> None:
+    told = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    for rank in seen(tmp_path, job(2, parallel=LAYOUTS[layout], precision=precision), 2):
+        assert rank["dtypes"] == [told[precision]]
+
+
+def test_options_of_ddp_reach_it(tmp_path: Path) -> None:
+    for name, parallel in {
+        "plain": {},
+        "static": {"static_graph": True},
+        "small": {"bucket_bytes": 10_000},
+        "half": {"compress": "bf16"},
+    }.items():
+        for rank in seen(tmp_path / name, job(2, parallel=parallel), 2):
+            assert rank["static_graph"] == (name == "static")
+            assert (rank["bucket_bytes"] == 10_000) == (name == "small")
+            assert (rank["compressed"] > 0) == (name == "half")
+
+
+def test_options_of_fsdp_reach_it(tmp_path: Path) -> None:
+    for name, parallel, grid in (
+        ("plain", {}, [4]),
+        ("kept", {"reshard": False}, [4]),
+        ("hybrid", {"shard": 2}, [2, 2]),
+    ):
+        for rank in seen(tmp_path / name, job(4, parallel={"data": "fsdp", **parallel}), 4):
+            assert rank["grid"] == grid
+            assert rank["reshards"] == (name != "kept")
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "pipeline"])
+def test_activations_are_computed_again_where_they_are_not_kept(layout: str, tmp_path: Path) -> None:
+    passes = {}
+    for again in (False, True):
+        train = job(2, steps=1, parallel=LAYOUTS[layout], activation_checkpointing=again)
+        passes[again] = [rank["passes"] for rank in seen(tmp_path / str(again), train, 2)]
+    if layout != "pipeline":  # there the survey of the first rank counts, too
+        assert passes[False] == [BLOCKS * 2] * 2
+        assert passes[True] == [2 * BLOCKS * 2] * 2
+    assert passes[True][1] == 2 * passes[False][1]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_compiled_and_deterministic_are_what_they_say(layout: str, tmp_path: Path) -> None:
+    for name, changes in {"plain": {}, "compile": {"compile": True}, "deterministic": {"deterministic": True}}.items():
+        options = {"looks_inside": name != "compile"}
+        for rank in seen(tmp_path / name, job(2, parallel=LAYOUTS[layout], **changes), 2, **options):
+            assert rank["compiled"] == (name == "compile")
+            assert rank["deterministic"] == (name == "deterministic")
+
+
+# ---------------------------------------------------------------- what layouts must do together
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tensor", "pipeline"])
+def test_a_stream_makes_the_same_steps_however_the_model_is_spread(layout: str, tmp_path: Path) -> None:
+    parallel = LAYOUTS[layout]
+    plain = losses(job(2, steps=4), 2, tmp_path / "plain", task=Streamed)
+    assert len(plain.losses) == 4, plain.text
+    found = losses(job(2, steps=4, parallel=parallel), 2, tmp_path / layout, task=Streamed)
+    assert found.reason is None, found.text
+    # Ranks that share their samples read a stream as one, so the order is another than that of two readers.
+    expected = plain if layout == "fsdp" else losses(job(1, steps=4), 1, tmp_path / "alone", task=Streamed)
+    assert found.losses == pytest.approx(expected.losses, abs=3e-5)
+
+
+@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"data": "fsdp", "tensor": 2}])
+def test_the_norm_counts_a_gradient_once_of_which_ranks_hold_summands(parallel: Any, tmp_path: Path) -> None:
+    alone = losses(job(steps=4), 1, tmp_path / "alone", task=Normed)
+    assert len(alone.grad_norms) == 4, alone.text
+    ranks = 4 if "data" in parallel else 2
+    found = losses(job(ranks, steps=4, parallel=parallel), ranks, tmp_path / "spread", task=Normed)
+    assert found.grad_norms == pytest.approx(alone.grad_norms, abs=3e-5), found.text
+    assert found.losses == pytest.approx(alone.losses, abs=3e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_fused_optimizer_works_where_some_layers_are_split(precision: str, tmp_path: Path) -> None:
+    found = [
+        losses(job(ranks, parallel=parallel, precision=precision), ranks, tmp_path / str(ranks), task=Fused)
+        for ranks, parallel in ((1, {}), (2, {"tensor": 2}))
+    ]
+    assert found[1].losses == pytest.approx(found[0].losses, abs=3e-3 if precision == "fp16" else 3e-5), found[1].text
+    assert len(found[1].losses) == 2
+
+
+def test_a_deterministic_pipeline_is_cut_alike_whatever_was_measured(tmp_path: Path) -> None:
+    cuts, first = [], []
+    for deterministic in (True, False):
+        for slowest in (1, 4):
+            train = job(2, parallel={"pipeline": 2}, deterministic=deterministic)
+            arguments = {"slowest": slowest, "dropout": 0.2}
+            found = losses(train, 2, tmp_path / f"{deterministic}-{slowest}", task=Uneven, arguments=arguments)
+            (told,) = [event for event in found.events if event["event"] == "pipeline"]
+            cuts.append(told["links"])
+            first.append(found.losses)
+    assert cuts[0] == cuts[1]
+    assert first[0] == first[1]
+    assert cuts[2] != cuts[3], "what was measured decides else"
+
+
+# ---------------------------------------------------------------- saving
+
+
+def test_a_checkpoint_that_a_lost_loss_has_prevented_comes_when_there_is_one_again(tmp_path: Path) -> None:
+    saving = CheckpointConfig((tmp_path / "saved").as_uri(), 0.4, None, 99, "never")
+    train = job(steps=40, accumulate=1)
+    found = losses(train, 1, tmp_path, task=Lost, arguments={"bad": 16}, checkpoint=saving)
+    assert found.reason is None, found.text
+    assert found.text.count("its loss is not finite; the next is due when it is again") == 1
+    saved = [event["step"] for event in found.events if event["event"] == "checkpoint"]
+    assert 16 < saved[0] <= 20
+    assert len(saved) >= 3
+
+
+def test_the_exported_model_is_sent_tensor_by_tensor(tmp_path: Path) -> None:
+    whole = losses(job(steps=1), 1, tmp_path / "alone")
+    train = job(4, steps=1, parallel={"pipeline": 2})
+    found = losses(train, 4, tmp_path / "spread", task=Chatty, arguments={"folder": str(tmp_path)})
+    assert found.reason is None, found.text
+    assert found.weights is not None
+    assert whole.weights is not None
+    assert found.weights.keys() == whole.weights.keys()
+    stage = sum(value.numel() * value.element_size() for value in found.weights.values()) / 2
+    most = max(int((tmp_path / f"told-{rank}").read_text()) for rank in range(4))
+    assert most < stage / 3
