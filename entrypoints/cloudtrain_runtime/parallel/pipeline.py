@@ -24,6 +24,7 @@ from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import average_gradients
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.ranks import gather
+from cloudtrain_runtime.seeds import OwnRandom
 from cloudtrain_runtime.task import Batch, Task, collate_of
 
 _SENT_AHEAD = 4
@@ -270,7 +271,8 @@ class Pipeline:
         feeder = self._feeder(dataset, most)
         most = min(most, feeder.length or most)
         feeders = (feeder, self._feeder(dataset, max(most - 1, 1)))
-        batches = (next(next(feeder.epoch()).batches) for feeder in feeders)
+        with OwnRandom(self._train.seed):
+            batches = [next(next(feeder.epoch()).batches) for feeder in feeders]
         call, smaller = (call_of(self._task, batch, training=True) for batch in batches)
         return call, smaller
 

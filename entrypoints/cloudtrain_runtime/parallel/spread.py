@@ -153,7 +153,7 @@ def _of_all_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
             else:
                 found[name] = torch.empty_like(form, device="cpu").contiguous()
                 dist.recv(found[name], src=rank, group=group)
-    dist.destroy_process_group(group)
+    gather(None, mesh.place)  # nobody leaves before all of it has come
     return found
 
 
