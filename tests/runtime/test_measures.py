@@ -156,6 +156,28 @@ def test_on_a_gpu_one_step_is_measured_and_read_when_the_device_has_passed_it(mo
     )
 
 
+def test_what_is_no_training_is_left_out_of_the_step_that_it_lies_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLOPs are counted in the first step, before its forward pass."""
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(DeviceEvent, "is_busy", False)
+    clock = StepClock(torch.device("cuda"))
+    clock.begin(is_logged=True)
+    for milliseconds, phase in (
+        (2.0, Phase.OTHER),
+        (500.0, Phase.FORWARD),
+        (40.0, Phase.BACKWARD),
+        (80.0, Phase.OPTIMIZER),
+        (10.0, Phase.LOG),
+    ):
+        DeviceEvent.now_milliseconds += milliseconds
+        clock.mark(phase)
+    split = clock.read().split
+    assert {name: split[name] for name in ("data", "forward", "backward", "optimizer")} == pytest.approx(
+        {"data": 0.002, "forward": 0.040, "backward": 0.080, "optimizer": 0.010}
+    )
+
+
 # ---------------------------------------------------------------- FLOPs
 
 

@@ -121,7 +121,7 @@ class _Sampler:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         self._open.append((phase, event))
-        if phase >= Phase.CHECKPOINT:
+        if phase in (Phase.CHECKPOINT, Phase.LOG):  # what is no training may lie in the middle of a step
             self._closed, self._open = self._open, None
 
     def read(self) -> Mapping[str, float]:
@@ -129,6 +129,7 @@ class _Sampler:
         if self._closed and self._closed[-1][1].query():  # type: ignore[no-untyped-call]
             spans = dict.fromkeys(PARTS[: Phase.CHECKPOINT], 0.0)
             for (phase, began), (_, ended) in zip(self._closed, self._closed[1:], strict=False):
-                spans[PARTS[phase]] += began.elapsed_time(ended) / _MILLISECONDS
+                if phase < Phase.CHECKPOINT:
+                    spans[PARTS[phase]] += began.elapsed_time(ended) / _MILLISECONDS
             self._known, self._closed = spans, []
         return self._known
