@@ -70,7 +70,7 @@ def small(job: Callable[..., Path]) -> Callable[[str], Path]:
     return write
 
 
-def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
+def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (one long story)
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
 ) -> None:
     path = small("goes-on")
@@ -116,6 +116,19 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(
     nowhere = cli(*resume, "--from", str(newest["step"] + 1), environ=bare, cwd=elsewhere)
     assert nowhere.code == 2
     assert f"the nearest complete: {newest['step']}" in nowhere.err
+
+    # Code that a rule of the bucket has let expire is told before anything is started.
+    channels = sandbox.describe(second["run"])["InputDataConfig"]
+    (code,) = (each["DataSource"]["S3DataSource"]["S3Uri"] for each in channels if each["ChannelName"] == "code")
+    bucket, _, prefix = code.removeprefix("s3://").partition("/")
+    for key in sandbox.keys(prefix):
+        sandbox.client("s3").delete_object(Bucket=bucket, Key=key)
+    ours = {"NameContains": "goes-on", "MaxResults": 100}
+    before = sandbox.client("sagemaker").list_training_jobs(**ours)["TrainingJobSummaries"]
+    gone = cli(*resume, environ=bare, cwd=elsewhere)
+    assert gone.code == 2, gone.err
+    assert "the code of the earlier run is gone from s3://" in gone.err
+    assert sandbox.client("sagemaker").list_training_jobs(**ours)["TrainingJobSummaries"] == before
 
 
 def test_what_cannot_be_resumed_is_refused(
