@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from spread_support import VOCABULARY, WIDTH, Model, Small, Windows
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.nn import functional as F
@@ -158,8 +157,8 @@ class Seen(Small):
     def _write(self, model: nn.Module) -> None:
         block = next(iter(model.blocks))  # type: ignore[arg-type]
         self.seen["compiled"] |= block._compiled_call_impl is not None  # noqa: SLF001 (torch has no other way)
-        if isinstance(block, FSDPModule):
-            units: Any = block._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+        if hasattr(block, "unshard"):
+            units: Any = block._get_fsdp_state()._fsdp_param_group  # type: ignore[operator,union-attr] # noqa: SLF001
             self.seen["reshards"] = units.post_forward_mesh_info is not None
             self.seen["grid"] = list(units.mesh_info.mesh.shape)
         self.file.write_text(json.dumps(self.seen))
