@@ -412,9 +412,9 @@ def resume(
             raise UserError("--from and checkpoint.resume name two places", "give one of them")
         saved = CheckpointFolder(resumed.steps, run, _environ(backend.name, settings))
         resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
-    if backend.name == LOCAL:
-        return _resume_here(earlier, spec, resumed, settings or find_settings())
     today = settings or find_settings()
+    if backend.name == LOCAL:
+        return _resume_here(earlier, spec, resumed, today)
     if backend.name == SANDBOX and (found := find_sandbox()) is not None:
         today = found.settings(today)
     account = earlier.settings(today)

@@ -32,9 +32,10 @@ _BESIDE_UPLOAD_SECONDS = 30
 
 _BUCKET = re.compile(BUCKET_PATTERN)
 _QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
-_PASSWORD = re.compile(r"(?i)(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)")
+_PASSWORDS = r"(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)"
+_PASSWORD = re.compile(rf"(?i){_PASSWORDS}")
 _SECRET_VARIABLE = re.compile(
-    rf"(?i)(?:^|_)(?:secret|token|api_?key|access_key|private_key|credentials?)(?:$|_)|token$|apikey$|{_PASSWORD.pattern[4:]}"
+    rf"(?i)(?:^|_)(?:secret|token|api_?key|access_key|private_key|credentials?)(?:$|_)|token$|apikey$|{_PASSWORDS}"
 )
 # Most are names of something else: what is drawn at random tells.
 _MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
@@ -157,11 +158,10 @@ def check_secrets(spec: JobSpec, notes: Notes) -> None:
             notes.refuse(("code", "env", name), told, _reference(name))
     for name, value in spec.tags.items():
         if _is_secret(name, value):
-            notes.refuse(("tags", name), told, _reference(re.sub(r"\W", "_", name).upper()))
+            notes.refuse(("tags", name), told, _reference(_variable(name)))
     for at, name, value in _arguments(spec):
         if _SECRET_ARGUMENT.search(name) and not _is_harmless(name, value):
-            variable = re.sub(r"\W", "_", name).upper()
-            notes.refuse(at, told, f"have the code read it from its environment: {_reference(variable)}")
+            notes.refuse(at, told, f"have the code read it from its environment: {_reference(_variable(name))}")
     refused = {problem.path for problem in notes.problems}
     for at, value in _texts(spec.to_document(), ()):
         if redact(value) != value and dotted(at) not in refused:
@@ -185,6 +185,11 @@ def _is_harmless(name: str, value: str) -> bool:
     if _PASSWORD.search(name) is None and _NUMBER.fullmatch(value):
         return True
     return _HARMLESS.fullmatch(value) is not None
+
+
+def _variable(name: str) -> str:
+    """Return the variable that would hold what has another name elsewhere."""
+    return re.sub(r"\W", "_", name).upper()
 
 
 def _reference(variable: str) -> str:

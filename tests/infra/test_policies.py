@@ -204,11 +204,11 @@ def test_bucket_is_closed(applied: dict[str, Any], root: str) -> None:
 
 
 def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any]) -> None:
-    statements = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")["Statement"]
-    assert {each["Sid"]: each["Effect"] for each in statements} == dict.fromkeys(
+    policy = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")
+    assert {each["Sid"]: each["Effect"] for each in policy["Statement"]} == dict.fromkeys(
         ("OnlyOverTls", "OnlyNewTls", "OnlyThisKey", "OnlyThisEncryption", "NoKeyOfTheClient"), "Deny"
     )
-    policy = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")
+    assert all(each["Principal"] == "*" for each in policy["Statement"])
     outputs = applied["minimal"]["outputs"]
     place = f"arn:aws:s3:::{outputs['bucket']}/cloudtrain/x"
     good = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.2",)}

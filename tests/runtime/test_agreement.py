@@ -73,7 +73,7 @@ def test_all_ranks_see_a_flag_at_the_same_boundary_however_fast_each_is(tmp_path
     assert seen[-1] == [True, False]
     rows = [(of, rows) for of, _, rows in first["rows"]]
     assert rows == [(of, [[of, 0.5 * rank] for rank in range(RANKS)]) for of in range(25, 201, 25)]
-    assert [late for _, late, _ in first["rows"]].count(1) > 0, "where steps are fast nobody waits for the others"
+    assert [late for _, late, _ in first["rows"]].count(1) > 4, "where steps are fast nobody waits for the others"
     assert {late for _, late, _ in first["rows"]} <= {0, 1}
     assert sum(flags != [False, False] for flags in seen) == 2
 

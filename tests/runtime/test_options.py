@@ -15,8 +15,6 @@ from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainC
 
 pytestmark = pytest.mark.processes
 
-NEEDED = "torch.distributed.fsdp.FSDPModule is of torch 2.6"
-
 
 def job(ranks: int = 1, *, steps: int = 2, accumulate: int = 2, parallel: Any = (), **changes: Any) -> TrainConfig:
     layout = ParallelConfig(**dict(parallel))

@@ -133,9 +133,7 @@ def whole_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if holds:
                 state[name] = _on_cpu(whole)
-    if mesh.pipeline > 1:
-        return _of_all_stages(state, mesh)
-    return state if mesh.place.is_main else {}
+    return _of_all_stages(state, mesh) if mesh.pipeline > 1 else state
 
 
 def _of_all_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -151,7 +149,7 @@ def _of_all_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
             elif rank == 0 or not _is_sent(form):
                 found[name] = state[name] if rank == 0 else form
             else:
-                found[name] = torch.empty_like(form, device="cpu").contiguous()
+                found[name] = torch.empty(form.shape, dtype=form.dtype)
                 dist.recv(found[name], src=rank, group=group)
     gather(None, mesh.place)  # nobody leaves before all of it has come
     return found
