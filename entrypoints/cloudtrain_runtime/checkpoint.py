@@ -209,6 +209,8 @@ class Checkpoints:
             row: Of this step, next to which those of all ranks are wanted.
         """
         must_stop, must_save = self._agreement.at_boundary(self._flags, row)
+        if must_save:
+            self._has_asked = False  # where nothing is saved now, the clock asks again
         every = self._config.every_steps
         return Due(save=must_save or (every is not None and step % every == 0), stop=must_stop)
 
@@ -220,7 +222,7 @@ class Checkpoints:
         return self.notice.is_given, self._is_due_by_clock()
 
     def _is_due_by_clock(self) -> bool:
-        """Whether the clock of rank 0 says so. Asked once for each: the answer takes a step."""
+        """Whether the clock of rank 0 says so. Asked once for each answer, which takes a step."""
         seconds = self._config.every_seconds
         if seconds is None or not self._place.is_main or self._has_asked:
             return False
@@ -263,12 +265,7 @@ class Checkpoints:
         is_begun = self._saver.save(step, states, state, wait=wait)
         if may_change_unseen(model, optimizers):
             self._saver.before_update()  # nobody will tell when they change
-        self._has_asked = False
         return is_begun
-
-    def pass_over(self) -> None:
-        """Take note that what was due is not saved now; where the clock has asked for it, it asks again."""
-        self._has_asked = False
 
     def is_complete(self, step: int) -> bool:
         """Wait for the save under way; return whether the newest checkpoint is the one of this step."""

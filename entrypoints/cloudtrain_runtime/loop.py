@@ -472,7 +472,6 @@ class Trainer:
         if self.guard is not None:
             self.guard.settle()
         elif not self._is_worth_keeping():
-            self.checkpoints.pass_over()
             return
         self.mesh.share_buffers(self.model)
         state = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from spread_support import BLOCKS, TRAIN, losses
 from training_support import Chatty, Fused, Lost, Normed, Seen, Streamed, Uneven
 
+from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
 
 pytestmark = pytest.mark.processes
@@ -154,6 +157,13 @@ def test_a_checkpoint_that_a_lost_loss_has_prevented_comes_when_there_is_one_aga
     saved = [event["step"] for event in found.events if event["event"] == "checkpoint"]
     assert 16 < saved[0] <= 20
     assert len(saved) >= 3
+
+
+def test_the_clock_asks_again_where_nothing_was_saved(tmp_path: Path) -> None:
+    """A script may ask whether it should stop before it saves, or be at a step that is saved already."""
+    checkpoints = Checkpoints(CheckpointConfig(tmp_path.as_uri(), 0.01, None, 2, "never"), read_context({}))
+    time.sleep(0.02)
+    assert [checkpoints.at_boundary(step).save for step in (1, 2, 3)] == [True] * 3
 
 
 def test_the_exported_model_is_sent_tensor_by_tensor(tmp_path: Path) -> None:
