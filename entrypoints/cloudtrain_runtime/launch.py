@@ -39,7 +39,7 @@ from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host import forking, secrets
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
-from cloudtrain_runtime.host.machine import Host, count_gpus, has_efa, read_host, usable_cpus
+from cloudtrain_runtime.host.machine import Host, count_gpus, read_host, usable_cpus
 from cloudtrain_runtime.host.output import Output
 from cloudtrain_runtime.host.variables import sagemaker_variables
 from cloudtrain_runtime.place import ml_tree
@@ -218,10 +218,8 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     if gpus and config.hang_seconds is not None:
         wanted |= trace_variables(tree)
     if host.interface:
+        # Nothing else of NCCL and nothing of libfabric (FI_*): decision 020.
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = host.interface
-    if has_efa():
-        # AWS's toolkit sets these from a list that lacks the newest instance types; the device says it itself.
-        wanted |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
     if "OMP_NUM_THREADS" not in os.environ and gpus == 0 and config.processes_per_instance:
         ranks_here = config.processes_per_instance * int(os.environ.get(HOSTS_HERE_VARIABLE, "1"))
         wanted["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // ranks_here))

@@ -68,6 +68,17 @@ def test_the_environment_leaves_the_users_choices_alone(tmp_path: Path, monkeypa
     assert "OMP_NUM_THREADS" not in launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
 
 
+def test_no_efa_setting_is_made_for_libfabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`FI_EFA_USE_DEVICE_RDMA=1` makes libfabric abort on g4dn, g5 and p3dn, whose devices have no RDMA read."""
+    monkeypatch.setenv("CLOUDTRAIN_GPUS", "8")
+    devices = {Path("/sys/class/infiniband"): [Path("efa_0")]}
+    monkeypatch.setattr(Path, "is_dir", lambda path, real=Path.is_dir: path in devices or real(path))
+    monkeypatch.setattr(Path, "iterdir", lambda path, real=Path.iterdir: iter(devices.get(path) or real(path)))
+    found = launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
+    assert [name for name in found if name.startswith(("FI_", "RDMAV_"))] == []
+    assert [name for name in found if name.startswith("NCCL_")] == ["NCCL_SOCKET_IFNAME"]
+
+
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLOUDTRAIN_GPUS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")

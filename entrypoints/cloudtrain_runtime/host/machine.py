@@ -48,9 +48,3 @@ def count_gpus() -> int:
 def usable_cpus() -> int:
     """Return the CPUs that this host's processes may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def has_efa() -> bool:
-    """Return whether AWS's Elastic Fabric Adapter is here."""
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(device.name.startswith(("efa", "rdmap")) for device in devices.iterdir())

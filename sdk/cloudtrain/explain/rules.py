@@ -591,6 +591,15 @@ RULES: tuple[Rule, ...] = (
         Weight.SYMPTOM,
     ),
     # ------------------------------------------------------------ the way between ranks
+    # libfabric, prov/efa/src/rdm/efa_rdm_util.c: it prints this line and aborts the process
+    _rule(
+        C.NCCL,
+        _PRINTED,
+        r"FI_EFA_USE_DEVICE_RDMA=1 was set.*no rdma-read capability",
+        "Remove FI_EFA_USE_DEVICE_RDMA from code.env, the image and the script: libfabric finds out by itself what the "
+        "instance's EFA device can do, and aborts where the device cannot do what this variable asks for.",
+        needles=("FI_EFA_USE_DEVICE_RDMA",),
+    ),
     # aws/aws-ofi-nccl#715 (Couldn't open CQ), #161 (Request completed with error), #156 (a security group it was)
     _rule(
         C.NCCL,
