@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from cloudtrain.container import processes
 from cloudtrain.container.machine import free_port, host_addresses, share_gpus
+from cloudtrain.container.paths import map_arguments, map_values
 from cloudtrain.container.tree import StagingError, host_names, pack_folder, path_of, prepare_tree, stage_inputs
 from cloudtrain.run import State
 from cloudtrain_runtime.contract import (
@@ -155,6 +156,7 @@ class _Job:
             tree = self.folder.tree(host)
             prepare_tree(tree, self.request, host, self.hosts)
             stage_inputs(tree, self.request, host, self.hosts, self._download)
+            map_arguments(tree)
 
     def _write_python(self) -> None:
         """Give the containers a command `python`: this interpreter, with its environment's packages."""
@@ -214,7 +216,7 @@ class _Job:
             GPUS_VARIABLE: str(len(gpus)),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             **({MOST_PROCESSES_VARIABLE: most} if (most := self.environ.get(MOST_PROCESSES_VARIABLE)) else {}),
-            **self.request.get("Environment", {}),
+            **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
         }
 
     # ------------------------------------------------------------ run

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain.container.machine import loopback_interface
+from cloudtrain.container.paths import map_hyperparameters
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 
 Download = Callable[[str, Path], None]
@@ -53,7 +54,7 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
             "network_interface_name": loopback_interface(),
         },
     )
-    _write(tree.config / "hyperparameters.json", request.get("HyperParameters", {}))
+    _write(tree.config / "hyperparameters.json", map_hyperparameters(request.get("HyperParameters", {}), tree))
     channels = {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode", "File"),

@@ -1,0 +1,69 @@
+"""`/opt/ml` in a job's arguments and variables, mapped to the folder that stands in for it on this machine.
+
+In a SageMaker container `/opt/ml` is the container's own. Here each instance has a tree of its own, so a value such as
+`output_dir: /opt/ml/model` must name that tree. The request and the bundle keep the value as the job has it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from cloudtrain_runtime.contract import MlTree
+
+ML_ROOT = "/opt/ml"
+
+_AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
+"""Begins a value, what follows `--option=`, an entry of a list such as PYTHONPATH, or the path of a `file://` uri."""
+
+
+def map_text(text: str, tree: MlTree) -> str:
+    """Return a text with each path below `/opt/ml` replaced by the same path below the tree."""
+    return _AT_START.sub(lambda _: str(tree.root), text)
+
+
+def map_values(value: Any, tree: MlTree) -> Any:
+    """Return a JSON value in which every text is mapped; the keys of objects stay."""
+    if isinstance(value, str):
+        return map_text(value, tree)
+    if isinstance(value, dict):
+        return {key: map_values(each, tree) for key, each in value.items()}
+    return [map_values(each, tree) for each in value] if isinstance(value, list) else value
+
+
+def map_hyperparameters(parameters: dict[str, str], tree: MlTree) -> dict[str, str]:
+    """Return the hyperparameters of an estimator's own request, mapped. Each value is JSON in a text, or plain text."""
+    return {
+        name: text if name.startswith("sagemaker_") else _map_encoded(text, tree) for name, text in parameters.items()
+    }
+
+
+def map_arguments(tree: MlTree) -> None:
+    """Replace this instance's run.json by one with mapped arguments, where there is anything to map.
+
+    The channel may be a link to the one file that all instances share, which stays as it is.
+    """
+    path = tree.run_config
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        mapped = {**config, "args": map_values(config["args"], tree)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return  # no job of ours, or damaged, which the launcher reports
+    if mapped == config:
+        return
+    if path.parent.is_symlink():
+        path.parent.unlink()
+        path.parent.mkdir()
+    else:
+        path.unlink()
+    path.write_text(json.dumps(mapped, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _map_encoded(text: str, tree: MlTree) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return map_text(text, tree)
+    mapped = map_values(value, tree)
+    return text if mapped == value else json.dumps(mapped)
