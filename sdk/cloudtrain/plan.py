@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.arguments import command_line, omitted_arguments, script_argv
 from cloudtrain.catalog import Prices, bundled_prices
 from cloudtrain.conventions import Conventions
 from cloudtrain.cost import CostPlan, Time, bound_time, cost_of, price_cluster
@@ -160,6 +161,7 @@ class Plan:
             request and code have the same. It stands in the request as a tag, too.
         job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
         queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
+        omitted_arguments: Arguments of the script that the job gives as `null`, as `--key`: they are not passed.
         checks: What was asked of the account before it was sent, as `check --json` prints it: among it what the image's
             tag meant then.
     """
@@ -186,6 +188,7 @@ class Plan:
     identity: str = ""
     job_document: Mapping[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] | None = None
+    omitted_arguments: tuple[str, ...] = ()
     checks: tuple[Mapping[str, str], ...] = ()
 
     def rename(self, run: str) -> Plan:
@@ -229,6 +232,12 @@ class Plan:
             "length": asdict(self.length),
             "cost": asdict(self.cost),
             "image": self.image,
+            "command": {
+                "text": command_line(self.config),
+                "entry": self.config.task or self.config.script,
+                "args": self.config.args,
+                "omitted": list(self.omitted_arguments),
+            },
             "secrets": {name: asdict(reference) for name, reference in self.config.secrets.items()},
             "checkpoint": {
                 "uri": self.locations.checkpoints,
@@ -375,6 +384,7 @@ def make_plan(
         identity=identity,
         job_document=spec.to_document(),
         queue=None if is_local else render_service_job(spec, request),
+        omitted_arguments=omitted_arguments(spec.code.args) if spec.code.script is not None else (),
     )
 
 
@@ -448,7 +458,7 @@ def _run_config(
         run=run,
         task=spec.code.task,
         script=spec.code.script,
-        args=dict(args) if spec.code.task is not None and isinstance(args, dict) else _argv(args),
+        args=dict(args) if spec.code.task is not None and isinstance(args, dict) else script_argv(args),
         requirements=spec.code.requirements,
         processes_per_instance=placement.processes,
         distribution=placement.distribution,
@@ -513,24 +523,6 @@ def _parallel(spread: Parallel) -> ParallelConfig:
         compress=spread.compress,
         bucket_bytes=None if spread.bucket is None else spread.bucket * 10**6,
     )
-
-
-def _argv(args: dict[str, Any] | tuple[Any, ...]) -> list[str]:
-    """Return argv: a list as it is, a mapping as `--key value`, true as a bare flag, false and null as nothing."""
-    if not isinstance(args, dict):
-        return [_written(value) for value in args]
-    argv: list[str] = []
-    for key, value in args.items():
-        if value is True:
-            argv.append(f"--{key}")
-        elif value not in (False, None):
-            argv += [f"--{key}", _written(value)]
-    return argv
-
-
-def _written(value: Any) -> str:
-    """Return a value as the job file spells it: `1e-4` stays `1e-4`."""
-    return str(getattr(value, "text", value))
 
 
 def _uploads(spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:

@@ -11,6 +11,7 @@ from datetime import date
 from typing import Any
 
 from cloudtrain import catalog, limits
+from cloudtrain.arguments import script_argv
 from cloudtrain.conventions import Conventions
 from cloudtrain.document import FieldPath, dotted
 from cloudtrain.errors import nearest
@@ -271,11 +272,11 @@ def choose_local_rank(spec: JobSpec, conventions: Conventions, notes: Notes) -> 
     `python -m torch.distributed.launch` has passed it, torchrun does not. Where the job passes it itself, or the script
     does not ask for it, nothing is added.
     """
-    option, args = conventions.local_rank, spec.code.args
+    option = conventions.local_rank
     if option is None or spec.code.script is None:
         return None
-    given = [f"--{name}" for name in args] if isinstance(args, dict) else [str(word).partition("=")[0] for word in args]
-    if any(word.replace("_", "-") == "--local-rank" for word in given):
+    given = [word.partition("=")[0].replace("_", "-") for word in script_argv(spec.code.args)]
+    if "--local-rank" in given:
         return None
     notes.decide(
         f"{spec.code.script} defines {option}: each rank gets {option}=<its local rank>, as torch.distributed.launch "

@@ -23,8 +23,10 @@ from pydantic import (
     PrivateAttr,
     Tag,
     ValidationError,
+    field_serializer,
 )
 
+from cloudtrain.arguments import check_script_arguments, to_document
 from cloudtrain.document import Document, FieldPath, Place, parse_scalar, read_document
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.fields import (
@@ -142,7 +144,7 @@ class Code(Section):
     script: str | None = Field(None, examples=["train.py"])
     """A Python script that torchrun can start, unchanged, relative to the directory."""
     args: dict[str, Any] | tuple[Any, ...] = Field(default_factory=dict, examples=[{"layers": 4}])
-    """Keyword arguments of the Task, or argv of the script (a list, or a mapping that becomes --key value)."""
+    """Keyword arguments of the Task, or argv of the script (a list, or a mapping: --key value, true a bare --key)."""
     requirements: str | None = Field(None, examples=["requirements.txt"])
     """Requirements file below the directory, installed in the container before the start."""
     env: dict[str, Variable] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
@@ -172,6 +174,10 @@ class Code(Section):
                 yield Finding(message, ("env", name), "rename it", is_key=True)
         yield from self._argument_rules()
 
+    @field_serializer("args", when_used="json")
+    def _spelled_args(self, args: dict[str, Any] | tuple[Any, ...]) -> Any:
+        return args if self.script is None else to_document(args)
+
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that stand in the job file."""
@@ -189,13 +195,7 @@ class Code(Section):
     def _argument_rules(self) -> Iterator[Finding]:
         """Check that arguments reach the other side as they were meant: argv is text, a Task's are JSON."""
         if self.script is not None:
-            pairs = self.args.items() if isinstance(self.args, dict) else enumerate(self.args)
-            for key, value in pairs:
-                is_bare = value is None or isinstance(value, bool)
-                if isinstance(value, dict | list) or (is_bare and not isinstance(self.args, dict)):
-                    text = json.dumps(value, default=str)
-                    message = f"a script's argument is text, and this is {text}"
-                    yield Finding(message, ("args", key), f"write it in quotes, as the script reads it: '{text}'")
+            yield from check_script_arguments(self.args)
             return
         try:
             json.dumps(self.args)

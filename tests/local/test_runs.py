@@ -131,7 +131,8 @@ if here["RANK"] == here["PRINT_RANK"]:
     open(f"{ml}/output/tensorboard/events", "w").write("e")
 """
     path = job(
-        "name: probe\ncode: {script: probe.py, args: [--lr, 0.1], env: {GIVEN: yes, PRINT_RANK: 0}}\n"
+        "name: probe\ncode:\n  script: probe.py\n  env: {GIVEN: yes, PRINT_RANK: 0}\n"
+        '  args: {seed: 0, dropout: 0.0, lr: 1e-4, amp: true, bf16: "False", warmup: null}\n'
         "cluster: {instance_type: ml.p4d.24xlarge, instances: 2, processes_per_instance: 1}\n"
         "data: {train: {uri: numbers, sharded: true}}\ntracking: {tensorboard: true}\n",
         probe_py=script,
@@ -142,7 +143,11 @@ if here["RANK"] == here["PRINT_RANK"]:
     done = cli("submit", path, "--local", "--follow", "--json", environ={"SECRET_OF_THIS_SHELL": "x"})
     assert done.code == 0, done.err
     found = json.loads(next(line for line in done.err.splitlines() if "FOUND " in line).split("FOUND ")[1])
-    assert found["argv"] == ["--lr", "0.1"]
+    assert found["argv"] == ["--seed", "0", "--dropout", "0.0", "--lr", "1e-4", "--amp", "--bf16", "False"]
+    assert json.loads(found["env"]["SM_USER_ARGS"]) == found["argv"]
+    parameters = {"seed": 0, "dropout": 0.0, "lr": 1e-4, "amp": True, "bf16": "False"}
+    assert json.loads(found["env"]["SM_HPS"]) == parameters
+    assert [found["env"][f"SM_HP_{name}"] for name in ("SEED", "DROPOUT", "BF16")] == ["0", "0.0", "False"]
     assert found["home"] is None
     assert found["given"] == "yes"
     assert found["name"] == "__main__"
@@ -155,7 +160,6 @@ if here["RANK"] == here["PRINT_RANK"]:
     assert found["cwd"].endswith("opt/ml/code")
     assert found["env"]["SM_HOSTS"] == '["algo-1", "algo-2"]'
     assert found["env"]["SM_CURRENT_HOST"] == "algo-1"
-    assert found["env"]["SM_USER_ARGS"] == '["--lr", "0.1"]'
     folder = Path(done.json["artifacts"]["folder"])
     assert (folder / "model" / "weights").read_text() == "w"
     assert (folder / "checkpoints" / "mine").read_text() == "c"

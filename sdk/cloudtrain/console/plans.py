@@ -25,8 +25,11 @@ def print_plan(plan: Plan) -> None:
     ranks = f"{each or '?'} rank{'' if each == 1 else 's'} each, world size {cluster.world_size or '?'}"
     here = f"instance{'' if cluster.instances == 1 else 's'} on this machine"
     where = here if plan.target == "local" else f"x {cluster.instance_type}"
+    command = plan.to_json()["command"]
+    omitted = f" (null omits {', '.join(command['omitted'])})" if command["omitted"] else ""
     rows = [
         ("run", plan.run),
+        ("command", f"{command['text']}{omitted}"),
         ("cluster", f"{cluster.instances} {where}, {ranks}"),
         ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
         ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),

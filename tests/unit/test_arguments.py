@@ -1,0 +1,109 @@
+"""`code.args`: what a script gets as argv, what is refused, and what a plan shows of it."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support import Cli
+
+from cloudtrain.arguments import script_argv
+from cloudtrain.console.plans import print_plan
+from cloudtrain.conventions import Conventions
+from cloudtrain.errors import SpecError
+from cloudtrain.plan import CodeInfo, Plan, make_plan
+from cloudtrain.settings import Settings
+from cloudtrain.spec import Code, JobSpec, read_document_again
+
+WriteJob = Callable[..., Path]
+SCRIPT = """\
+name: demo
+code:
+  script: train.py
+  args: {seed: 0, dropout: 0.0, workers: 0, lr: 1e-4, id: 007, amp: true, bf16: "False", note: "", warmup: null}
+cluster: {instance_type: ml.p4d.24xlarge}
+"""
+ARGV = [
+    *("--seed", "0", "--dropout", "0.0", "--workers", "0", "--lr", "1e-4", "--id", "007", "--amp"),
+    *("--bf16", "False", "--note", ""),
+]
+COMMAND = "python train.py --seed 0 --dropout 0.0 --workers 0 --lr 1e-4 --id 007 --amp --bf16 False --note ''"
+MINE = "class Mine(Task):\n    def __init__(self, layers=2, bias=True, name=None): ...\n"
+
+
+def plan_of(path: Path, *overrides: str, conventions: Conventions = Conventions()) -> Plan:  # noqa: B008 (frozen)
+    code = CodeInfo("d" * 64, 1000, 3, conventions=conventions)
+    settings = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+    now = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
+    return make_plan(JobSpec.from_yaml(path, overrides), settings, code, run="demo-261120-101500-1a2b3c", now=now)
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_yaml(path, overrides)
+    return str(caught.value)
+
+
+def test_every_script_argument_but_null_is_passed(job: WriteJob) -> None:
+    path = job(SCRIPT, train_py="")
+    assert plan_of(path).config.args == ARGV
+    assert plan_of(path, "code.args.lr=0", "code.args.seed=-0.0").config.args[:8] == [
+        *("--seed", "-0.0", "--dropout", "0.0", "--workers", "0", "--lr", "0"),
+    ]
+    assert plan_of(path, "code.args=[--seed, 0, 0.0, 1e-4, '']").config.args == ["--seed", "0", "0.0", "1e-4", ""]
+    assert script_argv(Code(script="train.py", args={"seed": 0, "lr": 0.0}).args) == ["--seed", "0", "--lr", "0.0"]
+
+
+def test_false_is_refused_with_both_ways_to_write_it(job: WriteJob) -> None:
+    path = job(SCRIPT.replace('bf16: "False"', "bf16: false"), train_py="")
+    told = refusal(path)
+    assert told.startswith(f"{path}:4:81  code.args.bf16: false can mean --bf16 False or no argument")
+    assert 'write bf16: "False"' in told
+    assert "leave the key out" in told
+    assert refusal(path, "code.args.bf16=False").startswith("--set code.args.bf16=False  code.args.bf16: false can")
+    assert "--bf16" not in plan_of(path, "code.args.bf16=null").config.args
+    assert plan_of(path, 'code.args.bf16="False"').config.args == ARGV
+    with pytest.raises(SpecError, match="false can mean"):
+        Code(script="train.py", args={"bf16": False})
+
+
+def test_the_plan_shows_the_command_and_what_null_omits(
+    cli: Cli, job: WriteJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job(SCRIPT, train_py="")
+    print_plan(plan_of(path))
+    assert f"\ncommand       {COMMAND} (null omits --warmup)\n" in capsys.readouterr().out
+    shown = cli("plan", path, "--json").json["command"]
+    assert shown == {"text": COMMAND, "entry": "train.py", "args": ARGV, "omitted": ["--warmup"]}
+
+
+def test_a_task_takes_its_arguments_unchanged(job: WriteJob) -> None:
+    text = SCRIPT.partition("code:")[0] + (
+        'code: {task: "mine:Mine", args: {layers: 0, bias: false, name: null}}\n'
+        "cluster: {instance_type: ml.p4d.24xlarge}\ntrain: {epochs: 1, batch_size: 1}\n"
+    )
+    plan = plan_of(job(text, mine_py=MINE))
+    assert plan.config.args == {"layers": 0, "bias": False, "name": None}
+    command = plan.to_json()["command"]
+    assert command["text"] == "mine:Mine(layers=0, bias=False, name=None)"
+    assert command["omitted"] == []
+
+
+def test_the_plan_shows_the_local_rank_that_is_added(job: WriteJob) -> None:
+    path = job(SCRIPT, train_py="")
+    conventions = Conventions("--local_rank")
+    assert plan_of(path, conventions=conventions).to_json()["command"]["text"] == COMMAND.replace(
+        "train.py", "train.py --local_rank=$LOCAL_RANK"
+    )
+    assert plan_of(path, "code.args.local_rank=0", conventions=conventions).config.local_rank_option is None
+    omitted = plan_of(path, "code.args.local_rank=null", conventions=conventions)
+    assert omitted.config.local_rank_option == "--local_rank"
+
+
+def test_a_resumed_script_gets_numbers_as_they_were_written(job: WriteJob) -> None:
+    path = job(SCRIPT, train_py="")
+    for overrides in ([], ["code.args=[--lr, 1e-4, --id, 007]"]):
+        spec = JobSpec.from_yaml(path, overrides)
+        again = read_document_again(json.loads(json.dumps(spec.to_document())), "plan.json")
+        assert script_argv(again.code.args) == script_argv(spec.code.args)
