@@ -14,13 +14,14 @@ alone = $(BIN)/python -m pytest $(1) $(2) || { \
 	test $$? -eq 1 && echo "What has failed beside other tests is run once more, alone." && \
 	$(BIN)/python -m pytest $(1) --last-failed --last-failed-no-failures none --maxfail 5; }
 
-.PHONY: demo test check lint types contracts unit test-oldest audit benchmarks clean help
+.PHONY: demo test check lint types contracts unit test-oldest test-newest audit benchmarks clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
+	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
 	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
 
@@ -51,6 +52,11 @@ test-oldest:
 	$(MAKE) VENV=.venv-oldest TORCH="torch==2.5.1" .venv-oldest/.installed-test
 	.venv-oldest/bin/python -m pytest tests/runtime tests/local -m "not aws"
 
+# The newest that the index has, which may be newer than the pinned one. PyPI's build for Linux brings CUDA's packages.
+test-newest:
+	$(MAKE) VENV=.venv-newest TORCH="torch" .venv-newest/.installed-test
+	.venv-newest/bin/python -m pytest tests/runtime tests/local -m "not aws"
+
 # In an environment of its own: what it needs is not to decide which versions run here.
 audit:
 	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
@@ -69,7 +75,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-audit build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit build dist
 
 # ---------------------------------------------------------------- set-up
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
 
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest, step_name
 
@@ -82,10 +85,11 @@ def write_manifest(folder: Path, *, run: str = RUN, step: int | None = None, **f
 
 
 def save_bytes(root: Path, step: int, *, attempt: str = "", run: str = RUN) -> Path:
-    """Write a whole checkpoint of three files that holds no tensors; return its folder."""
+    """Write a complete checkpoint of three files that holds no entries; return its folder."""
     folder = root / step_name(step, attempt)
     folder.mkdir(parents=True)
-    for name, size in (("__0_0.distcp", 3 * BLOCK_BYTES + 17), ("__1_0.distcp", 100), (".metadata", 5)):
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(state_dict_metadata={}, storage_data={})))
+    for name, size in (("__0_0.distcp", 3 * BLOCK_BYTES + 17), ("__1_0.distcp", 100)):
         (folder / name).write_bytes(bytes((step + index) % 256 for index in range(size)))
     write_manifest(folder, run=run, step=step, attempt=attempt or "0a1b2c3d")
     return folder

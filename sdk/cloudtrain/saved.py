@@ -28,6 +28,7 @@ from cloudtrain.errors import (
 
 COMPLETE: Final = "complete"
 DAMAGED: Final = "damaged"
+UNREADABLE: Final = "unreadable"
 SAFETENSORS: Final = "safetensors"
 TORCH: Final = "torch"
 _SUFFIXES: Final = {SAFETENSORS: ".safetensors", TORCH: ".pt"}
@@ -43,8 +44,9 @@ class SavedCheckpoint:
     Attributes:
         step: Optimizer steps done.
         name: Its folder.
-        state: `complete`, `unfinished` or `damaged`.
-        why: Why it is not complete; empty when it is.
+        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`: its bytes are those that
+            were written, and this version of PyTorch cannot load them.
+        why: Why it is not complete, or what a verification could not compare; else empty.
         bytes: Size of all its files.
         files: Their number.
         run: Run that has written it, or None where nothing tells.
@@ -155,7 +157,7 @@ class CheckpointFolder:
         return SavedCheckpoint(**self._ask("find", *self._of(step))["checkpoint"])
 
     def verify(self, step: int | None = None, progress: Progress | None = None) -> tuple[SavedCheckpoint, ...]:
-        """Read every block and compare it with what was written; return what is there as it is known now.
+        """Compare every block with what was written, and parse what a load parses; return what is known then.
 
         Raises:
             UserError: there is none, or none of this step.

@@ -313,6 +313,7 @@ def test_each_flipped_byte_is_found(place: Context, tmp_path: Path) -> None:
         assert list(faults(storage, "step-00000001", manifest.files)), position
 
 
+@pytest.mark.aws
 def test_a_flipped_byte_in_s3_is_found_and_set_aside(aws: dict[str, str], place: Context) -> None:
     import boto3
 

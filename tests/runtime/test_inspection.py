@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoint_support import BLOCK_BYTES, RUN, flip, save_bytes, save_ranks, write_manifest
 
+import cloudtrain_runtime
 from cloudtrain_runtime.checkpoints.inspection import Entry, Inspection
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
@@ -256,15 +257,30 @@ def test_it_prints_events_and_then_its_answer(root: Path) -> None:
     assert (error["event"], error["kind"]) == ("error", "input")
 
 
-def test_a_list_and_a_verification_need_no_torch(root: Path) -> None:
+def test_a_list_needs_no_torch(root: Path) -> None:
     code = (
-        "import sys, runpy; sys.argv = ['x', 'verify', sys.argv[1]]\n"
+        "import sys, runpy; sys.argv = ['x', 'list', sys.argv[1]]\n"
         "try: runpy.run_module('cloudtrain_runtime.checkpoints.inspection', run_name='__main__')\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'cloudtrain', 'numpy'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_verify_without_torch_says_what_it_left_out(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "cloudtrain_runtime").symlink_to(Path(str(cloudtrain_runtime.__file__)).parent)
+    code = (
+        "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv[1:2] = ['verify']\n"
+        "runpy.run_module('cloudtrain_runtime.checkpoints.inspection', run_name='__main__')"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "alone"), str(root), "--step", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout.splitlines()[-1])["checkpoints"]
+    assert entry["state"] == "complete"
+    assert entry["why"] == "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
 
 
 @pytest.mark.aws

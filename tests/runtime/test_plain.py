@@ -126,7 +126,8 @@ def test_code_in_the_metadata_is_not_run(root: Path, place: Context, proof: Path
     for part in ("model", "all"):
         with pytest.raises(CheckpointError, match=expected):
             export(root, part)
-    assert [entry.state for entry in Inspection(str(root)).verify(lambda event: None)] == ["complete"]
+    (entry,) = Inspection(str(root)).verify(lambda event: None)
+    assert (entry.state, expected in entry.why) == ("unreadable", True)
     model, _ = pair()
     with pytest.raises(CheckpointError, match=expected):
         checkpoints_at(root, place).load_weights(STEP, model)
@@ -181,7 +182,9 @@ def test_the_command_line_refuses_it_with_a_sentence(root: Path, proof: Path, cl
     assert "names builtins.exec, of which no checkpoint consists" in done.err
     assert "Traceback" not in done.err
     assert cli("checkpoints", str(root)).code == 0
-    assert cli("checkpoints", "verify", str(root)).code == 0
+    verified = cli("checkpoints", "verify", str(root))
+    assert verified.code == 4
+    assert "unreadable: its metadata names builtins.exec" in verified.out
     assert not proof.exists()
     assert not (tmp_path / "model.pt").exists()
 
@@ -229,6 +232,9 @@ def test_real_metadata_is_read_as_dcp_reads_it(root: Path) -> None:
     data = (root / f"step-{STEP:08d}" / ".metadata").read_bytes()
     theirs: Metadata = pickle.loads(data)  # noqa: S301 (our own)
     ours = read_metadata(data)
+    for entry in theirs.state_dict_metadata.values():
+        if hasattr(getattr(entry, "properties", None), "strides"):
+            entry.properties.strides = None  # of PyTorch 2.15: no load looks at them
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert ours.planner_data == theirs.planner_data

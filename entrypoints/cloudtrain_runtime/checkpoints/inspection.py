@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: listed, verified, exported. Only an export needs torch.
+"""What lies in a folder of checkpoints: listed, verified, exported. A list needs no torch.
 
 Run as a program (`python -m cloudtrain_runtime.checkpoints.inspection list URI`) it prints one JSON object per line,
 events as it goes and last a `result` or an `error`. A uri is a folder of checkpoints, or one checkpoint in it.
@@ -7,6 +7,7 @@ events as it goes and last a `result` or an `error`. A uri is a folder of checkp
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 COMPLETE: Final = "complete"
 UNFINISHED: Final = "unfinished"
 DAMAGED: Final = "damaged"
+UNREADABLE: Final = "unreadable"
+"""The bytes are those that were written, and a load could not parse them: another version's, or made up."""
+
+NOT_PARSED: Final = "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
 
 MODEL_PART: Final = "model"
 _MODEL_KEYS: Final = f"{MODEL_PART}."
@@ -45,8 +50,8 @@ class Entry:
 
     Attributes:
         name: Its folder.
-        state: `complete`, `unfinished` or `damaged`.
-        why: Why it is not complete; empty when it is.
+        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`.
+        why: Why it is not complete, or what a verification could not compare; else empty.
         bytes: Size of all its files.
         files: Their number.
         run: Run that has written it, or None where nothing tells.
@@ -156,7 +161,7 @@ class Inspection:
     # ------------------------------------------------------------ verify
 
     def verify(self, emit: Emit, step: int | None = None) -> tuple[Entry, ...]:
-        """Read every block of the checkpoints and compare it with the manifest; nothing is changed.
+        """Compare every block of the checkpoints with the manifest, and parse what a load parses; change nothing.
 
         Args:
             emit: Told how many bytes have been read, and how many there are.
@@ -180,7 +185,7 @@ class Inspection:
         progress = _Progress(emit, sum(manifest.total_bytes for manifest in whole.values()))
         with ThreadPoolExecutor(_READERS) as pool:
             work = {name: self._start(pool, name, manifest, progress) for name, manifest in whole.items()}
-            done = [self._verified(read.entry, work.get(read.entry.name, {})) for read in asked]
+            done = [self._verified(read, work.get(read.entry.name, {})) for read in asked]
         return tuple(entry for entry in done if entry is not None)
 
     def _start(
@@ -194,14 +199,33 @@ class Inspection:
         largest_first = sorted(manifest.files, key=lambda file: -manifest.files[file].bytes)
         return {file: pool.submit(check, file) for file in largest_first}
 
-    def _verified(self, entry: Entry, work: Mapping[str, Future[list[str]]]) -> Entry | None:
+    def _verified(self, read: _Read, work: Mapping[str, Future[list[str]]]) -> Entry | None:
+        entry = read.entry
         failed = [error for future in work.values() if (error := future.exception()) is not None]
         found = [fault for file in sorted(work) if work[file].exception() is None for fault in work[file].result()]
         if (failed or found) and self.storage.read(entry.name, MANIFEST_FILE) is None:
             return None  # deleted while it was read
         if failed:
             raise failed[0]
-        return replace(entry, state=DAMAGED, why="; ".join(found)) if found else entry
+        if found:
+            return replace(entry, state=DAMAGED, why="; ".join(found))
+        if entry.state != COMPLETE or read.manifest is None:
+            return entry
+        return self._parsed(entry, read.manifest)
+
+    def _parsed(self, entry: Entry, manifest: Manifest) -> Entry:
+        """Return an entry whose bytes are those that were written, as it is known after a load's parsing."""
+        if importlib.util.find_spec("torch") is None:
+            return replace(entry, why=NOT_PARSED)
+        from cloudtrain_runtime.checkpoints.shards import CheckpointReader
+
+        try:
+            CheckpointReader(self.storage, entry.name, manifest).check()
+        except CheckpointError as error:
+            return replace(entry, state=UNREADABLE, why=str(error))
+        except DamagedError as error:
+            return replace(entry, state=DAMAGED, why=str(error))
+        return entry
 
     # ------------------------------------------------------------ export
 

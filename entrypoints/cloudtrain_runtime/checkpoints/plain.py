@@ -218,21 +218,17 @@ class _Record:
         self.state = state
 
 
-_DCP = "torch.distributed.checkpoint"
+_DCP = frozenset({"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"})
+"""Modules of which every name becomes a record: newer versions of PyTorch add classes to them."""
 _OLD = "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS = {
-    f"{_DCP}.metadata": (
-        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
-        *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-    ),
-    f"{_DCP}.filesystem": ("_StorageInfo",),
     _OLD: ("TensorProperties", "MEM_FORMAT_ENCODING"),
     "torch.serialization": ("_get_layout",),
     # Where it was written: of no use to who reads it.
     "pathlib": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
     "pathlib._local": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
 }
-"""The classes and functions that DCP's metadata names, by module. Seen in PyTorch 2.5 to 2.13, Python 3.11 to 3.14."""
+"""Other names in DCP's metadata, by module. Seen in PyTorch 2.5 to 2.15, Python 3.11 to 3.14."""
 
 
 class _MetadataPickle(pickle.Unpickler):
@@ -246,7 +242,7 @@ class _MetadataPickle(pickle.Unpickler):
         self._kinds: dict[str, type[_Record]] = {}
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if name in _RECORDS.get(module, ()):
+        if module in _DCP or name in _RECORDS.get(module, ()):
             return self._kinds.setdefault(name, type(name, (_Record,), {"kind": name}))
         if (module, name) == ("torch", "Size"):
             return tuple
@@ -299,7 +295,8 @@ def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
 def _properties(record: Any) -> TensorProperties:
     if getattr(record, "kind", "") != "TensorProperties":
         raise TypeError("properties")
-    dtype, _, requires_grad, _, pin_memory = _checked(record.state, tuple)
+    # PyTorch 2.15 adds a sixth value, the strides; what newer versions add behind them is not needed either.
+    dtype, _, requires_grad, _, pin_memory, *_ = _checked(record.state, tuple)
     # Layout and memory format are DCP's defaults: it has deprecated them and looks at neither.
     return TensorProperties(
         dtype=_checked(dtype, torch.dtype), requires_grad=bool(requires_grad), pin_memory=bool(pin_memory)

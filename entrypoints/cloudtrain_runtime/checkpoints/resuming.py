@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cloudtrain_runtime.checkpoints.records import Record, set_aside, survey
-from cloudtrain_runtime.checkpoints.shards import CheckpointReader, PlainLoadPlanner
+from cloudtrain_runtime.checkpoints.shards import CheckpointReader, PlainLoadPlanner, version_difference
 from cloudtrain_runtime.checkpoints.states import (
     States,
     misfits,
@@ -231,7 +231,8 @@ def _load(found: Found, target: States, place: Context) -> _Look:
         damages = sorted({str(cause) for cause in causes if isinstance(cause, DamagedError)})
         if damages:
             return _Look(damage=tuple(damages))
-        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {causes[0]}") from error
+        why = f"{causes[0]}{version_difference(found.manifest)}"
+        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {why}") from error
     return look
 
 

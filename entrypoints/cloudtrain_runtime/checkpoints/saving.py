@@ -24,14 +24,16 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 from cloudtrain_runtime import watch
+from cloudtrain_runtime.checkpoints.plain import read_metadata
 from cloudtrain_runtime.checkpoints.records import Record, set_aside, survey, writer_of
-from cloudtrain_runtime.checkpoints.shards import CheckpointWriter, StagingPlanner
+from cloudtrain_runtime.checkpoints.shards import METADATA_FILE, CheckpointWriter, StagingPlanner
 from cloudtrain_runtime.checkpoints.states import States, rng_sources
 from cloudtrain_runtime.checkpoints.storage import Storage
 from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.manifest import Manifest, best_steps
+from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.ranks import gather
 
@@ -124,6 +126,8 @@ class Saver:
         self._ranks = _Ranks(place, dist.new_group(backend="gloo", timeout=timeout) if place.world_size > 1 else None)
         self._planner = StagingPlanner()
         self._plan: _Plan | None = None
+        self._is_readable = False
+        self._unreadable = ""
         self._save: _Save | None = None
         self._thread: threading.Thread | None = None
         self._bytes = 0
@@ -197,6 +201,7 @@ class Saver:
 
     def before_update(self) -> None:
         """Wait until the copy is made. On CUDA the device waits, not the caller."""
+        self._refuse_unreadable()
         save = self._save
         if save is None:
             return
@@ -222,6 +227,7 @@ class Saver:
             watch.stir()
             views = gather(self._view(began), self._place, self._front)
             if not any(view.is_busy for view in views):
+                self._refuse_unreadable()
                 return True
             if _is_hopeless(views):
                 self._give_up(self.step_under_way if step is None else step)
@@ -306,7 +312,8 @@ class Saver:
         shards = CheckpointWriter(self.storage, reserved, self._count, self._planner.staged_bytes)
         try:
             written = self._ranks.collect(lambda: (self._write_shards(save, shards, plan), shards.files))
-            return self._ranks.share(lambda: self._commit(save, reserved, shards, plan, written)), shards
+            self._prove_readable(reserved, shards, plan, written)
+            return self._ranks.share(lambda: self._commit(save, reserved, shards, written)), shards
         except SaveError:
             if self._place.is_main:
                 self.storage.abandon(reserved)
@@ -329,11 +336,45 @@ class Saver:
             save.copies.synchronize()
         return shards.write_data(plan.own, self._planner).wait()
 
-    def _commit(
-        self, save: _Save, reserved: str, shards: CheckpointWriter, plan: _Plan, written: list[tuple[Any, Any]]
-    ) -> str:
-        metadata: Any = plan.metadata
-        shards.finish(replace(metadata), [results for results, _ in written])
+    def _prove_readable(
+        self, reserved: str, shards: CheckpointWriter, plan: _Plan, written: list[tuple[Any, Any]]
+    ) -> None:
+        """Write the metadata; with the first save, read it back as a load does.
+
+        A version of PyTorch may write what this runtime cannot read. Then the run ends at its next step: no checkpoint
+        of it could ever be loaded.
+        """
+
+        def finish() -> str:
+            metadata: Any = plan.metadata
+            shards.finish(replace(metadata), [results for results, _ in written])
+            if self._is_readable:
+                return ""
+            try:
+                read_metadata(self.storage.read(reserved, METADATA_FILE) or b"")
+            except CheckpointError as error:
+                return str(error)
+            return ""
+
+        self._unreadable = self._ranks.share(finish)
+        if self._unreadable:
+            raise SaveError(self._unreadable)
+        self._is_readable = True
+
+    def _refuse_unreadable(self) -> None:
+        """End a run whose checkpoints could not be loaded.
+
+        Raises:
+            CheckpointError: the metadata of the first save could not be read back.
+        """
+        if self._unreadable:
+            raise CheckpointError(
+                f"a checkpoint saved with PyTorch {torch.__version__} could not be loaded again: {self._unreadable}. "
+                "The run ends here, because it could not be resumed. What to do: use an older PyTorch "
+                "(cluster.framework or cluster.image), or a newer cloudtrain"
+            )
+
+    def _commit(self, save: _Save, reserved: str, shards: CheckpointWriter, written: list[tuple[Any, Any]]) -> str:
         files = {name: file for _, others in written for name, file in others.items()} | shards.files
         manifest = Manifest(
             run=self._place.run,

@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -23,7 +28,7 @@ from cloudtrain_runtime.checkpoints.plain import packed, read_metadata, unpacked
 from cloudtrain_runtime.checkpoints.storage import Storage
 from cloudtrain_runtime.checkpoints.verified import open_verified
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
-from cloudtrain_runtime.errors import DamagedError
+from cloudtrain_runtime.errors import CheckpointError, DamagedError
 from cloudtrain_runtime.s3.objects import Writer
 
 METADATA_FILE = ".metadata"
@@ -72,12 +77,63 @@ class CheckpointReader(FileSystemReader):
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
         super().__init__(folder)
         self.fs: FileSystemBase = _Read(storage, folder, manifest)  # type: ignore[assignment]
+        self._manifest = manifest
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return DCP's metadata; its own reader would run what the file names."""
         del args, kwargs  # of a metadata file for each rank, which are not written here
         with self.fs.create_stream(METADATA_FILE, "rb") as file:
-            return read_metadata(file.read())
+            data = file.read()
+        try:
+            metadata = read_metadata(data)
+            _check_extents(metadata, self._manifest)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{version_difference(self._manifest)}") from None
+        return metadata
+
+    def check(self) -> None:
+        """Parse what a load parses: the metadata, and each entry that is not a tensor.
+
+        Raises:
+            CheckpointError: a load cannot parse it.
+            DamagedError: its bytes are not those that were written.
+        """
+        metadata = self.read_metadata()
+        for name, stored in metadata.state_dict_metadata.items():
+            if not isinstance(stored, BytesStorageMetadata):
+                continue
+            extent = metadata.storage_data[MetadataIndex(name)]
+            with self.fs.create_stream(extent.relative_path, "rb") as file:
+                file.seek(extent.offset)
+                data = file.read(extent.length)
+            try:
+                unpacked(data, name)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}{version_difference(self._manifest)}") from None
+
+
+def version_difference(manifest: Manifest) -> str:
+    """Return the versions of PyTorch that wrote and read a checkpoint, for the end of an error; empty if equal."""
+    if not manifest.torch or manifest.torch == torch.__version__:
+        return ""
+    return f" (saved with PyTorch {manifest.torch}, read with PyTorch {torch.__version__})"
+
+
+def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
+    """Check that every entry has its bytes in a file of the checkpoint.
+
+    Raises:
+        CheckpointError: an entry has none, or lies outside of its file.
+    """
+    for name, stored in metadata.state_dict_metadata.items():
+        chunks = [chunk.offsets for chunk in stored.chunks] if isinstance(stored, TensorStorageMetadata) else [None]
+        for offsets in chunks:
+            extent = metadata.storage_data.get(MetadataIndex(name, offsets))
+            if extent is None:
+                raise CheckpointError(f"its metadata does not name the bytes of {name}")
+            file = manifest.files.get(extent.relative_path)
+            if file is None or extent.offset < 0 or not 0 <= extent.length <= file.bytes - extent.offset:
+                raise CheckpointError(f"its metadata places {name} outside of the checkpoint's files")
 
 
 class PlainLoadPlanner(DefaultLoadPlanner):

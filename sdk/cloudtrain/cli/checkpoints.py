@@ -66,12 +66,13 @@ def list_(run: str, as_json: bool) -> int:
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this step; by default all.")
 @json_option
 def verify(run: str, step: int | None, as_json: bool) -> int:
-    """Read every block of a run's checkpoints and compare it with what was written. Changes nothing.
+    """Compare every block of a run's checkpoints with what was written, and parse what a load parses. Changes nothing.
 
-    Exit code 4 when one is damaged.
+    Exit code 4 when one is damaged, or cannot be read with the PyTorch that is installed here.
     """
     from cloudtrain import api
     from cloudtrain.console import checkpoints as shown
+    from cloudtrain.saved import DAMAGED, UNREADABLE
 
     with console.progress("reading") as progress:
         found = api.checkpoint_folder(run).verify(step, progress)
@@ -79,7 +80,7 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
         console.print_json({"checkpoints": [each.to_json() for each in found]})
     else:
         shown.print_verified(found)
-    return EXIT_RUN_FAILED if any(each.state == "damaged" for each in found) else 0
+    return EXIT_RUN_FAILED if any(each.state in (DAMAGED, UNREADABLE) for each in found) else 0
 
 
 @checkpoints.command()

@@ -33,6 +33,9 @@ def print_verified(found: Sequence[SavedCheckpoint]) -> None:
         words = {"complete": f"verified, {format_size(each.bytes)} in {each.files} files"}.get(each.state, each.state)
         print(f"{each.name}  {words}" + (f": {each.why}" if each.why else ""))
     damaged = [each for each in found if each.state == "damaged"]
+    unreadable = [each for each in found if each.state == "unreadable"]
+    if unreadable:
+        say(f"{len(unreadable)} of {len(found)} cannot be read with the PyTorch that is installed here")
     if damaged:
         say(f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before")
 

@@ -312,6 +312,23 @@ RULES: tuple[Rule, ...] = (
         "Resume with the model that wrote {uri}, or start anew: checkpoint.resume: never.",
         needles=("does not fit this model",),
     ),
+    # cloudtrain_runtime/checkpoints/shards.py
+    _rule(
+        C.CHECKPOINT,
+        _ANY,
+        r"the checkpoint (?P<uri>\S+) cannot be read: .*"
+        r"\(saved with PyTorch (?P<saved>[^\s,]+), read with PyTorch (?P<own>[^\s)]+)\)",
+        "{uri} was saved with PyTorch {saved}, and this image has {own}: resume with PyTorch {saved} "
+        "(cluster.framework or [cluster.image]), or with a newer cloudtrain. The checkpoint is not damaged.",
+        needles=("saved with PyTorch",),
+    ),
+    _rule(
+        C.CHECKPOINT,
+        _ANY,
+        r"a checkpoint saved with PyTorch (?P<own>\S+) could not be loaded again",
+        "Use an older PyTorch than {own} (cluster.framework or [cluster.image]), or a newer cloudtrain.",
+        needles=("could not be loaded again",),
+    ),
     # torch.nn.Module.load_state_dict; torch.distributed.checkpoint; a zip cut short (PytorchStreamReader)
     _rule(
         C.CHECKPOINT,
