@@ -139,8 +139,11 @@ def test_code_in_an_entry_is_not_run(root: Path, place: Context, proof: Path, na
     metadata: Metadata = pickle.loads((root / f"step-{STEP:08d}" / ".metadata").read_bytes())  # noqa: S301 (our own)
     entry = next(known for known in metadata.state_dict_metadata if known == name or known.endswith(f".{name}"))
     plant_entry(root, entry, saved(Evil(proof)))
-    assert f"its entry {entry} names exec: a checkpoint holds data only" in refused(place, root)
-    with pytest.raises(CheckpointError, match="names exec: a checkpoint holds data only"):
+    # PyTorch 2.5 writes the module, too.
+    assert f"its entry {entry} names exec: a checkpoint holds data only" in refused(place, root).replace(
+        "builtins.", ""
+    )
+    with pytest.raises(CheckpointError, match=r"names (builtins\.)?exec: a checkpoint holds data only"):
         export(root, "all")
     assert export(root, "model").is_file()
     assert not proof.exists()
@@ -148,7 +151,7 @@ def test_code_in_an_entry_is_not_run(root: Path, place: Context, proof: Path, na
 
 def test_code_within_an_entrys_bytes_is_not_run(root: Path, place: Context, proof: Path) -> None:
     plant_entry(root, "objects", saved(saved({"schedule": Evil(proof)})))
-    assert "its entry objects names exec" in refused(place, root)
+    assert "its entry objects names exec" in refused(place, root).replace("builtins.", "")
     content = torch.load(export(root, "all"), weights_only=True)
     assert isinstance(content["objects"], bytes)
     assert not proof.exists()
@@ -273,6 +276,10 @@ def test_schedules_of_torch_are_saved_and_go_on(name: str) -> None:
         first.step()
         schedule.step(*((np.float64(1.0),) if name == "plateau" else ()))
     state = schedule.state_dict()
+    if callable(state.get("anneal_func")):  # SWALR of PyTorch 2.5
+        with pytest.raises(CheckpointError, match=r"swa\.anneal_func is a function"):
+            packed(state, name)
+        return
     other.load_state_dict(unpacked(packed(state, name), name))
     assert str(other.state_dict()) == str(state)
 
