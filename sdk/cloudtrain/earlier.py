@@ -13,11 +13,13 @@ from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.locations import Resumed, steps_beside
 from cloudtrain.plan import CodeInfo
 from cloudtrain.request import split_uri
+from cloudtrain.run_files import PLAN, read_fields
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec, read_document_again
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
 _PARTS = ("job", "request", "bundle", "checkpoint")
+_OF_REQUEST = ("InputDataConfig", "OutputDataConfig")
 _CODE = ("directory", "task", "script", "requirements")
 
 
@@ -31,15 +33,16 @@ def saved_by(content: Mapping[str, Any], run: str) -> Resumed:
     Raises:
         RunNotFoundError: its plan does not tell.
     """
+    plan = read_fields(content, PLAN)
     try:
-        folder = str(content["checkpoint"]["uri"])
-        config, request = content["config"], content["request"]
-        steps = str(config["checkpoint"]["uri"])
+        folder = plan["checkpoint"]["uri"]
+        config, request = plan["config"], plan["request"]
+        steps = config["checkpoint"]["uri"]
         # A script of an older cloudtrain has none there; what cannot reach S3 saves to the folder that is synced.
         has_two = config["script"] is not None and folder.startswith("s3://")
         if not steps and has_two and not request.get("EnableNetworkIsolation"):
             steps = steps_beside(folder)
-    except (KeyError, TypeError, AttributeError):
+    except KeyError:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
     return Resumed(folder, steps or folder, run)
@@ -56,9 +59,10 @@ class EarlierRun:
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
-        self._content = content
-        self.run = str(content.get("run", ""))
-        if not self.run or not all(isinstance(content.get(part), Mapping) for part in _PARTS):
+        self._content = read_fields(content, PLAN)
+        self.run = self._content.get("run", "")
+        is_whole = all(part in self._content for part in _PARTS)
+        if not self.run or not is_whole or not all(part in self._content["request"] for part in _OF_REQUEST):
             raise UserError(
                 f"the plan.json of {self.run or 'this run'} does not hold the job: an older cloudtrain, or something "
                 "else, has written it",
@@ -69,7 +73,7 @@ class EarlierRun:
     def code(self) -> CodeInfo:
         """The code, which lies where the run has put it."""
         bundle = self._content["bundle"]
-        conventions = Conventions((self._content.get("config") or {}).get("local_rank_option"))
+        conventions = Conventions(self._content.get("config", {}).get("local_rank_option"))
         return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
 
     @property
@@ -88,15 +92,15 @@ class EarlierRun:
             SpecError: the changed job does not validate.
             UserError: an override is malformed.
         """
-        document = copy.deepcopy(dict(self._content["job"]))
-        code = document.get("code")
+        document = copy.deepcopy(self._content["job"])
+        code, data = document.get("code"), _fields(document.get("data"))
         channels = {channel["ChannelName"]: channel for channel in self._content["request"]["InputDataConfig"]}
         document["data"] = {
-            name: {**_fields(document["data"][name]), "uri": _place(channel["DataSource"]["S3DataSource"]["S3Uri"])}
+            name: {**_fields(data.get(name)), "uri": _place(channel["DataSource"]["S3DataSource"]["S3Uri"])}
             for name, channel in channels.items()
             if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
         }
-        saved = dict(document.get("checkpoint", {}))
+        saved = _fields(document.get("checkpoint"))
         if "uri" in saved and "://" not in str(saved["uri"]):
             saved["uri"] = _place(self.saved.folder)  # relative to a job file that need not be here
         document["checkpoint"] = {**saved, "resume": self.run}
@@ -107,7 +111,7 @@ class EarlierRun:
     def _refuse_other_code(self, spec: JobSpec, before: Any) -> None:
         """Refuse other files of the code: what travels is what the run has packed."""
         now = spec.to_document()["code"]
-        changed = [name for name in _CODE if now.get(name) != (before or {}).get(name)]
+        changed = [name for name in _CODE if now.get(name) != _fields(before).get(name)]
         if changed:
             message = f"{changed[0]} cannot change: the code is what {self.run} has packed"
             hint = f"submit the job anew: cloudtrain submit JOB --set checkpoint.resume={self.run}"
@@ -123,7 +127,7 @@ class EarlierRun:
         place = split_uri(request["OutputDataConfig"]["S3OutputPath"])
         network = request.get("VpcConfig", {})
         return Settings(
-            role=request["RoleArn"],
+            role=request.get("RoleArn"),
             bucket=place.bucket,
             prefix=place.key,
             region=now.region,

@@ -37,6 +37,9 @@ class State(enum.StrEnum):
     INTERRUPTED = "INTERRUPTED"
     """Spot capacity was taken away; the run waits for it to come back and then goes on."""
 
+    UNKNOWN = "UNKNOWN"
+    """The files of the run cannot be read. Only lists have such runs; other commands report the reason as an error."""
+
     @property
     def is_final(self) -> bool:
         """Whether the run has ended."""
@@ -189,16 +192,16 @@ _STALLS_AFTER = 3.0
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> Progress:
-    """Return the progress that a run's events tell, in their order.
+    """Return the progress that a run's events report, in their order.
 
-    An event that lacks what it should have (of another version, or printed by a script) tells nothing.
+    Args:
+        events: Events as `parse_event` and `check_event` return them: their fields have the types of the schema.
     """
     progress = Progress()
     for event in events:
         fold = _FOLDS.get(event["event"])
         if fold is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                progress = fold(progress, event)
+            progress = fold(progress, event)
     return progress
 
 
@@ -219,12 +222,9 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 
 def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    values = {f"train/{name}": event[name] for name in _STEP_METRICS if isinstance(event.get(name), int | float)}
-    split = event.get("split")
-    if isinstance(split, dict):
-        values |= {
-            f"train/{part}_seconds": split[part] for part in STEP_PARTS if isinstance(split.get(part), int | float)
-        }
+    values = {f"train/{name}": event[name] for name in _STEP_METRICS if event.get(name) is not None}
+    split = event.get("split", {})
+    values |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
     return dataclasses.replace(
         progress,
         last_step=event.get("step", progress.last_step),
@@ -249,22 +249,24 @@ STEP_PARTS = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
     time_, step = event.get("time"), event.get("step")
-    if not isinstance(time_, int | float) or not isinstance(step, int):
+    if time_ is None or step is None:
         return marks
     kept = marks[:-1] if len(marks) > 1 and marks[-1][0] - marks[-2][0] < _MARK_SECONDS else marks
     oldest = time_ - _RATE_SECONDS
     first = next((index for index in range(len(kept)) if kept[index][0] >= oldest), len(kept))
-    return (*kept[max(0, min(first, len(kept) + 1 - _LEAST_MARKS)) :], (float(time_), step))
+    return (*kept[max(0, min(first, len(kept) + 1 - _LEAST_MARKS)) :], (time_, step))
 
 
 def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
     split = event.get("split", "validation")
     values = {
-        f"{split}/{name}": value
-        for name, value in event.items()
-        if name not in ("event", "split", "step", "epoch", "time", "samples") and isinstance(value, int | float)
+        f"{split}/{name}": value for name, value in event.items() if name not in EVALUATION_FIELDS and value is not None
     }
     return dataclasses.replace(progress, metrics={**progress.metrics, **values})
+
+
+EVALUATION_FIELDS = frozenset({"event", "split", "step", "epoch", "time", "samples", "host", "rank"})
+"""Fields of an evaluation that are no metrics."""
 
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -282,17 +284,17 @@ def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_missed(progress: Progress, event: Mapping[str, Any]) -> Progress:
     missed = Missed(
-        step=int(event["step"]),
-        reason=str(event.get("reason", "")),
-        detail=str(event.get("detail") or ""),
-        count=int(event.get("missed", 1)),
-        alarm=bool(event.get("alarm")),
+        step=event["step"],
+        reason=event.get("reason", ""),
+        detail=event.get("detail") or "",
+        count=event.get("missed", 1),
+        alarm=event.get("alarm", False),
     )
     return dataclasses.replace(progress, missed=missed)
 
 
 def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    uri = str(event["uri"])
+    uri = event["uri"]
     told = f"the checkpoint of step {event['step']:,} is damaged and set aside, at {uri}: {event.get('detail') or '?'}"
     damaged = (*(text for text in progress.damaged if text != told), told)
     whole = [each for each in (*progress.checkpoints_before, progress.checkpoint) if each and each.uri != uri]
@@ -305,15 +307,15 @@ def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 
 def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    rank = int(event["rank"])
+    rank = event["rank"]
     others = {other: text for other, text in progress.slow_ranks.items() if other != rank}
     told = f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, most of it in "
-    mine = {} if event.get("is_over") else {rank: told + str(event["part"])}
+    mine = {} if event.get("is_over") else {rank: told + event["part"]}
     return dataclasses.replace(progress, slow_ranks={**others, **mine})
 
 
 def _fold_bandwidth(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    return dataclasses.replace(progress, bandwidth_gbps=float(event["gbps"]), slow_network=event.get("warning"))
+    return dataclasses.replace(progress, bandwidth_gbps=event["gbps"], slow_network=event.get("warning"))
 
 
 def _fold_finished(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -692,8 +694,8 @@ def find_rank(text: str) -> int | None:
     Event lines are rank 0's, but for those that name another one.
     """
     if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
-        rank = event.get("rank", 0)
-        return rank if isinstance(rank, int) else None
+        rank: int | None = event.get("rank", 0)
+        return rank
     match = RANK_MARK.match(text)
     found = None if match is None else match["torch"] or match["mpi"]
     return None if found is None else int(found)

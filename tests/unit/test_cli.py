@@ -244,9 +244,11 @@ def test_damaged_files_of_one_run_hide_no_other(cli: Cli, tmp_path: Path) -> Non
     assert listed.code == 0, listed.err
     assert {run["run"]: run["state"] for run in listed.json["runs"]} == {
         good: "SUCCEEDED",
-        "bad-261120-101500-1a2b3c": "FAILED",
+        "bad-261120-101500-1a2b3c": "UNKNOWN",
     }
-    assert "is damaged" in cli("status", "bad-261120-101500-1a2b3c").out
+    done = cli("status", "bad-261120-101500-1a2b3c")
+    assert done.code == 2
+    assert "state.json is damaged" in done.err
 
 
 def test_a_home_that_cannot_be_is_the_users_to_mend(cli: Cli, tmp_path: Path) -> None:

@@ -65,7 +65,13 @@ def backend(tmp_path: Path) -> LocalBackend:
     logs = tmp_path / "runs" / RUN / "logs"
     logs.mkdir(parents=True)
     (logs.parent / "state.json").write_text('{"state": "SUCCEEDED", "reason": ""}')
-    lines = ["start", format_event("step", {"time": 100.0}), "between", format_event("step", {"time": 200.0}), "end"]
+    lines = [
+        "start",
+        format_event("step", {"step": 1, "time": 100.0}),
+        "between",
+        format_event("step", {"step": 2, "time": 200.0}),
+        "end",
+    ]
     (logs / "algo-1.log").write_text("\n".join(lines))
     (logs / "algo-2.log").write_text("no times here\n")
     return LocalBackend(tmp_path)

@@ -18,6 +18,7 @@ from cloudtrain.run import (
     parse_reference,
 )
 from cloudtrain.spec import NAME_CHARACTERS
+from cloudtrain_runtime.contract import check_event
 
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
 
@@ -48,6 +49,7 @@ def test_stopped_is_never_success() -> None:
         State.RUNNING: None,
         State.STOPPING: None,
         State.INTERRUPTED: None,
+        State.UNKNOWN: None,
         State.SUCCEEDED: 0,
         State.FAILED: 4,
         State.STOPPED: 5,
@@ -110,8 +112,9 @@ def test_a_step_tells_where_its_time_goes() -> None:
 
 def test_an_event_that_is_not_ours_tells_nothing() -> None:
     strange = [{"event": name, "step": "x"} for name in ("started", "step", "checkpoint", "evaluation", "finished")]
-    assert fold_events([*EVENTS, {"event": "checkpoint"}]) == fold_events(EVENTS)
-    assert fold_events([*EVENTS[:3], *strange]).checkpoint == fold_events(EVENTS[:3]).checkpoint
+    checked = [event for each in ({"event": "checkpoint"}, *strange) if (event := check_event(each)) is not None]
+    assert {event["event"] for event in checked} == {"started", "evaluation", "finished"}
+    assert fold_events([*EVENTS[:3], *checked]).checkpoint == fold_events(EVENTS[:3]).checkpoint
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,8 @@ def test_checkpoint_events_are_told() -> None:
     def told(event: Mapping[str, Any]) -> str:
         return readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
-    saved = {"event": "checkpoint", "step": 10, "bytes": 5e6, "seconds": 2.0}
+    place = {"uri": "file:///c/step-00000010", "time": 50.0}
+    saved = {"event": "checkpoint", **place, "step": 10, "bytes": 5e6, "seconds": 2.0}
     assert told(saved) == "checkpoint of step 10: 5.0 MB in 2.00 s"
     assert told({**saved, "stall_seconds": 0.0124}).endswith("2.00 s, training waited 0.012 s")
     assert told(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied"

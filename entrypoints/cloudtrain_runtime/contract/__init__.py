@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from cloudtrain_runtime.contract.events import EVENT_PREFIX as EVENT_PREFIX
+from cloudtrain_runtime.contract.events import check_event as check_event
+from cloudtrain_runtime.contract.events import format_event as format_event
+from cloudtrain_runtime.contract.events import parse_event as parse_event
 
 VERSION: Final = 1
 """Version of `run.json`. A container refuses a version that it does not know."""
@@ -56,8 +60,6 @@ STOP_GRACE_SECONDS: Final = 120
 
 FAILURE_CHARACTERS: Final = 1024
 """SageMaker shows this many characters of /opt/ml/output/failure as FailureReason."""
-
-EVENT_PREFIX: Final = "CLOUDTRAIN "
 
 
 @dataclass(frozen=True)
@@ -260,31 +262,6 @@ class RunConfig:
         secrets = {name: SecretConfig(**reference) for name, reference in fields.pop("secrets", {}).items()}
         saved = CheckpointConfig(**fields["checkpoint"])
         return cls(**{**fields, "train": train, "checkpoint": saved, "secrets": secrets})
-
-
-# ---------------------------------------------------------------- events
-
-_EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
-
-
-def format_event(event: str, fields: dict[str, Any]) -> str:
-    """Return one event line, `CLOUDTRAIN {"event": ..., ...}`, without newline."""
-    return EVENT_PREFIX + json.dumps({"event": event, **fields})
-
-
-def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the event in a log line, or None.
-
-    The marker may stand anywhere in the line: another process may have left an unfinished line before it.
-    """
-    match = _EVENT.search(line)
-    if match is None:
-        return None
-    try:
-        event, _ = json.JSONDecoder().raw_decode(line, match.end())
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 # ---------------------------------------------------------------- the container's folders

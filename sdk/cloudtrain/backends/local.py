@@ -17,7 +17,14 @@ from cloudtrain import supervisor
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
-from cloudtrain.container.state import STATE_FILE, RecordedState, is_watched, read_state, write_state
+from cloudtrain.container.state import (
+    STATE_FILE,
+    RecordedState,
+    UnreadableStateError,
+    is_watched,
+    read_state,
+    write_state,
+)
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
 from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
@@ -35,8 +42,9 @@ from cloudtrain.run import (
     is_run_id,
     submitted_at,
 )
+from cloudtrain.run_files import CONFIG, PLAN, REQUEST, read_file
 from cloudtrain.secret_check import refuse_unread
-from cloudtrain_runtime.contract import CONFIG_FILE, EVENT_PREFIX, GRACE_VARIABLE, parse_event
+from cloudtrain_runtime.contract import CONFIG_FILE, EVENT_PREFIX, GRACE_VARIABLE, check_event, parse_event
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
@@ -104,14 +112,14 @@ class LocalBackend:
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return what was decided for a run."""
-        return _read_plan(self._folder(run))
+        return read_file(self._folder(run) / PLAN_FILE, PLAN)
 
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""
         folder = self._folder(run)
         record = self._record(folder, run)
         status = self._status(run, record, fold_events(_read_events(folder)))
-        plan = _read_plan(folder)
+        plan = read_file(folder / PLAN_FILE, PLAN)
         artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan.get("checkpoint", {}).get("uri")}
         artifacts = {name: place for name, place in artifacts.items() if place is not None}
         world_size = status.progress.world_size or plan.get("cluster", {}).get("world_size")
@@ -203,18 +211,28 @@ class LocalBackend:
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
         for run in self._newest_first():
-            if wanted.accepts_run(run) and self.has(run) and self._may_be_wanted(self.runs / run, wanted):
+            if not wanted.accepts_run(run):
+                continue
+            try:
+                if not self.has(run) or not self._may_be_wanted(self.runs / run, wanted):
+                    continue
                 status = self.status(run)
-                if wanted.accepts(status):
-                    yield status
+            except UnreadableStateError as error:
+                if self._is_being_made(run):
+                    continue
+                status = Status(run, self.name, State.UNKNOWN, error.message, created=submitted_at(run))
+            if wanted.accepts(status):
+                yield status
 
     def _newest_first(self) -> Iterable[str]:
         """Return the ids of all folders, newest first: their names tell."""
         try:
             with os.scandir(self.runs) as entries:
                 names = [entry.name for entry in entries]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise self._unreadable(error) from None
         return sorted(filter(is_run_id, names), key=lambda name: name.rsplit("-", 3)[1:], reverse=True)
 
     def _may_be_wanted(self, folder: Path, wanted: RunFilter) -> bool:
@@ -230,7 +248,8 @@ class LocalBackend:
         from cloudtrain.explain import read_facts
 
         folder = self._folder(run)
-        return read_facts(_read_object(folder / _REQUEST_FILE), _read_object(folder / "config" / CONFIG_FILE))
+        request = read_file(folder / _REQUEST_FILE, REQUEST)
+        return read_facts(request, read_file(folder / "config" / CONFIG_FILE, CONFIG))
 
     # ------------------------------------------------------------ stop
 
@@ -259,8 +278,27 @@ class LocalBackend:
         kill(processes_of_run(run))
 
     def has(self, run: str) -> bool:
-        """Whether this machine has a run of this id."""
-        return (self.runs / run / STATE_FILE).is_file()
+        """Whether this machine has a run of this id.
+
+        Raises:
+            UserError: the folder of runs cannot be read.
+        """
+        try:
+            return (self.runs / run).is_dir()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _is_being_made(self, run: str) -> bool:
+        """Whether a submit has made the run's folder just now and has not written its first state yet."""
+        try:
+            is_new = time.time() - (self.runs / run).stat().st_mtime < _START_SECONDS
+            return is_new and not (self.runs / run / STATE_FILE).exists()
+        except OSError:
+            return False
+
+    def _unreadable(self, error: OSError) -> UserError:
+        hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
+        return UserError(f"{self.runs}: cannot be read: {error.strerror}", hint)
 
     def _folder(self, run: str) -> Path:
         if not self.has(run):
@@ -268,38 +306,27 @@ class LocalBackend:
         return self.runs / run
 
 
-def _read_plan(folder: Path) -> dict[str, Any]:
-    """Return what plan.json holds, or nothing when it is missing or damaged."""
-    return _read_object(folder / PLAN_FILE)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one when it is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _read_tags(folder: Path) -> dict[str, str]:
     """Return the tags that a run would have on SageMaker."""
-    tags = _read_object(folder / _REQUEST_FILE).get("Tags", [])
-    return {str(tag["Key"]): str(tag["Value"]) for tag in tags}
+    return {tag["Key"]: tag["Value"] for tag in read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", [])}
 
 
 def _read_events(folder: Path) -> Iterable[dict[str, Any]]:
+    """Yield the events of a run. A line that is no event, such as the last one while it is written, is left out."""
     path = JobFolder(folder).events
-    if not path.is_file():
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                try:
+                    event = check_event(json.loads(line))
+                except (ValueError, RecursionError):
+                    continue
+                if event is not None:
+                    yield event
+    except FileNotFoundError:
         return
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:  # the last line while it is written, or damage
-                continue
-            if isinstance(event, dict):
-                yield event
+    except OSError as error:
+        raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _write(path: Path, text: str) -> None:
@@ -317,7 +344,7 @@ def _find_since(path: Path, since: float) -> int:
             place += len(line)
             event = parse_event(_text(line)) if EVENT_PREFIX.encode() in line else None
             written = None if event is None else event.get("time")
-            if isinstance(written, int | float) and written < since and line.endswith(b"\n"):
+            if written is not None and written < since and line.endswith(b"\n"):
                 found = place
     return found
 

@@ -429,7 +429,7 @@ class _Thinner:
     def wants(self, line: LogLine) -> bool:
         """Whether to show a line."""
         event = parse_event(line.text) if EVENT_PREFIX in line.text else None
-        if event is None or event["event"] != "step" or not isinstance(event.get("time"), int | float):
+        if event is None or event["event"] != "step" or event.get("time") is None:
             return True
         if self._last is not None and 0 <= event["time"] - self._last < self._seconds:
             return False

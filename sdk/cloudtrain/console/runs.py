@@ -22,7 +22,7 @@ from cloudtrain.console.view import (
     warning_rows,
 )
 from cloudtrain.errors import EXIT_INTERRUPTED
-from cloudtrain.run import MUCH_DATA_WAIT, State
+from cloudtrain.run import EVALUATION_FIELDS, MUCH_DATA_WAIT, State
 from cloudtrain.units import format_duration
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def readable(line: LogLine) -> str:
     try:
         return describe(event)
     except (KeyError, TypeError, ValueError):
-        return line.text  # of another version, or printed by a script
+        return line.text  # an optional field is missing: the event is of another version, or a script's own
 
 
 def _started(event: Mapping[str, Any]) -> str:
@@ -188,8 +188,7 @@ def _step(event: Mapping[str, Any]) -> str:
 
 
 def _evaluation(event: Mapping[str, Any]) -> str:
-    hidden = ("event", "split", "step", "epoch", "time", "samples")
-    values = "  ".join(f"{name} {_number(value)}" for name, value in event.items() if name not in hidden)
+    values = "  ".join(f"{name} {_number(value)}" for name, value in event.items() if name not in EVALUATION_FIELDS)
     return f"{event['split']} after step {event['step']}: {values}"
 
 

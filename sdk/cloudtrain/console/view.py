@@ -36,6 +36,7 @@ _SHOWN_ELSEWHERE = frozenset(
 )
 _SOON_SECONDS = 300
 _DAY_SECONDS = 86400
+_YEAR_SECONDS = 365 * _DAY_SECONDS
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
@@ -64,6 +65,8 @@ def progress_row(status: Status, now: float) -> Row | None:
     left = status.seconds_left(now)
     if not left:
         return "progress", done
+    if left > _YEAR_SECONDS:
+        return "progress", f"{done}, more than a year left"
     moment = datetime.fromtimestamp(now + left, tz=UTC)
     until = f"{moment:%H:%M}" if left < _DAY_SECONDS else f"{moment:%Y-%m-%d %H:%M}"
     return "progress", f"{done}, {format_duration(left)} left (until {until} UTC)"

@@ -275,13 +275,14 @@ class _Job:
         recent = [event for event in failures if self.events.seen.index(event) > last_start] or failures
         if recent:
             first = min(recent, key=lambda e: (bool(e.get("secondary")), e.get("failed_at", e.get("time", 0.0))))
-            text = self.folder.tree(str(first.get("host"))).failure
-            detail = text.read_text(encoding="utf-8") if text.is_file() else str(first["message"])
-            return detail[:FAILURE_CHARACTERS]
+            text = self.folder.tree(first["host"]).failure if first.get("host") in self.hosts else None
+            if text is not None and text.is_file():
+                return text.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]
+            return str(first.get("message", ""))[:FAILURE_CHARACTERS]
         for host in self.hosts:
             path = self.folder.tree(host).failure
             if path.is_file():
-                return path.read_text(encoding="utf-8")[:FAILURE_CHARACTERS]
+                return path.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]
         host, code = next((host, code) for host, code in self.exit_codes.items() if code != 0)
         return f"the container of {host} ended with {describe_exit(code)}; see its log"
 

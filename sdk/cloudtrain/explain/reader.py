@@ -203,11 +203,9 @@ class Reader:
     # ------------------------------------------------------------ events
 
     def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
-        time = event.get("time")
-        host.clock = float(time) if isinstance(time, int | float) else host.clock
+        host.clock = event.get("time", host.clock)
         if event["event"] in _PROGRESS_EVENTS:
-            step = event.get("step")
-            host.step = step if isinstance(step, int) else host.step
+            host.step = event.get("step", host.step)
             # Workers that start again, or a run that finishes, have left behind whatever was said before.
             host.progress += WentOn.PROGRESS if event["event"] in ("started", "finished") else 1
             moment = host.clock if line.time is None else line.time
@@ -220,18 +218,17 @@ class Reader:
         """Take what the launcher says of the rank that failed first on its host."""
         rank = event.get("rank")
         failed_at = event.get("failed_at", event.get("time"))
-        if isinstance(failed_at, int | float) and host.failed_at is None:
-            host.failed_at = float(failed_at)
-        message = str(event.get("message", ""))
+        if host.failed_at is None:
+            host.failed_at = failed_at
+        message = event.get("message", "")
         told = message.partition(" failed: ")[2]
         moment = dataclasses.replace(self._moment(host, line), time=host.failed_at if line.time is None else line.time)
-        place = rank if isinstance(rank, int) else None
         matched = _match_message(told, message)
         if matched is not None:
             rule, found, raised = matched
-            self.findings.add(Finding(rule, found, raised, place, moment))
+            self.findings.add(Finding(rule, found, raised, rank, moment))
         elif host.root_rank is None:
-            host.root_rank = place
+            host.root_rank = rank
 
 
 def _match_message(told: str, message: str) -> tuple[Rule, dict[str, str], Raised] | None:

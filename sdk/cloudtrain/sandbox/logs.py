@@ -56,9 +56,8 @@ class LogPump:
     def _look(self, line: str, now: float) -> None:
         """Take a step and the metrics from a line."""
         event = parse_event(line)
-        step = None if event is None else event.get("step")
-        if isinstance(step, int) and event is not None and event["event"] == "step":
-            self.last_step = max(self.last_step, step)
+        if event is not None and event["event"] == "step":
+            self.last_step = max(self.last_step, event["step"])
         for name, pattern in self._metrics:
             match = pattern.search(line)
             if match is not None:

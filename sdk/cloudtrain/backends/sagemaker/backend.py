@@ -52,6 +52,7 @@ from cloudtrain.run import (
     WarmPool,
     when_submitted,
 )
+from cloudtrain.run_files import CONFIG, PLAN, read_fields
 from cloudtrain.service_job import render_payload
 from cloudtrain.settings import Settings
 from cloudtrain.spec import REQUEST_TAG
@@ -397,7 +398,7 @@ class SageMakerBackend:
             config = self._read_json(f"{uri}/{CONFIG_FILE}") if uri else {}
         except CloudError:
             config = {}
-        return read_facts(job, config)
+        return read_facts(job, read_fields(config, CONFIG))
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return what was decided for a run: the plan.json that lies beside its configuration in S3.
@@ -414,7 +415,7 @@ class SageMakerBackend:
             raise UserError(f"{run} was not submitted by cloudtrain", "submit its job: cloudtrain submit JOB")
         uri = f"{config['DataSource']['S3DataSource']['S3Uri'].rpartition('/')[0]}/{PLAN_FILE}"
         try:
-            return self._read_json(uri)
+            return read_fields(self._read_json(uri), PLAN)
         except CloudError as error:
             if isinstance(error.__context__, ClientError) and "NoSuchKey" in error.message:
                 raise UserError(f"the plan of {run} is gone: {uri}", "submit its job: cloudtrain submit JOB") from None
@@ -426,7 +427,7 @@ class SageMakerBackend:
             body = self._client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         try:
             content = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}  # somebody has written something else there
         return content if isinstance(content, dict) else {}
 

@@ -1,0 +1,116 @@
+"""Event lines: how they are written, and the one schema by which SDK, launcher and sandbox read them.
+
+Events come from logs, into which a job's own code prints, too. `parse_event` and `check_event` are the only ways in:
+behind them an event has an `event` of type text, the fields that its kind requires, and no field of a wrong type.
+Unknown kinds and unknown fields are kept, so that older readers accept what newer writers add.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cloudtrain_runtime.contract.schema import (
+    Check,
+    Fields,
+    MismatchError,
+    array,
+    boolean,
+    count,
+    integer,
+    mapping,
+    moment,
+    normalise,
+    nullable,
+    number,
+    text,
+)
+
+EVENT_PREFIX: Final = "CLOUDTRAIN "
+
+_EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
+_VALUE: Final = nullable(number)  # null stands for a value that is not finite
+
+_COMMON: Final[Mapping[str, Check]] = {
+    "event": text,
+    "time": moment,
+    "step": count,
+    "epoch": count,
+    "host": text,
+    "rank": nullable(count),
+}
+"""Fields that mean the same in every kind of event. `time` is in seconds since the epoch."""
+
+
+def _kind(required: Mapping[str, Check] | None = None, *, others: Check | None = None, **optional: Check) -> Fields:
+    return Fields(required or {}, {**_COMMON, **optional}, others)
+
+
+EVENTS: Final[Mapping[str, Fields]] = {
+    "started": _kind(
+        run=text, total_steps=nullable(count), world_size=count, hosts=count, device=text, backend=text,
+        parameters=count, train_samples=nullable(count), global_batch=count, resumed_from=nullable(text),
+    ),
+    "step": _kind(
+        {"step": count},
+        loss=_VALUE, samples_per_second=_VALUE, tokens_per_second=_VALUE, grad_norm=_VALUE, data_wait=_VALUE,
+        mfu=_VALUE, memory_bytes=_VALUE, learning_rate=_VALUE, split=mapping(_VALUE),
+    ),
+    "evaluation": _kind(split=text, samples=count, others=_VALUE),
+    "best": _kind({"step": count, "metric": text}, value=_VALUE),
+    "skipped": _kind({"step": count}, loss=_VALUE, grad_norm=_VALUE, in_row=count),
+    "checkpoint": _kind(
+        {"uri": text, "step": count, "time": moment}, bytes=number, seconds=number, stall_seconds=nullable(number)
+    ),
+    "checkpoint_missed": _kind(
+        {"step": count}, reason=text, detail=nullable(text), missed=count, alarm=boolean
+    ),
+    "checkpoint_damaged": _kind({"step": count, "uri": text}, detail=nullable(text)),
+    "straggler": _kind({"rank": count, "host": text, "ratio": number, "part": text}, is_over=boolean),
+    "bandwidth": _kind(
+        {"gbps": number}, bytes=number, seconds=number, world_size=count, rated_gbps=_VALUE, warning=nullable(text)
+    ),
+    "pipeline": _kind(links=array(count), stage_seconds=array(number), imbalance=number),
+    "profile": _kind({"uri": text}, first_step=count, last_step=count),
+    "failed": _kind(
+        message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=moment
+    ),
+    "hang": _kind(seconds=number, ranks=array(count), stacks=nullable(text)),
+    "stopped": _kind(),
+    "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),
+}  # fmt: skip
+"""Schema by kind of event."""
+
+_UNKNOWN: Final = _kind()
+
+
+def format_event(event: str, fields: dict[str, Any]) -> str:
+    """Return one event line, `CLOUDTRAIN {"event": ..., ...}`, without newline."""
+    return EVENT_PREFIX + json.dumps({"event": event, **fields})
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Return the event in a log line, or None where the line holds none that fits its schema.
+
+    The marker may be anywhere in the line: another process may have left an unfinished line before it.
+    """
+    match = _EVENT.search(line)
+    if match is None:
+        return None
+    try:
+        content, _ = json.JSONDecoder().raw_decode(line, match.end())
+    except (ValueError, RecursionError):
+        return None
+    return check_event(content)
+
+
+def check_event(content: Any) -> dict[str, Any] | None:
+    """Return an event without its fields of a wrong type; None where what it requires is missing or wrong."""
+    if not isinstance(content, dict) or not isinstance(content.get("event"), str):
+        return None
+    try:
+        return EVENTS.get(content["event"], _UNKNOWN)(normalise(content))
+    except MismatchError:
+        return None

@@ -1,0 +1,182 @@
+"""Checks of JSON that comes from outside: event lines, and files that any program can have written.
+
+A check takes a value and returns the value to use, or raises `MismatchError`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Check = Callable[[Any], Any]
+
+LARGEST_INTEGER: Final = 2**53
+"""Larger integers are not exact in every JSON reader, and no count of ours is as large."""
+
+_DEEPEST = 16
+
+
+class MismatchError(ValueError):
+    """A value is not what its schema expects.
+
+    Args:
+        expected: What the schema expects, such as `text`.
+        found: The value.
+        path: Dotted path of the field, empty for the value itself.
+    """
+
+    def __init__(self, expected: str, found: Any, path: str = "") -> None:
+        self.expected = expected
+        self.found = found
+        self.path = path
+        place = f"{path}: " if path else ""
+        super().__init__(f"{place}expected {expected}, found {_describe(found)}")
+
+    def below(self, name: str) -> MismatchError:
+        """Return the same error, seen from the object that holds the value in a field."""
+        return MismatchError(self.expected, self.found, f"{name}.{self.path}" if self.path else name)
+
+
+def normalise(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value that every later step can format, encode and compute with.
+
+    Numbers that are not finite or larger than 64 bits become None, as does what is nested deeper than 16 levels. Lone
+    surrogates in texts become question marks.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else None
+    if isinstance(value, dict) and depth < _DEEPEST:
+        return {normalise(str(name)): normalise(part, depth + 1) for name, part in value.items()}
+    return [normalise(part, depth + 1) for part in value] if isinstance(value, list) and depth < _DEEPEST else None
+
+
+# ---------------------------------------------------------------- values
+
+
+def text(value: Any) -> str:
+    """Check a text."""
+    if not isinstance(value, str):
+        raise MismatchError("text", value)
+    return value
+
+
+def boolean(value: Any) -> bool:
+    """Check true or false."""
+    if not isinstance(value, bool):
+        raise MismatchError("true or false", value)
+    return value
+
+
+def number(value: Any) -> float:
+    """Check a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise MismatchError("a number", value)
+    return value
+
+
+def integer(value: Any) -> int:
+    """Check an integer of either sign."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST_INTEGER:
+        raise MismatchError("an integer", value)
+    return value
+
+
+def count(value: Any) -> int:
+    """Check an integer that is not negative."""
+    if integer(value) < 0:
+        raise MismatchError("an integer that is not negative", value)
+    return int(value)
+
+
+def moment(value: Any) -> float:
+    """Check a time in seconds since the epoch, up to the year 9999."""
+    if not 0 <= number(value) < 253_402_300_800:  # noqa: PLR2004 (1 January of the year 10000)
+        raise MismatchError("seconds since 1970", value)
+    return float(value)
+
+
+def nullable(check: Check) -> Check:
+    """Return a check that also accepts null."""
+    return lambda value: None if value is None else check(value)
+
+
+def array(check: Check) -> Check:
+    """Return a check of a list whose items all pass a check."""
+
+    def apply(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise MismatchError("a list", value)
+        return [_apply(check, item, str(index)) for index, item in enumerate(value)]
+
+    return apply
+
+
+def mapping(check: Check) -> Check:
+    """Return a check of an object that keeps the fields which pass a check."""
+
+    def apply(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise MismatchError("an object", value)
+        return {name: part for name, each in value.items() if (part := _try(check, each)) is not _WRONG}
+
+    return apply
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of an object.
+
+    Attributes:
+        required: Checks of the fields without which the object is of no use.
+        optional: Checks of the others. One of a wrong type is left out of the result.
+        others: Check of the fields that the schema does not name; None keeps them.
+    """
+
+    required: Mapping[str, Check] = dataclasses.field(default_factory=dict)
+    optional: Mapping[str, Check] = dataclasses.field(default_factory=dict)
+    others: Check | None = None
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        """Return the object with the fields that pass their checks.
+
+        Raises:
+            MismatchError: the value is no object, or a required field is missing or wrong.
+        """
+        if not isinstance(value, dict):
+            raise MismatchError("an object", value)
+        found = {name: _apply(check, value.get(name), name) for name, check in self.required.items()}
+        for name, part in value.items():
+            check = self.optional.get(name, self.others)
+            if name not in self.required and (kept := part if check is None else _try(check, part)) is not _WRONG:
+                found[name] = kept
+        return {name: found[name] for name in value if name in found} | found
+
+
+_WRONG: Final = object()
+
+
+def _try(check: Check, value: Any) -> Any:
+    try:
+        return check(value)
+    except MismatchError:
+        return _WRONG
+
+
+def _apply(check: Check, value: Any, name: str) -> Any:
+    try:
+        return check(value)
+    except MismatchError as error:
+        raise error.below(name) from None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return "nothing" if value is None else f"{value!r:.40}"
