@@ -69,6 +69,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/listing.py --write benchmarks/results/listing.md
 	$(BIN)/python benchmarks/tailing.py --write benchmarks/results/tailing.md
 	$(BIN)/python benchmarks/recovery.py --write benchmarks/results/recovery.md
+	$(BIN)/python benchmarks/early_stop.py --write benchmarks/results/early_stop.md
 	$(BIN)/python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
 	$(BIN)/python benchmarks/position.py --write benchmarks/results/position.md
 	$(BIN)/python benchmarks/first_step.py --write benchmarks/results/first_step.md

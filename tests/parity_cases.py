@@ -67,11 +67,11 @@ BY_HAND: Mapping[str, Any] = {
 
 _LAUNCHER = [
     "/bin/bash",
-    "-c",
+    "-ec",
     (
-        'set -e; m="${CLOUDTRAIN_ML_ROOT:-/opt/ml}"; mkdir -p "$m/code"; cd "$m/code"; '
+        'trap "exit 143" TERM; m="${CLOUDTRAIN_ML_ROOT:-/opt/ml}"; mkdir -p "$m/code"; cd "$m/code"; '
         'tar -xzf "$m/input/data/code/sourcedir.tar.gz" --no-same-owner --no-same-permissions; '
-        "exec python -m cloudtrain_runtime.launch"
+        'exec "$(command -v python||echo python3)" -m cloudtrain_runtime.launch'
     ),
 ]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # not from typing: the launcher must set its signal handler before slow imports
 if TYPE_CHECKING:
+    from typing import Any
+
     from cloudtrain_runtime.context import Context, context
     from cloudtrain_runtime.data import FileStream, GlobalOrderSampler
     from cloudtrain_runtime.task import Batch, Task

@@ -6,6 +6,11 @@ an image whose torch cannot be imported still gets a readable failure.
 
 from __future__ import annotations
 
+from cloudtrain_runtime.host.early_stop import STOP_SIGNALS, record_stop_signals, was_stop_received
+
+if __name__ == "__main__":
+    record_stop_signals()  # before the imports below, which take longer than the interpreter's start
+
 import contextlib
 import json
 import os
@@ -58,6 +63,8 @@ def main() -> int:
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     stop = _Stop(tree)
+    if stop.was_asked():
+        return 128 + signal.SIGTERM
     try:
         config = RunConfig.from_json(tree.run_config.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -278,8 +285,10 @@ class _Stop:
         self._process: _Process | None = None
         self._timer: threading.Timer | None = None
         tree.in_loop.unlink(missing_ok=True)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        if was_stop_received():
+            self._on_signal(signal.SIGTERM, None)
 
     def was_asked(self) -> bool:
         """Return whether the host has been told to stop."""

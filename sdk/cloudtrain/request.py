@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,15 +22,19 @@ from cloudtrain_runtime.contract import (
 
 CONTAINER_ENTRYPOINT = (
     "/bin/bash",
-    "-c",
+    "-ec",
     # At most 256 characters without a newline (botocore's model, TrainingContainerEntrypointString).
     (
-        f'set -e; m="${{{ML_ROOT_VARIABLE}:-/opt/ml}}"; mkdir -p "$m/code"; cd "$m/code"; '
+        f'trap "exit {128 + signal.SIGTERM}" TERM; '
+        f'm="${{{ML_ROOT_VARIABLE}:-/opt/ml}}"; mkdir -p "$m/code"; cd "$m/code"; '
         f'tar -xzf "$m/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}" --no-same-owner --no-same-permissions; '
-        "exec python -m cloudtrain_runtime.launch"
+        'exec "$(command -v python||echo python3)" -m cloudtrain_runtime.launch'
     ),
 )
-"""Starts our launcher as PID 1. Unpacking is left to tar so that any image with bash, python and torch works."""
+"""Starts our launcher as PID 1. Unpacking is left to tar so that any image with bash, Python and torch works.
+
+The kernel drops a SIGTERM to PID 1 without a handler, so bash has one while tar runs; the launcher sets its own first.
+"""
 
 LAUNCHER_CLOUDTRAIN = "cloudtrain"
 LAUNCHER_TOOLKIT = "toolkit"
