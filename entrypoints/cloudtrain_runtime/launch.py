@@ -44,6 +44,7 @@ from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host import forking, secrets
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
+from cloudtrain_runtime.host.kept_files import CodeFolder
 from cloudtrain_runtime.host.machine import Host, count_gpus, read_host, usable_cpus
 from cloudtrain_runtime.host.output import Output
 from cloudtrain_runtime.host.variables import sagemaker_variables
@@ -90,6 +91,10 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
 
 
 def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret: Mapping[str, str]) -> int:
+    try:
+        code = CodeFolder(tree, config.outputs)
+    except OSError as error:
+        return _fail_early(tree, host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
     watch = HostWatch(
         tree,
         host.name,
@@ -110,6 +115,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     stop.cancel()
     if output is not None:
         output.end()
+    code.report(host.name)
     if (hung := watch.end()) is not None:
         return hung
     if exit_code != 0 and not stop.was_asked():

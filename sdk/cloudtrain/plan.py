@@ -39,6 +39,7 @@ from cloudtrain.refusals import (
     check_secrets,
     check_settings,
     choose_local_rank,
+    note_outputs,
     warn_of_code,
     warn_of_last_save,
     warn_of_price,
@@ -357,6 +358,7 @@ def make_plan(
         if is_local and machine is not None and name in machine.variables:
             notes.decide(f"{name} is set here: this value is taken, and the secret {reference.secret} is not asked for")
     warn_of_code(spec, code.bytes, notes)
+    note_outputs(spec, locations.checkpoints, notes)
     if notes.problems:
         raise SpecError(notes.problems)
     cluster = _cluster(spec, placement)
@@ -500,6 +502,7 @@ def _run_config(
         code=code,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
         secrets=spec.code.secrets,
+        outputs=list(spec.code.outputs),
     )
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date
+from pathlib import PurePosixPath
 from typing import Any
 
 from cloudtrain import catalog, limits
@@ -19,11 +20,12 @@ from cloudtrain.fields import BUCKET_PATTERN
 from cloudtrain.limits import Violation
 from cloudtrain.locations import Resumed
 from cloudtrain.notes import Notes
+from cloudtrain.placement import TORCH_DISTRIBUTED
 from cloudtrain.request import SETTING, source_of
 from cloudtrain.settings import Settings
 from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration, format_size
-from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract import OUTPUTS_FOLDER, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.redaction import redact
 
 _LARGE_CODE_BYTES = 100 * 10**6
@@ -100,6 +102,9 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
     if spec.train is not None and spec.tracking.mlflow:
         message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
         notes.refuse(("tracking", "mlflow"), message, "remove it")
+    if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        message = f"cloudtrain's launcher keeps them, and {spec.cluster.distribution} starts ranks without it"
+        notes.refuse(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
     for name, channel in spec.data.items() if spec.train is not None else ():
         if channel.mode == "Pipe":
             message = "a Task reads a channel's files, and Pipe mode brings one stream without their names"
@@ -264,6 +269,16 @@ def warn_of_code(spec: JobSpec, size: int, notes: Notes) -> None:
         notes.warn("checkpoint.every is longer than limits.runtime: only the last one would be written")
     if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
         notes.warn(f"the run ends after {train.steps} steps, before the first evaluation")
+
+
+def note_outputs(spec: JobSpec, checkpoints: str, notes: Notes) -> None:
+    """Note where the outputs of a script are kept, and which of them may be a folder that is written as a file."""
+    if spec.code.outputs:
+        kept = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
+        notes.decide(f"code.outputs: kept in {kept}; a run that resumes finds them in its code folder")
+    for name in spec.code.outputs:
+        if not name.endswith("/") and not PurePosixPath(name).suffix:
+            notes.warn(f"code.outputs: {name} is taken for a file; a folder ends with a slash: {name}/")
 
 
 def choose_local_rank(spec: JobSpec, conventions: Conventions, notes: Notes) -> str | None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError, UnreachableError
+from cloudtrain.host_reports import HostFiles, file_warnings, read_host_files
 from cloudtrain.patience import Pace, Patience
 from cloudtrain.units import format_duration, parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
@@ -138,6 +139,7 @@ class Progress:
         slow_ranks: By rank, what is told of one that keeps the others waiting.
         bandwidth_gbps: What an all-reduce over all ranks achieved at the start, in Gbit/s.
         slow_network: What is wrong with that, or None.
+        host_files: By host, what it reported of the job's files when its ranks had ended.
         marks: Times (seconds since the epoch) and steps of the last minutes, since the workers started last; the newest
             is last.
     """
@@ -158,6 +160,7 @@ class Progress:
     slow_ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
+    host_files: Mapping[str, HostFiles] = dataclasses.field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:
@@ -329,6 +332,11 @@ def _fold_failed(progress: Progress, event: Mapping[str, Any]) -> Progress:
     return dataclasses.replace(progress, failures=(*progress.failures, event))
 
 
+def _fold_outputs(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    report = read_host_files(event)
+    return dataclasses.replace(progress, host_files={**progress.host_files, report.host: report})
+
+
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "started": _fold_started,
     "step": _fold_step,
@@ -341,6 +349,7 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "finished": _fold_finished,
     "stopped": _fold_step,
     "failed": _fold_failed,
+    "outputs": _fold_outputs,
 }
 
 
@@ -523,6 +532,12 @@ class Status:
             told.append(progress.slow_network)
         return (*told, *(() if self.state.is_final else progress.slow_ranks.values()))
 
+    def losses(self) -> tuple[str, ...]:
+        """Return what an ended run did not keep, one sentence each."""
+        if not self.state.is_final:
+            return ()
+        return tuple(file_warnings(self.progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED))
+
     def _describe_missed(self, missed: Missed, now: float | None) -> str:
         checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
         last = "there is none yet"
@@ -609,7 +624,7 @@ class Status:
                 "age_seconds": round(age, 1),
             },
             "alarms": list(self.alarms(now)),
-            "warnings": list(self.warnings()),
+            "warnings": [*self.warnings(), *self.losses()],
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),
         }

@@ -56,6 +56,7 @@ CONFIG: Final = Fields(
         "requirements": nullable(text),
         "hang_seconds": nullable(number),
         "local_rank_option": nullable(text),
+        "outputs": array(text),
         "train": nullable(Fields()),
         "checkpoint": Fields(optional={"uri": text}),
     }

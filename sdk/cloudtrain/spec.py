@@ -149,6 +149,8 @@ class Code(Section):
     """Requirements file below the directory, installed in the container before the start."""
     env: dict[str, Variable] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
     """Environment variables of every process of the run; a key or token is named by {secret: name}, not written."""
+    outputs: tuple[str, ...] = Field((), examples=[["out/", "snapshot.pt"]])
+    """Files, and folders that end with `/`, that a script writes below the directory; kept with its checkpoints."""
 
     def _rules(self) -> Iterator[Finding]:
         if (self.task is None) == (self.script is None):
@@ -173,6 +175,23 @@ class Code(Section):
                 message = "expected the name of a variable: letters, digits and underscores"
                 yield Finding(message, ("env", name), "rename it", is_key=True)
         yield from self._argument_rules()
+        yield from self._output_rules()
+
+    def _output_rules(self) -> Iterator[Finding]:
+        if self.outputs and self.script is None:
+            message = "the runtime keeps a Task's model and checkpoints; outputs are a script's"
+            yield Finding(message, ("outputs",), "have the Task write to context().output_dir", is_key=True)
+        for index, name in enumerate(self.outputs):
+            path = PurePosixPath(name)
+            others = [PurePosixPath(other) for other in self.outputs[:index]]
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                message = f'expected a path below the directory, got "{name}"'
+                yield Finding(message, ("outputs", index), "for example out/ for a folder, snapshot.pt for a file")
+            elif re.search(r"[*?\[]", name):
+                message = f'patterns are not supported, got "{name}"'
+                yield Finding(message, ("outputs", index), "name the folder (out/) or each file")
+            elif any(path.is_relative_to(other) or other.is_relative_to(path) for other in others):
+                yield Finding(f'"{name}" overlaps another output', ("outputs", index), "remove one of the two")
 
     @field_serializer("args", when_used="json")
     def _spelled_args(self, args: dict[str, Any] | tuple[Any, ...]) -> Any:

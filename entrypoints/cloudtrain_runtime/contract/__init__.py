@@ -58,6 +58,9 @@ DEFAULT_RENDEZVOUS_PORT: Final = 7777
 STOP_GRACE_SECONDS: Final = 120
 """Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""
 
+OUTPUTS_FOLDER: Final = "outputs"
+"""Folder beside a script's checkpoints that holds the files and folders of `code.outputs`."""
+
 FAILURE_CHARACTERS: Final = 1024
 """SageMaker shows this many characters of /opt/ml/output/failure as FailureReason."""
 
@@ -215,6 +218,8 @@ class RunConfig:
         secrets: Environment variables of the ranks that the launcher of each host asks Secrets Manager for, by name.
             Left out of `run.json` where there are none.
         bucket_owners: Account that must own a bucket, by its name, for those of which it is known.
+        outputs: Files and folders (these end with `/`) that a script writes into its code folder and that are kept.
+            Left out of `run.json` where there are none.
     """
 
     run: str
@@ -234,13 +239,15 @@ class RunConfig:
     local_rank_option: str | None = None
     secrets: dict[str, SecretConfig] = field(default_factory=dict)
     bucket_owners: dict[str, str] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
     version: int = VERSION
 
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, equal for equal plans."""
         fields = dataclasses.asdict(self)
-        if not self.secrets:
-            del fields["secrets"]
+        for name in ("secrets", "outputs"):
+            if not fields[name]:
+                del fields[name]
         return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     @classmethod
@@ -312,6 +319,11 @@ class MlTree:
     def checkpoints(self) -> Path:
         """Folder that SageMaker keeps in step with CheckpointConfig.S3Uri."""
         return self.root / "checkpoints"
+
+    @property
+    def outputs(self) -> Path:
+        """Folder in which the files and folders of `code.outputs` are kept."""
+        return self.checkpoints / OUTPUTS_FOLDER
 
     @property
     def run_config(self) -> Path:

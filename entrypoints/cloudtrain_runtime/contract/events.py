@@ -78,6 +78,13 @@ EVENTS: Final[Mapping[str, Fields]] = {
         message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=moment
     ),
     "hang": _kind(seconds=number, ranks=array(count), stacks=nullable(text)),
+    "outputs": _kind(
+        {
+            "host": text, "model_is_empty": boolean, "unkept_files": count, "unkept_bytes": count,
+            "unkept": array(Fields({"path": text, "files": count, "bytes": count})),
+        },
+        is_complete=boolean,
+    ),
     "stopped": _kind(),
     "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),
 }  # fmt: skip

@@ -44,7 +44,14 @@ from cloudtrain.run import (
 )
 from cloudtrain.run_files import CONFIG, PLAN, REQUEST, read_file
 from cloudtrain.secret_check import refuse_unread
-from cloudtrain_runtime.contract import CONFIG_FILE, EVENT_PREFIX, GRACE_VARIABLE, check_event, parse_event
+from cloudtrain_runtime.contract import (
+    CONFIG_FILE,
+    EVENT_PREFIX,
+    GRACE_VARIABLE,
+    OUTPUTS_FOLDER,
+    check_event,
+    parse_event,
+)
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
@@ -120,7 +127,10 @@ class LocalBackend:
         record = self._record(folder, run)
         status = self._status(run, record, fold_events(_read_events(folder)))
         plan = read_file(folder / PLAN_FILE, PLAN)
-        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": plan.get("checkpoint", {}).get("uri")}
+        checkpoints = plan.get("checkpoint", {}).get("uri")
+        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": checkpoints}
+        if checkpoints and plan.get("config", {}).get("outputs"):
+            artifacts["outputs"] = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
         artifacts = {name: place for name, place in artifacts.items() if place is not None}
         world_size = status.progress.world_size or plan.get("cluster", {}).get("world_size")
         return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)

@@ -273,7 +273,10 @@ def _remembering(status: Status, before: Status | None) -> Status:
     """
     if before is None:
         return status
-    progress = before.progress if status.progress.last_step is None else status.progress
+    progress = status.progress
+    if progress.last_step is None:
+        host_files = {**before.progress.host_files, **progress.host_files}
+        progress = dataclasses.replace(before.progress, host_files=host_files)
     if progress.checkpoint is None and not progress.damaged:
         earlier = before.progress
         progress = dataclasses.replace(

@@ -22,6 +22,7 @@ from cloudtrain.console.view import (
     warning_rows,
 )
 from cloudtrain.errors import EXIT_INTERRUPTED
+from cloudtrain.host_reports import read_host_files
 from cloudtrain.run import EVALUATION_FIELDS, MUCH_DATA_WAIT, State
 from cloudtrain.units import format_duration
 
@@ -235,6 +236,11 @@ def _failed(event: Mapping[str, Any]) -> str:
     return f"ends with exit code {event['exit_code']}{why}"
 
 
+def _outputs(event: Mapping[str, Any]) -> str:
+    report = read_host_files(event)
+    return str(report) if report.files else f"{report.host}: every file that the job wrote to its code folder is kept"
+
+
 def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
@@ -258,6 +264,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "failed": _failed,
     "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
+    "outputs": _outputs,
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }

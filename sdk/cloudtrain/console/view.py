@@ -121,8 +121,9 @@ def device_row(status: Status) -> Row | None:
 
 
 def warning_rows(status: Status) -> list[Row]:
-    """Return what makes the run slower than it could be."""
-    return [("slow", harmless(text)) for text in status.warnings()]
+    """Return what makes the run slower than it could be, and what it did not keep."""
+    slow = [("slow", harmless(text)) for text in status.warnings()]
+    return [*slow, *(("warning", harmless(text)) for text in status.losses())]
 
 
 def _short(seconds: float) -> str:

@@ -1,0 +1,77 @@
+"""What each host reports at the end of a run: files that are not kept, an empty model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.units import format_size
+
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class UnkeptFiles:
+    """Files of one name at the top of the code folder: a file, or all files below a folder (it ends with `/`)."""
+
+    path: str
+    files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        count = f"{self.files} files, " if self.path.endswith("/") and self.files > 1 else ""
+        return f"{self.path} ({count}{format_size(self.size_bytes)})"
+
+
+@dataclass(frozen=True)
+class HostFiles:
+    """One host's event `outputs`.
+
+    Attributes:
+        host: Its name.
+        model_is_empty: Whether its model folder held nothing at the end.
+        unkept: Files that the job created in its code folder and that are not kept, the largest first.
+        files: How many these are; more than are named.
+        size_bytes: Their bytes.
+        is_complete: Whether all files were counted.
+    """
+
+    host: str
+    model_is_empty: bool
+    unkept: tuple[UnkeptFiles, ...]
+    files: int
+    size_bytes: int
+    is_complete: bool
+
+    def __str__(self) -> str:
+        """Return what is not kept, as one sentence."""
+        named = ", ".join(map(str, self.unkept[:_MOST_NAMED]))
+        more = ", ..." if len(self.unkept) > _MOST_NAMED else ""
+        least = "" if self.is_complete else "at least "
+        count = f"{least}{self.files} file{'' if self.files == 1 else 's'} ({format_size(self.size_bytes)})"
+        return (
+            f"{self.host}: {count} in the code folder are not kept: {named}{more}. "
+            "Kept are SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and what a script's job names in code.outputs"
+        )
+
+
+def read_host_files(event: Mapping[str, Any]) -> HostFiles:
+    """Return what an event `outputs` reports, whose fields have the types of the schema."""
+    return HostFiles(
+        host=event["host"],
+        model_is_empty=event["model_is_empty"],
+        unkept=tuple(UnkeptFiles(each["path"], each["files"], each["bytes"]) for each in event["unkept"]),
+        files=event["unkept_files"],
+        size_bytes=event["unkept_bytes"],
+        is_complete=event.get("is_complete", True),
+    )
+
+
+def file_warnings(reports: Iterable[HostFiles], *, has_succeeded: bool) -> list[str]:
+    """Return what the hosts of an ended run did not keep, one sentence each."""
+    hosts = sorted(reports, key=lambda report: report.host)
+    found = [str(report) for report in hosts if report.files]
+    if has_succeeded and hosts and all(report.model_is_empty for report in hosts):
+        found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
+    return found

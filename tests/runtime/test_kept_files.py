@@ -1,0 +1,69 @@
+"""Outputs of a script in its code folder: linked, merged with what was kept before, and counted in bounded time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain_runtime.contract import MlTree, parse_event
+from cloudtrain_runtime.host import kept_files
+from cloudtrain_runtime.host.kept_files import CodeFolder
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> MlTree:
+    tree = MlTree(tmp_path / "ml")
+    for folder in (tree.code, tree.model):
+        folder.mkdir(parents=True)
+    return tree
+
+
+def _event(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    event = parse_event(capfd.readouterr().out)
+    assert event is not None
+    return event
+
+
+def test_kept_files_win_over_those_that_came_with_the_code(tree: MlTree) -> None:
+    (tree.outputs / "out").mkdir(parents=True)
+    (tree.outputs / "out/a").write_text("kept")
+    (tree.code / "out").mkdir()
+    for name in ("a", "b"):
+        (tree.code / "out" / name).write_text("shipped")
+    CodeFolder(tree, ["out/"])
+    assert {path.name: path.read_text() for path in (tree.code / "out").iterdir()} == {"a": "kept", "b": "shipped"}
+    assert (tree.code / "out").is_symlink()
+
+
+def test_a_folder_that_is_made_anew_is_kept(tree: MlTree, capfd: pytest.CaptureFixture[str]) -> None:
+    code = CodeFolder(tree, ["runs/out/"])
+    (tree.code / "runs/out").unlink()
+    (tree.code / "runs/out/deep").mkdir(parents=True)
+    (tree.code / "runs/out/deep/a").write_text("new")
+    code.report("algo-1")
+    assert (tree.outputs / "runs/out/deep/a").read_text() == "new"
+    assert _event(capfd)["unkept_files"] == 0
+
+
+def test_an_output_may_be_missing_at_the_end(tree: MlTree, capfd: pytest.CaptureFixture[str]) -> None:
+    code = CodeFolder(tree, ["out/", "model.pt"])
+    shutil.rmtree(tree.outputs)
+    (tree.model / "m").touch()
+    code.report("algo-1")
+    event = _event(capfd)
+    assert (event["unkept"], event["model_is_empty"], event["is_complete"]) == ([], False, True)
+
+
+def test_a_scan_that_is_cut_short_says_so(
+    tree: MlTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = CodeFolder(tree, [])
+    for number in range(20):
+        (tree.code / f"{number}.txt").write_text("x")
+    monkeypatch.setattr(kept_files, "_SCAN_ENTRIES", 15)
+    code.report("algo-1")
+    event = _event(capfd)
+    assert (event["unkept_files"], len(event["unkept"]), event["is_complete"]) == (15, 10, False)
