@@ -18,6 +18,7 @@ from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
+from cloudtrain_runtime.s3.credentials import come_from_container, open_session
 
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
@@ -54,6 +55,12 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
     except ImportError:
         names = ", ".join(secrets)
         return Answer({}, (f"{names}: this image has no boto3, which secrets need: add it to code.requirements",))
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session = open_session()
+    except (BotoCoreError, ValueError) as error:
+        return Answer({}, (f"{', '.join(secrets)}: the secrets {_no_answer(error, None)}",))
     values: dict[str, str] = {}
     problems: list[str] = []
     found: dict[SecretConfig, str] = {}
@@ -61,7 +68,7 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
         whole = dataclasses.replace(reference, key=None)
         try:
             if whole not in found:
-                found[whole] = _fetch(reference, environ)
+                found[whole] = _fetch(reference, session, environ)
             values[name] = _pick(found[whole], reference)
         except SecretError as error:
             problems.append(redact(f"{name}: the secret {reference.secret} {error}"))
@@ -116,8 +123,7 @@ def ask(
 # ---------------------------------------------------------------- one secret
 
 
-def _fetch(reference: SecretConfig, environ: Mapping[str, str]) -> str:
-    from boto3.session import Session
+def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) -> str:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -129,7 +135,6 @@ def _fetch(reference: SecretConfig, environ: Mapping[str, str]) -> str:
     stage = {} if reference.stage is None else {"VersionStage": reference.stage}
     region = None
     try:
-        session = Session()
         region = region_of(reference.secret, session.region_name, environ)
         client = session.client("secretsmanager", region_name=region, config=config)
         answer = client.get_secret_value(SecretId=reference.secret, **stage)
@@ -166,7 +171,7 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
             f"{key} ({code}: {detail})"
         )
     if code in _NOT_ACCEPTED:
-        return f"cannot be read: AWS does not accept the credentials: sign in again ({code}: {detail})"
+        return f"cannot be read: AWS does not accept the credentials: {_renewal()} ({code}: {detail})"
     if "Decryption" in code:
         return f"cannot be decrypted: the role needs kms:Decrypt on the secret's key ({code}: {detail})"
     return f"cannot be read ({code}: {detail})"
@@ -181,14 +186,23 @@ def _no_answer(error: Exception, region: str | None) -> str:
     kind, text = type(error).__name__, " ".join(str(error).split())[:_DETAIL_CHARACTERS]
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
         return f"cannot be read: there are no credentials: give the job a role, or set AWS_PROFILE ({kind}: {text})"
+    if kind == "CredentialRetrievalError":
+        return f"cannot be read: the source of the credentials failed: {_renewal()} ({kind}: {text})"
+    if "Expired" in text or kind in ("SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalError"):
+        return f"cannot be read: the credentials have expired: {_renewal()} ({kind}: {text})"
     if region is None or kind == "NoRegionError":
         return "cannot be read: no region is known: set AWS_DEFAULT_REGION, or name the secret by its ARN"
-    if "Expired" in text or kind in ("SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalError"):
-        return f"cannot be read: the credentials have expired: sign in again ({kind}: {text})"
     return (
         f"cannot be read: Secrets Manager does not answer in {region}: the subnets need an endpoint for it or a way"
         f" out ({kind}: {text})"
     )
+
+
+def _renewal() -> str:
+    """Return how to get credentials that work where this process runs."""
+    if come_from_container(os.environ):
+        return "submit again; if it fails again, check that the role exists and that SageMaker may assume it"
+    return "sign in again"
 
 
 def _pick(text: str, reference: SecretConfig) -> str:

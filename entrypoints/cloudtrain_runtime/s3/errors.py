@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
 
+from cloudtrain_runtime.s3.credentials import come_from_container
+
 _DETAIL_CHARACTERS = 300
-_NO_CREDENTIALS = "there are no credentials: give the job a role, or set AWS_PROFILE"
 _DENIED = (
     "access is denied: the role needs s3:ListBucket on the bucket, s3:GetObject, s3:PutObject, s3:DeleteObject and"
     " s3:AbortMultipartUpload on the prefix, and the use of the bucket's key; or the bucket belongs to another account"
     " than the run's"
 )
 _LOST = "the connection was lost or could not be made: check the network and the endpoint"
-# Patterns of error codes, of botocore's classes and of the connector's texts; the first that is found counts.
-_SENTENCES = (
+_RENEWED_BY_ROLE = "resume the run; if it fails again, check that the role exists and that SageMaker may assume it"
+# Patterns of error codes, of botocore's classes and of the connector's texts; the first that is found counts. Where
+# credentials are concerned: what to do on a machine, and what to do where a container's endpoint provides them.
+_CREDENTIALS = (
     (
-        r"Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO|CredentialRetrievalError",
+        r"CredentialRetrievalError",
+        "the source of the credentials failed: check AWS_PROFILE, or sign in again",
+        f"the container's credentials endpoint failed until the last attempt: {_RENEWED_BY_ROLE}",
+    ),
+    (
+        r"Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO",
         "the credentials have expired and could not be renewed: sign in again, or use a role, which renews itself",
+        f"the credentials of the job's role have expired and could not be renewed: {_RENEWED_BY_ROLE}",
     ),
     (
         r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|InvalidClientTokenId",
         "the credentials are wrong: check AWS_PROFILE, or the keys in the environment",
+        f"AWS does not accept the credentials of the job's role: {_RENEWED_BY_ROLE}",
     ),
-    (r"NoCredentials|PartialCredentials|No signing credentials|CREDENTIALS|ProfileNotFound", _NO_CREDENTIALS),
+    (
+        r"NoCredentials|PartialCredentials|No signing credentials|CREDENTIALS|ProfileNotFound",
+        "there are no credentials: give the job a role, or set AWS_PROFILE",
+        "the container's credentials endpoint gives no credentials: give the job a role",
+    ),
+)
+_SENTENCES = (
     (
         r"AccessDenied|Access Denied|Forbidden|KMS|\b403\b",
         _DENIED,
@@ -81,12 +98,12 @@ def explained(doing: str) -> Iterator[None]:
 
 def is_about_credentials(error: ObjectsError) -> bool:
     """Tell whether other credentials could help."""
-    return any(sentence in str(error) for _, sentence in _SENTENCES[:3])
+    return any(sentence in str(error) for _, *sentences in _CREDENTIALS for sentence in sentences)
 
 
 def is_explained(error: ObjectsError) -> bool:
     """Tell whether the cause was recognized."""
-    return any(sentence in str(error) for _, sentence in _SENTENCES)
+    return is_about_credentials(error) or any(sentence in str(error) for _, sentence in _SENTENCES)
 
 
 def code_of(error: BaseException) -> str:
@@ -117,7 +134,8 @@ def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
     searched = f"{type(error).__name__} {code_of(error)} {text}"
     detail = f"({text[:_DETAIL_CHARACTERS]})"
-    for pattern, sentence in _SENTENCES:
+    here = 1 if come_from_container(os.environ) else 0
+    for pattern, sentence in (*((pattern, texts[here]) for pattern, *texts in _CREDENTIALS), *_SENTENCES):
         if re.search(pattern, searched):
             return f"{sentence} {detail}"
     return f"S3 cannot do this {detail}"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.owners import expect_owner, owners_from
 from cloudtrain_runtime.place import read_run_config
+from cloudtrain_runtime.s3.credentials import attempts, open_session
 from cloudtrain_runtime.s3.errors import (
     ObjectsError,
     code_of,
@@ -30,7 +31,6 @@ __all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
 
 ENGINE_VARIABLE = "CLOUDTRAIN_S3_ENGINE"
 _ENGINES = ("boto3", "s3torchconnector")
-_ATTEMPTS = 10
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 _CONNECTIONS = 32
@@ -280,7 +280,7 @@ class Objects:
         except ImportError:
             return None
         endpoint = _own_endpoint(self._client)
-        config = S3ClientConfig(part_size=part_bytes, max_attempts=_attempts(), force_path_style=endpoint is not None)
+        config = S3ClientConfig(part_size=part_bytes, max_attempts=attempts(), force_path_style=endpoint is not None)
         return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
 
     def _is_ours(self) -> bool:
@@ -321,11 +321,10 @@ def s3_client() -> Any:
         RuntimeError: the image has no boto3.
     """
     _require_boto3()
-    from boto3.session import Session
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": _attempts()},
+        retries={"mode": "standard", "total_max_attempts": attempts()},
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=_CONNECTIONS,
@@ -333,7 +332,7 @@ def s3_client() -> Any:
         s3={"payload_signing_enabled": False},
     )
     # A session of its own: the default one may not be used by several threads at once.
-    client = Session().client("s3", config=config)
+    client = open_session().client("s3", config=config)
     expect_owner(client, bucket_owners().get)
     return client
 
@@ -363,10 +362,6 @@ def _engine() -> str:
     return engine
 
 
-def _attempts() -> int:
-    return int(os.environ.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS)
-
-
 @contextlib.contextmanager
 def _only_new() -> Iterator[None]:
     """Make this thread's writes conditional."""
@@ -392,9 +387,7 @@ def _raise_failed(answer: dict[str, Any]) -> None:
 
 def _sees_the_same() -> bool:
     """Tell whether the connector finds the credentials that boto3 finds."""
-    from boto3.session import Session
-
-    credentials = Session().get_credentials()
+    credentials = open_session().get_credentials()
     return credentials is None or credentials.method in _SHARED_CREDENTIALS
 
 

@@ -1,0 +1,54 @@
+"""boto3 sessions whose credentials have been loaded, with retries where a container's endpoint provides them."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain_runtime.events import say
+
+_ENDPOINT_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_ATTEMPTS = 10
+_LONGEST_PAUSE_SECONDS = 20.0
+
+
+def attempts() -> int:
+    """Return how often a request is sent at most, the first time included."""
+    return int(os.environ.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS)
+
+
+def come_from_container(environ: Mapping[str, str]) -> bool:
+    """Return whether credentials come from the endpoint of a container, as those of a training job's role do."""
+    return "AWS_ACCESS_KEY_ID" not in environ and any(name in environ for name in _ENDPOINT_VARIABLES)
+
+
+def open_session() -> Any:
+    """Return a boto3 session that has its credentials.
+
+    botocore asks a container's endpoint three times within three seconds and does not count that as a request to retry.
+    So this does what its clients do for requests: `AWS_MAX_ATTEMPTS` attempts with growing pauses, about two minutes.
+
+    Raises:
+        botocore.exceptions.CredentialRetrievalError: no attempt gave credentials.
+    """
+    from boto3.session import Session
+    from botocore.exceptions import CredentialRetrievalError
+
+    last = attempts() if come_from_container(os.environ) else 1
+    attempt = 1
+    while True:
+        session = Session()
+        try:
+            session.get_credentials()
+        except CredentialRetrievalError as error:
+            if attempt == last:
+                raise
+            if attempt == 1:
+                say(f"the container's credentials endpoint fails and is asked up to {last} times: {error}")
+            time.sleep(min(2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311
+            attempt += 1
+        else:
+            return session

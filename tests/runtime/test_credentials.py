@@ -1,0 +1,104 @@
+"""Credentials of a container whose endpoint fails for a while, or for good."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from botocore.utils import ContainerMetadataFetcher
+
+from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.host import secrets
+from cloudtrain_runtime.s3.objects import Objects, ObjectsError
+
+pytestmark = pytest.mark.aws
+
+EACH = ContainerMetadataFetcher.RETRY_ATTEMPTS
+"""Requests of one attempt of botocore's own."""
+
+
+class Endpoint:
+    """A container's credentials endpoint that fails for its first requests."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.asked = 0
+
+    def answer(self) -> tuple[int, dict[str, str]]:
+        self.asked += 1
+        if self.asked <= self.failures:
+            return 500, {"message": "not yet"}
+        found = {"AccessKeyId": "CONTAINER", "SecretAccessKey": "s", "Token": "t", "Expiration": "2999-01-01T00:00:00Z"}
+        return 200, found
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> Iterator[Endpoint]:
+    found = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = found.answer()
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 (the base class names it so)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/credentials")
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def use_objects() -> str:
+    return str(Objects("s3://cloudtrain-test/p").sizes())
+
+
+def use_secrets() -> str:
+    return "\n".join(secrets.resolve({"TOKEN": SecretConfig("none")}, os.environ).problems)
+
+
+@pytest.mark.parametrize(("use", "answer"), [(use_objects, "{}"), (use_secrets, "is not there")])
+def test_a_credentials_endpoint_that_fails_at_first_is_retried(
+    endpoint: Endpoint, use: Callable[[], str], answer: str
+) -> None:
+    endpoint.failures = EACH + 1
+    assert answer in use()
+    assert endpoint.asked == endpoint.failures + 1
+
+
+def test_the_advice_is_for_a_container_in_a_container(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint.failures = 10**6
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    with pytest.raises(ObjectsError, match="container's credentials endpoint failed until the last attempt: resume"):
+        use_objects()
+    assert endpoint.asked == 2 * EACH
+    found = use_secrets()
+    assert found.startswith("TOKEN: the secrets cannot be read: the source of the credentials failed: submit again")
+    assert "sign in" not in found
+
+
+def test_on_a_machine_a_source_that_fails_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, aws: dict[str, str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    asked = tmp_path / "asked"
+    Path(os.environ["AWS_CONFIG_FILE"]).write_text(
+        f"[default]\ncredential_process = sh -c 'echo x >> {asked}; exit 1'\n"
+    )
+    with pytest.raises(ObjectsError, match="source of the credentials failed: check AWS_PROFILE, or sign in again"):
+        use_objects()
+    assert asked.read_text() == "x\n"
