@@ -190,6 +190,16 @@ def test_an_aws_that_cannot_be_reached_is_exit_code_3(cli: Cli, aws: dict[str, s
     assert "Traceback" not in done.err
 
 
+def test_world_size_is_the_plans_before_the_first_event(cli: Cli, aws: dict[str, str]) -> None:
+    shape = ("--instances", "2", "--set", "cluster.processes_per_instance=1")
+    done = cli("submit", EXAMPLES / "digits" / "job.yaml", *shape, "--json", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    assert done.json["world_size"] == 2
+    run = done.json["run"]
+    assert cli("status", run, "--json").json["world_size"] == 2
+    client("s3").delete_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{run}/plan.json")
+    assert cli("status", run, "--json").json["world_size"] is None
+
+
 def test_local_data_travels_to_the_bucket(cli: Cli, aws: dict[str, str], job: Callable[..., Path]) -> None:
     path = job(
         "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {train: numbers}\n",

@@ -101,6 +101,7 @@ class SageMakerBackend:
         self._budgets: dict[str, Budget] = {}
         self._scale = max(poll_seconds, 0.001) / QUICK_SECONDS
         self._logs: JobLogs | None = None
+        self._planned: dict[str, int | None] = {}
 
     def check_ready(self) -> None:
         """Check that settings and credentials are there, before anything is packed.
@@ -285,7 +286,6 @@ class SageMakerBackend:
         progress = self._job_logs().progress(run)
         instance_type, _ = read_cluster(job["ResourceConfig"])
         instances = read_instances(job)
-        instance = catalog.find_instance(instance_type or "")
         phases, now = read_phases(job), datetime.now(UTC)
         billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
         price = self.prices.usd_per_hour(instance_type or "", self.settings.region or "")
@@ -309,7 +309,7 @@ class SageMakerBackend:
             waiting=read_waiting(job),
             is_spot=bool(job.get("EnableManagedSpotTraining")),
             ends_by=read_end(job, now),
-            world_size=progress.world_size or (instance.gpus * instances if instance and instance.gpus else None),
+            world_size=progress.world_size or self._planned_world_size(run, job),
             progress=progress,
             artifacts={
                 name: uri
@@ -317,6 +317,19 @@ class SageMakerBackend:
                 if uri is not None
             },
         )
+
+    def _planned_world_size(self, run: str, job: Mapping[str, Any]) -> int | None:
+        """Return the number of ranks that a run's plan gives; None where the plan cannot be read. It is read once."""
+        if run not in self._planned:
+            try:
+                cluster = self._read_plan(run, job).get("cluster")
+            except UnreachableError:
+                return None
+            except (CloudError, UserError):
+                cluster = None
+            world_size = cluster.get("world_size") if isinstance(cluster, Mapping) else None
+            self._planned[run] = world_size if isinstance(world_size, int) and world_size > 0 else None
+        return self._planned[run]
 
     def has(self, run: str) -> bool:
         """Whether there is a run of this id."""
@@ -407,9 +420,12 @@ class SageMakerBackend:
             UserError: there is none, because something else has submitted it.
             CloudError: AWS refused or cannot be reached.
         """
+        return self._read_plan(run, self._describe(run))
+
+    def _read_plan(self, run: str, job: Mapping[str, Any]) -> Mapping[str, Any]:
         from botocore.exceptions import ClientError
 
-        channels = {channel["ChannelName"]: channel for channel in self._describe(run).get("InputDataConfig", [])}
+        channels = {channel["ChannelName"]: channel for channel in job.get("InputDataConfig", [])}
         config = channels.get(CONFIG_CHANNEL)
         if config is None:
             raise UserError(f"{run} was not submitted by cloudtrain", "submit its job: cloudtrain submit JOB")
