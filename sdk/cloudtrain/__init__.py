@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         RunNotFoundError,
         SettingsError,
         SpecError,
+        UntrustedSettingsError,
         UserError,
     )
     from cloudtrain.explain import Explanation, FailureClass
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from cloudtrain.profiles import ProfileChange
     from cloudtrain.run import LogFilter, LogLine, Progress, Run, RunFilter, State, Status, WarmPool
     from cloudtrain.saved import CheckpointFolder, SavedCheckpoint
+    from cloudtrain.sending import Callbacks
     from cloudtrain.settings import Origin, Settings
     from cloudtrain.spec import JobSpec
 
@@ -65,6 +67,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BundleError",
+    "Callbacks",
     "Candidate",
     "Candidates",
     "Check",
@@ -94,6 +97,7 @@ __all__ = [
     "SpecError",
     "State",
     "Status",
+    "UntrustedSettingsError",
     "UserError",
     "WarmPool",
     "check",
@@ -143,7 +147,8 @@ _HOMES = {
     ),
     "errors": (
         *("BundleError", "CloudError", "CloudtrainError", "DamagedCheckpointError", "DriftError", "MissingExtraError"),
-        *("NoCapacityError", "Problem", "RunNotFoundError", "SettingsError", "SpecError", "UserError"),
+        *("NoCapacityError", "Problem", "RunNotFoundError", "SettingsError", "SpecError"),
+        *("UntrustedSettingsError", "UserError"),
     ),
     "explain": ("Explanation", "FailureClass"),
     "plan": ("Plan",),
@@ -151,6 +156,7 @@ _HOMES = {
     "profiles": ("ProfileChange",),
     "run": ("LogFilter", "LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
     "saved": ("CheckpointFolder", "SavedCheckpoint"),
+    "sending": ("Callbacks",),
     "settings": ("Origin", "Settings"),
     "spec": ("JobSpec",),
 }

@@ -27,10 +27,12 @@ from cloudtrain.entry import find_module
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
     CloudError,
+    CloudtrainError,
     Problem,
     RunNotFoundError,
     SettingsError,
     SpecError,
+    UntrustedSettingsError,
     UserError,
 )
 from cloudtrain.locations import Resumed, steps_beside
@@ -51,7 +53,7 @@ from cloudtrain.run import (
     when_submitted,
 )
 from cloudtrain.saved import CheckpointFolder
-from cloudtrain.sending import Sending, refuse_failed
+from cloudtrain.sending import NO_CALLBACKS, Callbacks, Sending, refuse_failed
 from cloudtrain.settings import (
     PROFILE_VARIABLE,
     Origin,
@@ -63,6 +65,7 @@ from cloudtrain.settings import (
 )
 from cloudtrain.source import read_source
 from cloudtrain.spec import JobSpec, read_job
+from cloudtrain.trust import agree, is_agreed
 from cloudtrain_runtime.contract import BUNDLE_FILE
 from cloudtrain_runtime.contract.manifest import step_of
 from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
@@ -310,11 +313,7 @@ def submit(
     skip_check: bool = False,
     new: bool = False,
     wait_for_capacity: float | None = None,
-    on_wait: Callable[[str, float], None] | None = None,
-    on_sent: Callable[[Run], None] | None = None,
-    on_checks: Callable[[tuple[Check, ...]], None] | None = None,
-    progress: Progress | None = None,
-    upload_progress: Progress | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Run:
     """Start a run and return its handle at once; the run goes on without this process.
 
@@ -331,11 +330,10 @@ def submit(
         new: Start another run beside one of the same request and code.
         wait_for_capacity: Seconds in which a run that finds no capacity, or no room in the quota, is submitted again,
             with growing pauses; returns when it has its instances. Nothing else is tried again.
-        on_wait: Told why, and for how many seconds, before each such pause.
-        on_sent: Told of each run that `wait_for_capacity` submits, before its instances are waited for.
-        on_checks: Called with the checks when none of them has failed; some may be unknown.
-        progress: Told how many bytes of the code have been read or packed, and how many there are.
-        upload_progress: Told how many bytes have been uploaded, and how many there are.
+        callbacks: What to call while it works, such as `Callbacks(on_plan=...)`.
+
+    Returns:
+        The run; `run.warnings` are those of its plan.
 
     Raises:
         SpecError, BundleError, SettingsError, MissingExtraError: the input; nothing was started.
@@ -350,23 +348,23 @@ def submit(
     cloud = None if local else _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
     if cloud is not None:
         cloud.check_ready()
-    decided, contents = _plan(spec, local=local, settings=settings, progress=progress, cloud=cloud)
+    decided, contents = _plan(spec, local=local, settings=settings, progress=callbacks.progress, cloud=cloud)
     if local:
         _refuse_nothing_here(decided, settings)
+    callbacks.on_plan(decided)
     from cloudtrain.bundle.archive import write_bundle
 
     def pack() -> Bundle:
-        return write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=progress)
+        return write_bundle(contents, _make_home() / BUNDLES_FOLDER, progress=callbacks.progress)
 
     if cloud is None:
-        return _local().submit(decided, pack())
-    sending = Sending(cloud, pack, skip_check=skip_check, new=new, on_checks=on_checks, progress=upload_progress)
+        return _local().submit(decided, pack()).with_warnings(decided.warnings)
+    sending = Sending(cloud, pack, skip_check=skip_check, new=new, callbacks=callbacks)
     if wait_for_capacity is None:
-        return sending.send(decided)
+        return sending.send(decided).with_warnings(decided.warnings)
     first_pause = cloud.poll_seconds if sandbox else FIRST_PAUSE_SECONDS
-    return sending.send_when_there_is_room(
-        decided, wait_for_capacity, on_wait, on_sent=on_sent, first_pause=first_pause
-    )
+    run = sending.send_when_there_is_room(decided, wait_for_capacity, first_pause=first_pause)
+    return run.with_warnings(decided.warnings)
 
 
 def resume(
@@ -378,7 +376,7 @@ def resume(
     settings: Settings | None = None,
     skip_check: bool = False,
     new: bool = False,
-    on_checks: Callable[[tuple[Check, ...]], None] | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Run:
     """Start a new run that goes on from a complete checkpoint of one that has ended, by default the last.
 
@@ -392,7 +390,7 @@ def resume(
         settings: Region and transport; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run. The checkpoint is looked for in any case.
         new: Start another run beside one of the same request.
-        on_checks: Called with the checks when none of them has failed; some may be unknown.
+        callbacks: What to call while it works, such as `Callbacks(on_plan=...)`.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -414,7 +412,7 @@ def resume(
         resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
     today = settings or find_settings()
     if backend.name == LOCAL:
-        return _resume_here(earlier, spec, resumed, today)
+        return _resume_here(earlier, spec, resumed, today, callbacks)
     if backend.name == SANDBOX and (found := find_sandbox()) is not None:
         today = found.settings(today)
     account = earlier.settings(today)
@@ -423,16 +421,19 @@ def resume(
     stamp = _stamp_data(spec)
     resumed = resumed or _find_resumed(spec, account, local=False, cloud=cloud)
     decided = _decide(spec, earlier.code, local=False, settings=account, data_stamp=stamp, resumed=resumed)
+    callbacks.on_plan(decided)
     left = f"see what {run} has left: cloudtrain checkpoints {backend.name}:{run}"
     try:
         refuse_failed(cloud.check_resume(decided), left)
     except CloudError as error:
         raise UserError(error.message, error.hint) from None  # nothing to go on from, whoever has noticed
-    sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, on_checks=on_checks)
-    return sending.send(decided)
+    sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, callbacks=callbacks)
+    return sending.send(decided).with_warnings(decided.warnings)
 
 
-def _resume_here(earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None, settings: Settings) -> Run:
+def _resume_here(
+    earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None, settings: Settings, callbacks: Callbacks
+) -> Run:
     """Start a local run from the checkpoints and the packed code of another one. Settings tell whose a bucket is."""
     from cloudtrain.bundle.archive import Bundle
 
@@ -443,7 +444,8 @@ def _resume_here(earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None, se
     archive = find_home() / BUNDLES_FOLDER / earlier.code.digest / BUNDLE_FILE
     if not archive.is_file():
         raise UserError(f"the code of {earlier.run} is gone: {archive}", f"with the code as it is now: {again}")
-    return local.submit(decided, Bundle(archive, earlier.code))
+    callbacks.on_plan(decided)
+    return local.submit(decided, Bundle(archive, earlier.code)).with_warnings(decided.warnings)
 
 
 def _refuse_nothing_here(decided: Plan, settings: Settings) -> None:
@@ -588,7 +590,7 @@ def list_runs(
     local: bool = True,
     sagemaker: bool | None = None,
     settings: Settings | None = None,
-    on_unreachable: Callable[[CloudError], None] | None = None,
+    on_unreachable: Callable[[CloudtrainError], None] | None = None,
 ) -> Iterator[Status]:
     """Yield runs, newest first. Nothing is read or asked before it is needed: who takes ten runs pays for ten.
 
@@ -609,12 +611,17 @@ def list_runs(
             sources.append(_in_sandbox(found, found.settings(Settings())).list(wanted))
     settings = settings or find_settings()
     if sagemaker or (sagemaker is None and not settings.missing):
-        sources.append(_while_reachable(_sagemaker(settings), wanted, on_unreachable))
+        try:
+            sources.append(_while_reachable(_sagemaker(settings), wanted, on_unreachable))
+        except UntrustedSettingsError as error:
+            if on_unreachable is None:
+                raise
+            on_unreachable(error)
     yield from heapq.merge(*sources, key=when_submitted, reverse=True)
 
 
 def _while_reachable(
-    backend: Backend, wanted: RunFilter, on_unreachable: Callable[[CloudError], None] | None
+    backend: Backend, wanted: RunFilter, on_unreachable: Callable[[CloudtrainError], None] | None
 ) -> Iterator[Status]:
     try:
         yield from backend.list(wanted)
@@ -691,14 +698,38 @@ def serve_sandbox(
     serve(options, lambda sandbox: on_ready(sandbox.to_json()))
 
 
-def find_settings(job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def find_settings(
+    job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None, *, trust: bool = False
+) -> Settings:
     """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file.
+
+    A role, bucket or key from a cloudtrain.toml beside the job, which a cloned repository may bring along, is used
+    against an account only after the user has agreed: `trust`, or once by `cloudtrain --trust COMMAND`.
 
     Args:
         job: The job, or the path of its file; by default the working folder's settings.
         flags: Values given on the command line; None means not given.
+        trust: Agree to the values of a cloudtrain.toml beside the job, for the settings that are returned.
+
+    Raises:
+        SettingsError: a file or value is malformed.
     """
-    return load_settings(os.environ, job_directory=_folder_of(job), flags=flags)
+    found = load_settings(os.environ, job_directory=_folder_of(job), flags=flags)
+    is_trusted = bool(found.beside_job) and (trust or is_agreed(os.environ, found))
+    return dataclasses.replace(found, is_trusted=True) if is_trusted else found
+
+
+def trust_settings(file: str, values: Mapping[str, str]) -> None:
+    """Remember that the user agrees to these values of a settings file beside a job.
+
+    Args:
+        file: Absolute path of the file.
+        values: The values by the names of their settings, as an `UntrustedSettingsError` holds them.
+
+    Raises:
+        SettingsError: the answer cannot be stored.
+    """
+    agree(os.environ, file, values)
 
 
 def trace_settings(
@@ -929,6 +960,12 @@ def _local() -> LocalBackend:
 
 
 def _sagemaker(settings: Settings) -> SageMakerBackend:
+    """Return the backend of the account.
+
+    Raises:
+        UntrustedSettingsError: a role, bucket or key comes from beside the job, and the user has not agreed to it.
+    """
+    settings.require_trust()
     from cloudtrain.backends.sagemaker import SageMakerBackend
 
     return SageMakerBackend(settings, prices=prices())

@@ -4,6 +4,7 @@ CloudtrainError               exit code 1: our bug unless a subclass says otherw
 ├── UserError                 2: the input; the hint says what to change
 │   ├── SpecError             2: job.yaml, --set or constructor arguments; holds every problem found
 │   ├── SettingsError         2: the account's settings are missing or malformed
+│   │   └── UntrustedSettingsError  2: a file beside the job gives settings that the user has not agreed to
 │   ├── BundleError           2: the code folder cannot travel as it is
 │   ├── RunNotFoundError      2: no such run
 │   └── MissingExtraError     2: an optional dependency is not installed
@@ -18,7 +19,7 @@ CloudtrainError               exit code 1: our bug unless a subclass says otherw
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudtrain_runtime.contract.redaction import redact
@@ -105,6 +106,25 @@ class SpecError(UserError):
 
 class SettingsError(UserError):
     """The account's settings are missing or malformed."""
+
+
+class UntrustedSettingsError(SettingsError):
+    """A `cloudtrain.toml` beside the job gives settings that the user has not agreed to.
+
+    Args:
+        file: Absolute path of the file.
+        values: Its values by the names of their settings.
+    """
+
+    def __init__(self, file: str, values: Mapping[str, str]) -> None:
+        self.file = file
+        self.values = dict(values)
+        given = ", ".join(f"{name} = {value}" for name, value in values.items())
+        super().__init__(
+            f"{file} gives {given}, and you have not agreed to use {'it' if len(values) == 1 else 'them'}",
+            "to agree, once for these values: cloudtrain --trust COMMAND, or in Python find_settings(job, trust=True); "
+            "to use your own instead: " + ", ".join(f"CLOUDTRAIN_{name.upper()}=..." for name in values),
+        )
 
 
 class BundleError(UserError):

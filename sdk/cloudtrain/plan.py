@@ -47,7 +47,7 @@ from cloudtrain.refusals import (
 )
 from cloudtrain.request import Choices, Locations, render_request
 from cloudtrain.service_job import render_service_job
-from cloudtrain.settings import Settings
+from cloudtrain.settings import Origin, Settings
 from cloudtrain.spec import REQUEST_TAG, JobSpec, Parallel
 from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import (
@@ -162,6 +162,7 @@ class Plan:
             request and code have the same. It stands in the request as a tag, too.
         job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
         queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
+        settings_beside_job: Settings that the request takes from a cloudtrain.toml beside the job, not from the user.
         omitted_arguments: Arguments of the script that the job gives as `null`, as `--key`: they are not passed.
         checks: What was asked of the account before it was sent, as `check --json` prints it: among it what the image's
             tag meant then.
@@ -190,6 +191,7 @@ class Plan:
     job_document: Mapping[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] | None = None
     omitted_arguments: tuple[str, ...] = ()
+    settings_beside_job: tuple[Origin, ...] = ()
     checks: tuple[Mapping[str, str], ...] = ()
 
     def rename(self, run: str) -> Plan:
@@ -239,6 +241,7 @@ class Plan:
                 "args": self.config.args,
                 "omitted": list(self.omitted_arguments),
             },
+            "settings_beside_job": [origin.to_json() for origin in self.settings_beside_job],
             "secrets": {name: asdict(reference) for name, reference in self.config.secrets.items()},
             "checkpoint": {
                 "uri": self.locations.checkpoints,
@@ -387,6 +390,7 @@ def make_plan(
         job_document=spec.to_document(),
         queue=None if is_local else render_service_job(spec, request),
         omitted_arguments=omitted_arguments(spec.code.args) if spec.code.script is not None else (),
+        settings_beside_job=() if is_local else settings.beside_job,
     )
 
 

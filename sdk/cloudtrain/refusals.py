@@ -62,6 +62,9 @@ def check_settings(settings: Settings, notes: Notes) -> None:
     if settings.missing:
         names = ", ".join(settings.missing)
         notes.warn(f"no {names} in the settings: placeholders stand in the request, and submit would refuse")
+    if settings.untrusted:
+        names = " and ".join(each.name for each in settings.untrusted)
+        notes.warn(f"{names}: from {settings.untrusted[0].file}; submit asks before it uses this (or --trust)")
     if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
         message = f'expected a bucket name of 3 to 63 small letters, digits, dots or hyphens, got "{settings.bucket}"'
         notes.refuse_setting("bucket", message, "give the name alone, without s3://")

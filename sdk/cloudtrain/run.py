@@ -831,11 +831,15 @@ class Run:
     Attributes:
         id: The run id.
         attached: Whether a submit found this run of the same request and code, and started none.
+        warnings: What its plan warned of, one sentence each; empty for a handle that no submit or resume returned.
     """
 
-    def __init__(self, run_id: str, operations: Operations, *, attached: bool = False) -> None:
+    def __init__(
+        self, run_id: str, operations: Operations, *, attached: bool = False, warnings: Iterable[str] = ()
+    ) -> None:
         self.id = run_id
         self.attached = attached
+        self.warnings = tuple(warnings)
         self._operations = operations
 
     def __repr__(self) -> str:
@@ -850,6 +854,10 @@ class Run:
     def reference(self) -> str:
         """`<backend>:<run id>`."""
         return f"{self.backend}:{self.id}"
+
+    def with_warnings(self, warnings: Iterable[str]) -> Run:
+        """Return the same run with the warnings of its plan."""
+        return Run(self.id, self._operations, attached=self.attached, warnings=warnings)
 
     def pace(self) -> Pace:
         """Return how often it makes sense, and is allowed, to ask for the status; a new one for each who asks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,34 @@ if TYPE_CHECKING:
     from cloudtrain.preflight import Check
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a submit or a resume reports while it works. Each callback is optional.
+
+    Attributes:
+        on_plan: Called with the plan before anything is packed, asked or sent; its warnings are there to be shown.
+        on_checks: Called with the checks of the account when none of them has failed; some may be unknown.
+        on_wait: Called with the reason and the seconds before each pause of `wait_for_capacity`.
+        on_sent: Called with each run that `wait_for_capacity` submits, before its instances are waited for.
+        progress: Called with the bytes of the code that have been read or packed, and how many there are.
+        upload_progress: Called with the bytes that have been uploaded, and how many there are.
+    """
+
+    on_plan: Callable[[Plan], None] = _ignore
+    on_checks: Callable[[tuple[Check, ...]], None] = _ignore
+    on_wait: Callable[[str, float], None] = _ignore
+    on_sent: Callable[[Run], None] = _ignore
+    progress: Progress | None = None
+    upload_progress: Progress | None = None
+
+
+NO_CALLBACKS = Callbacks()
+
+
 class Sending:
     """One submit to SageMaker, from the look for a run that goes on to the training job; may be done several times."""
 
@@ -32,15 +60,13 @@ class Sending:
         *,
         skip_check: bool,
         new: bool,
-        on_checks: Callable[[tuple[Check, ...]], None] | None,
-        progress: Progress | None = None,
+        callbacks: Callbacks,
     ) -> None:
-        self._progress = progress
+        self._callbacks = callbacks
         self._cloud = cloud
         self._pack = pack
         self._skip_check = skip_check
         self._new = new
-        self._on_checks = on_checks
 
     def send(self, decided: Plan) -> Run:
         """Return the run that goes on already, or start one."""
@@ -51,28 +77,28 @@ class Sending:
         bundle = None if self._pack is None else self._pack()
         if pending is not None:
             refuse_failed(checks := pending.wait())
-            if self._on_checks is not None:
-                self._on_checks(checks)
+            self._callbacks.on_checks(checks)
             decided = replace(decided, checks=tuple(check.to_json() for check in checks))
         if self._new:
             return self._send_beside(decided, bundle)
         reserved = self._cloud.reserve(decided)
-        return reserved if isinstance(reserved, Run) else self._cloud.submit(reserved, bundle, progress=self._progress)
+        return reserved if isinstance(reserved, Run) else self._submit(reserved, bundle)
 
     def _send_beside(self, decided: Plan, bundle: Bundle | None) -> Run:
         """Start a run under a name of its own: one of time and request is the same for all who ask in one second."""
         own = decided.rename(make_run_id(decided.job, datetime.now(UTC), secrets.token_hex(3)))
-        run = self._cloud.submit(own, bundle, progress=self._progress)
+        run = self._submit(own, bundle)
         self._cloud.hand_over(own)
         return run
+
+    def _submit(self, decided: Plan, bundle: Bundle | None) -> Run:
+        return self._cloud.submit(decided, bundle, progress=self._callbacks.upload_progress)
 
     def send_when_there_is_room(
         self,
         decided: Plan,
         seconds: float,
-        on_wait: Callable[[str, float], None] | None = None,
         *,
-        on_sent: Callable[[Run], None] | None = None,
         first_pause: float = FIRST_PAUSE_SECONDS,
     ) -> Run:
         """Send again and again, with growing pauses, while there is no capacity or the quota is used up.
@@ -80,8 +106,6 @@ class Sending:
         Args:
             decided: What to send; a further try gets a run id of its own time.
             seconds: How long the pauses may be in all.
-            on_wait: Told why, and for how many seconds, before each pause.
-            on_sent: Told of each run before its instances are waited for: it goes on when this process ends.
             first_pause: Seconds.
 
         Returns:
@@ -94,8 +118,7 @@ class Sending:
         while True:
             try:
                 run = self.send(decided)
-                if on_sent is not None:
-                    on_sent(run)
+                self._callbacks.on_sent(run)
                 status = run.wait(until=State.RUNNING)
                 if not lacks_capacity(status):
                     return run
@@ -106,8 +129,7 @@ class Sending:
             if pause is None:
                 hint = "wait longer, or let the job take other types: cluster.prefer"
                 raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
-            if on_wait is not None:
-                on_wait(reason, pause)
+            self._callbacks.on_wait(reason, pause)
             time.sleep(pause)
             decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import SettingsError, did_you_mean
+from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from cloudtrain.tables import Tables
@@ -36,6 +36,8 @@ _ENVIRONMENT = {
 SETTINGS = tuple(_ENVIRONMENT)
 LISTS = ("subnets", "security_groups")
 REQUIRED = ("role", "bucket", "region")
+NEED_TRUST = ("role", "bucket", "kms_key")
+"""Who acts for the job, where its code and results go, and who can read them. No settings file gives an endpoint."""
 _ROLE_ACCOUNT = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/")
 
 
@@ -51,6 +53,8 @@ class Settings:
         kms_key: Key for volumes and outputs, or None.
         transport: `estimator` (sagemaker.pytorch.PyTorch) or `boto3`.
         sources: Where each value comes from, by field name.
+        beside_job: The values that come from a cloudtrain.toml beside the job.
+        is_trusted: Whether the user has agreed to those of them that need it.
     """
 
     role: str | None = None
@@ -62,6 +66,8 @@ class Settings:
     kms_key: str | None = None
     transport: str = "estimator"
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    beside_job: tuple[Origin, ...] = dataclasses.field(default=(), compare=False)
+    is_trusted: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def account(self) -> str | None:
@@ -73,6 +79,21 @@ class Settings:
     def bucket_owners(self) -> dict[str, str]:
         """The account that must own the bucket, by its name; nothing where it is not known."""
         return {self.bucket: self.account} if self.bucket and self.account else {}
+
+    @property
+    def untrusted(self) -> tuple[Origin, ...]:
+        """The values from beside the job that must not be used against an account before the user agrees."""
+        return () if self.is_trusted else tuple(each for each in self.beside_job if each.name in NEED_TRUST)
+
+    def require_trust(self) -> None:
+        """Check that the user has agreed to what comes from a file beside the job.
+
+        Raises:
+            UntrustedSettingsError: they have not.
+        """
+        untrusted = self.untrusted
+        if untrusted:
+            raise UntrustedSettingsError(untrusted[0].file, {each.name: each.text for each in untrusted})
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -113,6 +134,20 @@ class Origin:
     line: int | None = None
     profile: str | None = None
 
+    @property
+    def file(self) -> str:
+        """Absolute path of the file that it stands in."""
+        return str(Path(self.source).resolve())
+
+    @property
+    def text(self) -> str:
+        """The value in one line, of a list its parts between commas."""
+        return self.value if isinstance(self.value, str) else ", ".join(self.value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `plan --json`."""
+        return {"name": self.name, "value": self.value, "file": self.file, "line": self.line}
+
 
 def load_settings(
     environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
@@ -127,16 +162,17 @@ def load_settings(
     Raises:
         SettingsError: a file or value is malformed.
     """
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    chosen: dict[str, Origin] = {}
     for origin in find_origins(environ, job_directory=job_directory, flags=flags):
-        if origin.name not in values:
-            values[origin.name] = origin.value
-            sources[origin.name] = origin.source
+        chosen.setdefault(origin.name, origin)
+    values: dict[str, Any] = {name: origin.value for name, origin in chosen.items()}
+    sources = {name: origin.source for name, origin in chosen.items()}
     if values.get("transport", "estimator") not in TRANSPORTS:
         hint = did_you_mean(str(values["transport"]), TRANSPORTS)
         raise SettingsError(f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint)
-    return Settings(**values, sources=sources)
+    beside = None if job_directory is None else str(job_directory / SETTINGS_FILE)
+    beside_job = tuple(origin for origin in chosen.values() if origin.source == beside)
+    return Settings(**values, sources=sources, beside_job=beside_job)
 
 
 def find_origins(

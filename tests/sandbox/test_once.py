@@ -67,6 +67,7 @@ def test_a_second_submit_attaches_to_the_live_run(
     # Through the other transport it is the same request.
     other = cli("submit", long_job, "--skip-check", "--json", environ={**environ, "CLOUDTRAIN_TRANSPORT": "estimator"})
     assert other.json["run"] == run
+    assert cli("submit", long_job, "--skip-check", environ=environ).out == f"{run}\n"
     assert jobs_of(sandbox, name_of(long_job)) == [run]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import profile_option
-from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError
+from cloudtrain.cli.options import profile_option, trust_option
+from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError, UntrustedSettingsError
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 _COMMANDS = {
@@ -78,6 +78,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cloudtrain", prog_name="cloudtrain")
 @profile_option
+@trust_option
 def cli() -> None:
     """What is planned is what is rehearsed is what is sent.
 
@@ -105,6 +106,8 @@ def run(argv: list[str]) -> int:
         if as_json:
             console.print_json_error(error.format_message(), "", EXIT_USER)
         return EXIT_USER
+    except UntrustedSettingsError as error:
+        return _run_trusted(argv, error, as_json=as_json)
     except CloudtrainError as error:
         console.print_error(error, as_json=as_json)
         return error.exit_code
@@ -113,3 +116,20 @@ def run(argv: list[str]) -> int:
         console.print_bug(error, as_json=as_json)
         return EXIT_BUG
     return result if isinstance(result, int) else 0
+
+
+def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: bool) -> int:
+    """Run a command line again after the user has agreed to the settings beside the job; nothing was done before."""
+    from cloudtrain import api
+
+    try:
+        if "--trust" not in argv and not console.agrees(error):
+            console.print_error(error, as_json=as_json)
+            return error.exit_code
+        api.trust_settings(error.file, error.values)
+    except click.Abort:  # Ctrl-C instead of an answer
+        return EXIT_INTERRUPTED
+    except CloudtrainError as refusal:
+        console.print_error(refusal, as_json=as_json)
+        return refusal.exit_code
+    return run(argv)

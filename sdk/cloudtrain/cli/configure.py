@@ -125,7 +125,7 @@ def _remove(name: str, *, as_json: bool) -> int:
     if as_json:
         console.print_json({"profile": name, "removed": True})
     else:
-        console.say(f"profile {name} is removed")
+        console.print_text(f"profile {name} is removed")
     return 0
 
 

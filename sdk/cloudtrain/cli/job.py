@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console, supervisor
-from cloudtrain.cli.options import account_options, duration, job_options, json_option, log_options, run_argument
+from cloudtrain.cli.options import (
+    account_options,
+    duration,
+    job_options,
+    json_option,
+    log_options,
+    run_argument,
+    trust_option,
+)
 from cloudtrain.errors import EXIT_USER, SpecError
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ def plan(
 ) -> int:
     """Show everything that a submit would send. Offline, without credentials."""
     from cloudtrain import api
-    from cloudtrain.console.plans import print_plan
+    from cloudtrain.console.plans import print_plan, say_warnings
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
@@ -64,6 +72,7 @@ def plan(
         console.print_json(decided.to_json())
     else:
         print_plan(decided)
+        say_warnings(decided)
     return 0
 
 
@@ -129,7 +138,7 @@ def submit(
     only: LogFilter,
     as_json: bool,
 ) -> int:
-    """Start a run. It goes on when this command ends, with or without --follow.
+    """Start a run and print its id. The run continues when this command ends, with or without --follow.
 
     The same request and code is started once: while it goes on, another submit attaches to it.
     """
@@ -139,6 +148,8 @@ def submit(
         from cloudtrain import api
         from cloudtrain.console import runs
         from cloudtrain.console.account import say_checks
+        from cloudtrain.console.plans import say_warnings
+        from cloudtrain.sending import Callbacks
 
         settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
         spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
@@ -151,19 +162,22 @@ def submit(
                 skip_check=skip_check,
                 new=new,
                 wait_for_capacity=wait_for_capacity,
-                on_wait=runs.say_waiting,
-                on_sent=runs.say_sent,
-                on_checks=say_checks,
-                progress=progress,
-                upload_progress=upload_progress,
+                callbacks=Callbacks(
+                    on_plan=say_warnings,
+                    on_checks=say_checks,
+                    on_wait=runs.say_waiting,
+                    on_sent=runs.say_sent,
+                    progress=progress,
+                    upload_progress=upload_progress,
+                ),
             )
-    runs.print_submitted(run)
+    runs.print_submitted(run, as_json=as_json)
     if follow:
         from cloudtrain.console.follow import follow as show
 
         return show(run, job=_again(job, instances, overrides), only=only, as_json=as_json)
     if as_json:
-        console.print_json(run.status().to_json())
+        console.print_json(runs.status_json(run, run.status()))
     return 0
 
 
@@ -180,6 +194,7 @@ def submit(
     metavar="STEP",
     help="Go on from the checkpoint of this step; by default from the newest complete one (see checkpoints).",
 )
+@trust_option
 @click.option("--skip-check", is_flag=True, help="Resume without asking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
@@ -196,13 +211,15 @@ def resume(
     only: LogFilter,
     as_json: bool,
 ) -> int:
-    """Start a new run from the last complete checkpoint of one that has ended.
+    """Start a new run from the last complete checkpoint of one that has ended, and print its id.
 
     It has the same job, code and data; neither job file nor code need be here.
     """
     from cloudtrain import api
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
+    from cloudtrain.console.plans import say_warnings
+    from cloudtrain.sending import Callbacks
 
     started = api.resume(
         run,
@@ -211,13 +228,13 @@ def resume(
         from_step=from_step,
         skip_check=skip_check,
         new=new,
-        on_checks=say_checks,
+        callbacks=Callbacks(on_plan=say_warnings, on_checks=say_checks),
     )
-    runs.print_submitted(started)
+    runs.print_submitted(started, as_json=as_json)
     if follow:
         from cloudtrain.console.follow import follow as show
 
         return show(started, only=only, as_json=as_json)
     if as_json:
-        console.print_json(started.status().to_json())
+        console.print_json(runs.status_json(started, started.status()))
     return 0

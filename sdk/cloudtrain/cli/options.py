@@ -13,6 +13,8 @@ import click
 
 _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down --help
 
+_TRUST = "cloudtrain.trust"
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -47,7 +49,24 @@ def account_options(function: Command) -> Command:
         click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
         click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
         profile_option,
+        trust_option,
     )(function)
+
+
+def trust_option(function: Command) -> Command:
+    """Add --trust, by which `run` agrees to the account settings of a file beside the job."""
+    return click.option(
+        "--trust",
+        is_flag=True,
+        callback=lambda ctx, _, value: ctx.meta.update({_TRUST: True}) if value else None,
+        expose_value=False,
+        help="Use role, bucket and key of a cloudtrain.toml beside the job; remembered for these values.",
+    )(function)
+
+
+def is_trusting() -> bool:
+    """Return whether this command line has --trust."""
+    return _TRUST in click.get_current_context().meta
 
 
 def profile_option(function: Command) -> Command:

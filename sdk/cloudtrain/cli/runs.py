@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import json_option, log_options, run_argument
+from cloudtrain.cli.options import is_trusting, json_option, log_options, run_argument
 from cloudtrain.console import listing
 from cloudtrain.console import runs as shown
-from cloudtrain.errors import CloudError, UserError, did_you_mean
+from cloudtrain.errors import CloudtrainError, UntrustedSettingsError, UserError, did_you_mean
 from cloudtrain.run import EVERY_RUN, LogFilter, RunFilter, State
 from cloudtrain.units import parse_moment
 
@@ -109,7 +109,9 @@ def list_(
     return 0
 
 
-def _say_unreachable(error: CloudError) -> None:
+def _say_unreachable(error: CloudtrainError) -> None:
+    if isinstance(error, UntrustedSettingsError) and is_trusting():
+        raise error
     console.say(f"the account's runs are not shown: {error}")
 
 

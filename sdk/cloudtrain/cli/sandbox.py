@@ -44,7 +44,7 @@ def sandbox(
         if as_json:
             console.print_json({"stopped": was_there})
         else:
-            console.say("the sandbox has ended" if was_there else "no sandbox runs here")
+            console.print_text("the sandbox has ended" if was_there else "no sandbox runs here")
         return 0
     api.serve_sandbox(
         home=home,

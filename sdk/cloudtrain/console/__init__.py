@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from cloudtrain.errors import UntrustedSettingsError
+
 _PROGRESS_AFTER_SECONDS = 1.0
 
 # ---------------------------------------------------------------- JSON and errors
@@ -87,6 +89,18 @@ def print_valid(job: str, name: str, *, as_json: bool) -> None:
         print_json({"ok": True, "problems": []})
     else:
         print(f"{job}: {name} is valid")
+
+
+def agrees(error: UntrustedSettingsError) -> bool:
+    """Ask on the terminal whether to use the settings of a file beside the job; no where there is no terminal."""
+    if not sys.stdin.isatty():
+        return False
+    import click
+
+    say(f"{error.file} beside the job gives settings of an account:")
+    for line in table_lines([(f"  {name}", value) for name, value in error.values.items()]):
+        say(line)
+    return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
 # ---------------------------------------------------------------- tables

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.console import print_json, print_json_error, program, say, table_lines
 from cloudtrain.console.logs import HOST_COLOURS
-from cloudtrain.console.runs import detached, explanation_lines, next_command, place_rows, readable, status_rows
+from cloudtrain.console.runs import (
+    detached,
+    explanation_lines,
+    next_command,
+    place_rows,
+    readable,
+    status_json,
+    status_rows,
+)
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.run import EVERYTHING
@@ -111,7 +119,7 @@ def follow(
     if status.exit_code == EXIT_RUN_FAILED:
         _explain(out, run)
     if as_json:
-        print_json(status.to_json())
+        print_json(status_json(run, status))
     return status.exit_code or 0
 
 
@@ -142,7 +150,7 @@ def _show(threads: _Threads, screen: _Screen, thinner: _Thinner) -> None:
 def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
     """Say how to come back. Nothing is asked any more: whoever presses Ctrl-C wants to leave now."""
     if as_json and status is not None:
-        print_json(status.to_json())
+        print_json(status_json(run, status))
     elif as_json:
         print_json_error(
             "interrupted before the state was known", f"cloudtrain status {run.reference}", EXIT_INTERRUPTED

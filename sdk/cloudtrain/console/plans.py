@@ -17,7 +17,7 @@ _MOST_LINES = 40
 
 
 def print_plan(plan: Plan) -> None:
-    """Print a plan as a table."""
+    """Print a plan as a table; `say_warnings` prints its warnings."""
     from cloudtrain.units import format_duration, format_size
 
     cluster = plan.cluster
@@ -46,6 +46,9 @@ def print_plan(plan: Plan) -> None:
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     if plan.queue is not None:
         rows.append(("queue", _queue(plan.queue)))
+    rows += [
+        ("setting", f"{each.name} = {each.text}, from {each.file}:{each.line}") for each in plan.settings_beside_job
+    ]
     rows += [("secret", _secret(name, reference)) for name, reference in plan.config.secrets.items()]
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
@@ -60,8 +63,12 @@ def print_plan(plan: Plan) -> None:
     table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
+
+
+def say_warnings(plan: Plan) -> None:
+    """Print the warnings of a plan to standard error."""
     for warning in plan.warnings:
-        print(f"  warning: {warning}")
+        say(f"warning: {warning}")
 
 
 def _queue(queue: Mapping[str, Any]) -> str:

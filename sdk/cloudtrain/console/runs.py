@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from cloudtrain.run import LogLine, Run, Status
 
 
-def print_submitted(run: Run) -> None:
-    """Print the run's name and how to come back to it."""
+def print_submitted(run: Run, *, as_json: bool) -> None:
+    """Print the run's id, which is the answer unless that is JSON, and for people how to come back to it."""
     if run.attached:
         say(f"{run.reference} is the same request and code, so nothing was started (another beside it: --new)")
     else:
@@ -40,6 +40,13 @@ def print_submitted(run: Run) -> None:
     called = program()
     for verb in ("status", "follow", "stop"):
         say(f"  {called} {verb} {run.reference}")
+    if not as_json:
+        print(run.id, flush=True)
+
+
+def status_json(run: Run, status: Status) -> dict[str, Any]:
+    """Return the status of a run as `submit --json` prints it: with the warnings of its plan before the run's own."""
+    return {**status.to_json(), "warnings": [*run.warnings, *status.warnings()]}
 
 
 def say_sent(run: Run) -> None:

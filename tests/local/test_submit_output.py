@@ -1,0 +1,84 @@
+"""What `submit` and `resume` print, and where: the run id on standard output, warnings on standard error."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import Cli, command
+
+import cloudtrain
+
+pytestmark = pytest.mark.processes
+
+JOB = """\
+name: quick
+code: {script: train.py}
+cluster: {instance_type: ml.p4d.24xlarge, processes_per_instance: 1, queue: nightly}
+checkpoint: {keep: 2}
+"""
+TRAIN = """\
+import os
+with open(os.environ["CLOUDTRAIN_ML_ROOT"] + "/checkpoints/state", "w") as file:
+    file.write("1")
+print("trained")
+"""
+WARNINGS = (
+    "cluster.queue: a local run waits in no queue",
+    "checkpoint.keep: this counts where the script saves by cloudtrain_runtime.checkpoint, and nowhere else",
+)
+
+
+@pytest.fixture
+def quick(job: Callable[..., Path]) -> Path:
+    path = job(JOB, train_py=TRAIN)
+    # What a cloned repository brings along: local runs use none of it, so they never ask.
+    account = "role = 'arn:aws:iam::210987654321:role/theirs'\nbucket = 'theirs'\nregion = 'us-west-2'\n"
+    (path.parent / "cloudtrain.toml").write_text(account)
+    return path
+
+
+def test_submit_prints_the_run_id_alone_on_stdout(cli: Cli, quick: Path) -> None:
+    told = subprocess.run(
+        ["sh", "-c", f"RUN=$({command()} submit {quick} --local) && echo $RUN && {command()} follow $RUN >&2"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ),
+    )
+    run = told.stdout.strip()
+    assert "theirs" not in told.stderr
+    assert told.stdout == f"{run}\n"
+    assert cli("status", run, "--json").json["run"] == run
+    assert f"local:{run} submitted\n" in told.stderr
+    resumed = cli("resume", run)
+    assert resumed.code == 0, resumed.err
+    again = resumed.out.strip()
+    assert resumed.out == f"{again}\n"
+    assert cli("follow", again, "--json").json["state"] == "SUCCEEDED"
+    followed = cli("submit", quick, "--local", "--follow").out.splitlines()
+    assert cli("status", followed[0], "--json").json["state"] == "SUCCEEDED"
+    assert "algo-1  trained" in followed[1:]
+
+
+def test_submit_prints_the_plans_warnings_on_stderr(cli: Cli, quick: Path) -> None:
+    plan = cli("plan", quick, "--local")
+    done = cli("submit", quick, "--local", "--follow", "--json")
+    for told in (plan, done):
+        for warning in WARNINGS:
+            assert f"warning: {warning}\n" in told.err
+    assert "warning" not in plan.out
+    assert set(WARNINGS) <= set(done.json["warnings"])
+    resumed = cli("resume", done.json["run"], "--json")
+    assert set(WARNINGS) <= set(resumed.json["warnings"])
+    assert all(f"warning: {warning}\n" in resumed.err for warning in WARNINGS)
+    cli("follow", resumed.json["run"])
+
+
+def test_the_sdk_returns_the_plans_warnings(quick: Path) -> None:
+    plans: list[cloudtrain.Plan] = []
+    run = cloudtrain.submit(quick, local=True, callbacks=cloudtrain.Callbacks(on_plan=plans.append))
+    assert set(WARNINGS) <= set(run.warnings)
+    assert run.warnings == plans[0].warnings
+    run.wait(120)
