@@ -7,6 +7,7 @@ CloudtrainError               exit code 1: our bug unless a subclass says otherw
 │   │   └── UntrustedSettingsError  2: a file beside the job gives settings that the user has not agreed to
 │   ├── BundleError           2: the code folder cannot travel as it is
 │   ├── RunNotFoundError      2: no such run
+│   ├── UnreadableStateError  2: the files of a run are damaged, or may not be read
 │   └── MissingExtraError     2: an optional dependency is not installed
 ├── CloudError                3: AWS refused or cannot be reached
 │   ├── UnreachableError      3: nobody answers, AWS is broken or busy: the same call may work later
@@ -133,6 +134,10 @@ class BundleError(UserError):
 
 class RunNotFoundError(UserError):
     """No run has this id."""
+
+
+class UnreadableStateError(UserError):
+    """The state of a run cannot be read, so it is unknown."""
 
 
 class MissingExtraError(UserError):

@@ -194,13 +194,13 @@ _STALLS_AFTER = 3.0
 """A run is behind its rate when the next step takes this many times as long as steps usually do."""
 
 
-def fold_events(events: Iterable[Mapping[str, Any]]) -> Progress:
+def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progress()) -> Progress:
     """Return the progress that a run's events report, in their order.
 
     Args:
         events: Events as `parse_event` and `check_event` return them: their fields have the types of the schema.
+        progress: What the events before them reported.
     """
-    progress = Progress()
     for event in events:
         fold = _FOLDS.get(event["event"])
         if fold is not None:

@@ -533,7 +533,7 @@ def test_a_watcher_that_dies_is_told_and_leaves_nothing_running(cli: Cli, small:
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
     assert "the process that watched this run died" in status["reason"]
-    assert processes_of(run) == []
+    until(lambda: processes_of(run) == [])
 
 
 def test_followed_logs_of_a_running_job_end_with_it(cli: Cli, small: Small) -> None:

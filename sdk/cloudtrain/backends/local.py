@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -11,21 +12,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cloudtrain import supervisor
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
+from cloudtrain.container.lines import LineTail
 from cloudtrain.container.state import (
     STATE_FILE,
     RecordedState,
-    UnreadableStateError,
+    find_supervisor,
     is_watched,
     read_state,
     write_state,
 )
-from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UserError
+from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
 from cloudtrain.run import (
@@ -58,6 +60,7 @@ PLAN_FILE = "plan.json"
 _REQUEST_FILE = "request.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
+_LAST_BYTES = 4096
 _LOG_POLL_SECONDS = 0.02
 """A line is on the terminal this long after it was written, at most."""
 
@@ -69,6 +72,7 @@ class LocalBackend:
 
     def __init__(self, home: Path) -> None:
         self.runs = home / "runs"
+        self._folded: dict[Path, tuple[int, Progress]] = {}
 
     # ------------------------------------------------------------ submit
 
@@ -124,8 +128,8 @@ class LocalBackend:
     def status(self, run: str) -> Status:
         """Return the present status; a run whose watcher has died is ended and recorded as failed."""
         folder = self._folder(run)
-        record = self._record(folder, run)
-        status = self._status(run, record, fold_events(_read_events(folder)))
+        record = self._record(folder)
+        status = self._status(run, record, self._progress(folder))
         plan = read_file(folder / PLAN_FILE, PLAN)
         checkpoints = plan.get("checkpoint", {}).get("uri")
         artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": checkpoints}
@@ -134,6 +138,24 @@ class LocalBackend:
         artifacts = {name: place for name, place in artifacts.items() if place is not None}
         world_size = status.progress.world_size or plan.get("cluster", {}).get("world_size")
         return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)
+
+    def _progress(self, folder: Path) -> Progress:
+        """Return what the run's events report. Later calls read only what has been added since."""
+        path = JobFolder(folder).events
+        place, known = self._folded.get(folder, (0, Progress()))
+        tail = LineTail(path, start=place)
+        try:
+            if path.stat().st_size < place:  # written anew by something else
+                tail, known = LineTail(path), Progress()
+            progress = fold_events(_events(tail), known)
+        except FileNotFoundError:
+            return known
+        except OSError as error:
+            raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        finally:
+            tail.close()
+        self._folded[folder] = (tail.place, progress)
+        return progress
 
     def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
         return Status(
@@ -150,29 +172,27 @@ class LocalBackend:
             artifacts=record.artifacts,
         )
 
-    def _record(self, folder: Path, run: str) -> RecordedState:
-        """Return the recorded state, of a run whose watcher has died the one that it has now."""
+    def _record(self, folder: Path) -> RecordedState:
+        """Return the recorded state; of a run whose supervisor has died the state that it is in now."""
         record = read_state(folder)
-        # In this order: the watcher takes the lock before it writes its process id, and its last state before it ends.
+        # In this order: the supervisor takes its lock before it records its process id, and ends after its last state.
         if record.state.is_final or is_watched(folder):
             return record
-        return self._record_death(folder, run, seen=record)
+        return self._without_supervisor(folder, seen=record)
 
-    def _record_death(self, folder: Path, run: str, *, seen: RecordedState) -> RecordedState:
+    def _without_supervisor(self, folder: Path, *, seen: RecordedState) -> RecordedState:
+        """Return the state of a run that nothing watches, from what is on the disk. Nothing is written or ended."""
         record = read_state(folder)
         if seen.supervisor is None and record.supervisor is not None:
             return record  # it started between the two looks
-        queued = time.time() - (folder / STATE_FILE).stat().st_mtime < _START_SECONDS
+        last_write = max(_modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events))
+        queued = time.time() - last_write < _START_SECONDS
         if record.state.is_final or (record.supervisor is None and queued):
             return record
-        self._kill_all(run)
-        record = record.but(
-            state=State.FAILED,
-            reason="the process that watched this run died (killed, or the machine restarted); what was left is ended",
-            ended=datetime.now(UTC),
-        )
-        write_state(folder, record)
-        return record
+        last_line = _last_line(folder / SUPERVISOR_LOG)
+        reason = "the process that watched this run died (killed, or the machine restarted)"
+        reason += f"; the last line of its log: {last_line}" if last_line else ""
+        return record.but(state=State.FAILED, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
 
     def pace(self) -> SteadyPace:
         """Return how often to ask for the status: looking into a folder costs nothing."""
@@ -192,31 +212,28 @@ class LocalBackend:
         left out, and so is all that a host had written when its file is older.
         """
         del on_trouble  # a folder is there or not
-        return filter(only.wants, self._lines(self._folder(run), run, follow=follow, since=only.begins(time.time())))
+        return filter(only.wants, self._lines(self._folder(run), follow=follow, since=only.begins(time.time())))
 
-    def _lines(self, place: Path, run: str, *, follow: bool, since: float | None) -> Iterator[LogLine]:
-        folder = JobFolder(place)
-        files: dict[Path, IO[bytes]] = {}
-        rests: dict[Path, bytes] = {}
+    def _lines(self, place: Path, *, follow: bool, since: float | None) -> Iterator[LogLine]:
+        logs = JobFolder(place).logs
+        tails: dict[Path, LineTail] = {}
         try:
             while True:
                 # Asked before reading: what is written until the end is read in this last round.
-                is_over = not follow or self._record(place, run).state.is_final
-                for path in sorted(folder.logs.glob("*.log")):
-                    if path not in files:
-                        files[path] = path.open("rb")
-                        if since is not None:
-                            files[path].seek(_find_since(path, since))
-                    *lines, rests[path] = (rests.get(path, b"") + files[path].read()).split(b"\n")
-                    if is_over and rests[path]:
-                        lines.append(rests.pop(path))
-                    yield from (LogLine(path.stem, _text(line)) for line in lines)
+                is_over = not follow or self._record(place).state.is_final
+                for path in _log_files(logs):
+                    if path not in tails:
+                        tails[path] = LineTail(path, start=0 if since is None else _find_since(path, since))
+                    for line in tails[path].read(final=is_over):
+                        yield LogLine(path.stem, _text(line))
                 if is_over:
                     return
                 time.sleep(_LOG_POLL_SECONDS)
+        except OSError as error:
+            raise UnreadableStateError(f"{error.filename or logs}: cannot be read: {error.strerror}") from None
         finally:
-            for file in files.values():
-                file.close()
+            for tail in tails.values():
+                tail.close()
 
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
         """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
@@ -264,15 +281,38 @@ class LocalBackend:
     # ------------------------------------------------------------ stop
 
     def stop(self, run: str) -> None:
-        """Tell the watcher to end the run; without one, end what is left of it."""
+        """Have the supervisor end the run; without one, end the processes that are left of it.
+
+        Neither a damaged state.json nor a full disk keeps a run from being stopped.
+
+        Raises:
+            UserError: the run belongs to another user.
+        """
         folder = self._folder(run)
-        record = read_state(folder)
-        if record.state.is_final:
+        try:
+            record = read_state(folder)
+        except UnreadableStateError:
+            record = None
+        if record is not None and record.state.is_final:
             return
-        if is_watched(folder) and record.supervisor is not None:
-            os.kill(record.supervisor, signal.SIGTERM)
+        if is_watched(folder):
+            self._end_supervisor(folder, record)
             return
-        self._record_death(folder, run, seen=record)
+        self._kill_all(run)
+        if record is not None:
+            with contextlib.suppress(OSError):  # a reader derives the same
+                write_state(folder, self._without_supervisor(folder, seen=record))
+
+    def _end_supervisor(self, folder: Path, record: RecordedState | None) -> None:
+        supervisor = find_supervisor(folder) or (record.supervisor if record is not None else None)
+        if not supervisor:
+            raise UserError(f"{folder}: the process that watches the run is unknown", "look for it with: ps -ef")
+        try:
+            os.kill(supervisor, signal.SIGTERM)
+        except PermissionError:
+            raise UserError(f"{folder.name} belongs to {_owner(folder)}", "only that user can stop it") from None
+        except (ProcessLookupError, OverflowError):
+            return  # it has just ended
 
     def end_warm_pool(self, run: str) -> None:
         """Refuse: nothing is kept on this machine.
@@ -321,22 +361,47 @@ def _read_tags(folder: Path) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", [])}
 
 
-def _read_events(folder: Path) -> Iterable[dict[str, Any]]:
-    """Yield the events of a run. A line that is no event, such as the last one while it is written, is left out."""
-    path = JobFolder(folder).events
+def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
+    """Yield the events of a file. A line that is no event is left out, and so is the last while it is written."""
+    for line in tail.read():
+        try:
+            event = check_event(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+        if event is not None:
+            yield event
+
+
+def _log_files(logs: Path) -> list[Path]:
     try:
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    event = check_event(json.loads(line))
-                except (ValueError, RecursionError):
-                    continue
-                if event is not None:
-                    yield event
+        return sorted(path for path in logs.iterdir() if path.suffix == ".log")
     except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        return []
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a small log, or an empty string."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            lines = _text(file.read()).strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return folder.owner()
+    except (OSError, KeyError):
+        return "another user"
 
 
 def _write(path: Path, text: str) -> None:
@@ -348,14 +413,14 @@ def _find_since(path: Path, since: float) -> int:
     """Return where in a log the lines begin that may be as new as a moment: behind the last event that is older."""
     if path.stat().st_mtime < since:
         return path.stat().st_size
-    place = found = 0
-    with path.open("rb") as lines:
-        for line in lines:
-            place += len(line)
+    found = 0
+    tail = LineTail(path)
+    with contextlib.closing(tail):
+        for line in tail.read():
             event = parse_event(_text(line)) if EVENT_PREFIX.encode() in line else None
             written = None if event is None else event.get("time")
-            if written is not None and written < since and line.endswith(b"\n"):
-                found = place
+            if written is not None and written < since:
+                found = tail.place
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.machine import describe_os_error, discard_output
 from cloudtrain.cli.options import profile_option, trust_option
 from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError, UntrustedSettingsError
 
@@ -60,9 +61,12 @@ class _LazyGroup(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Nothing may be flushed into the closed pipe when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             return 0
+        except OSError as error:
+            if error.filename is None:
+                discard_output()
+            raise
         return result
 
     def resolve_command(
@@ -111,10 +115,13 @@ def run(argv: list[str]) -> int:
     except CloudtrainError as error:
         console.print_error(error, as_json=as_json)
         return error.exit_code
+    except OSError as error:
+        if (described := describe_os_error(error)) is None:
+            return _report_bug(error, as_json=as_json)
+        console.print_error(described, as_json=as_json and error.filename is not None)
+        return described.exit_code
     except Exception as error:  # noqa: BLE001 (the last line of defence: everything else is our bug)
-        console.say(traceback.format_exc().rstrip())
-        console.print_bug(error, as_json=as_json)
-        return EXIT_BUG
+        return _report_bug(error, as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
@@ -133,3 +140,9 @@ def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: boo
         console.print_error(refusal, as_json=as_json)
         return refusal.exit_code
     return run(argv)
+
+
+def _report_bug(error: Exception, *, as_json: bool) -> int:
+    console.say(traceback.format_exc().rstrip())
+    console.print_bug(error, as_json=as_json)
+    return EXIT_BUG

@@ -12,7 +12,7 @@ from cloudtrain import console
 from cloudtrain.cli.options import is_trusting, json_option, log_options, run_argument
 from cloudtrain.console import listing
 from cloudtrain.console import runs as shown
-from cloudtrain.errors import CloudtrainError, UntrustedSettingsError, UserError, did_you_mean
+from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
 from cloudtrain.run import EVERY_RUN, LogFilter, RunFilter, State
 from cloudtrain.units import parse_moment
 
@@ -166,7 +166,10 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     from cloudtrain import api
 
     handle = api.get_run(run)
-    is_over = handle.state.is_final
+    try:
+        is_over = handle.state.is_final
+    except UnreadableStateError:
+        is_over = False  # it is stopped all the same
     if pool and not wait and not is_over:
         hint = "leave out --no-wait, or end the pool later with the same command"
         raise UserError(f"{handle.reference} goes on; its warm pool can only be ended after it", hint)

@@ -22,7 +22,8 @@ from typing import Any
 from cloudtrain.container.job import PASS_VARIABLE, JobFolder, Outcome, Transition, run_job
 from cloudtrain.container.machine import visible_gpus
 from cloudtrain.container.processes import adopt_orphans
-from cloudtrain.container.state import LOCK_FILE, RecordedState, write_state
+from cloudtrain.container.recorder import Recorder, describe_error, print_line
+from cloudtrain.container.state import LOCK_FILE, RecordedState
 from cloudtrain.run import State
 from cloudtrain.supervisor import READY
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
@@ -30,7 +31,7 @@ from cloudtrain_runtime.contract.redaction import redact
 
 
 def main(argv: list[str]) -> int:
-    """Run the job whose request.json lies in a folder; return 0 when its end has been recorded."""
+    """Run the job whose request.json lies in a folder; return 1 when cloudtrain itself has failed, else 0."""
     root = Path(argv[0]) if argv else _told()
     if root is None:
         return 0
@@ -47,18 +48,22 @@ def main(argv: list[str]) -> int:
     # Held until this process is gone: who can take the lock knows that nobody watches the run.
     lock = (folder.root / LOCK_FILE).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock.write(str(os.getpid()))  # `stop` finds the process here when state.json is damaged
+    lock.flush()
     adopt_orphans()
+    recorder = Recorder(folder.root)
     record = RecordedState(state=State.STARTING, supervisor=os.getpid())
-    write_state(folder.root, record)
+    recorder.record(record)
 
     def note(transition: Transition) -> None:
         nonlocal record
         started = datetime.now(UTC) if transition.state is State.RUNNING else record.started
         record = record.but(state=transition.state, reason=transition.reason, started=started)
-        write_state(folder.root, record)
+        recorder.record(record)
 
-    request: dict[str, Any] = json.loads((folder.root / "request.json").read_text(encoding="utf-8"))
+    has_failed = False
     try:
+        request: dict[str, Any] = json.loads((folder.root / "request.json").read_text(encoding="utf-8"))
         outcome = run_job(
             request,
             folder,
@@ -69,8 +74,9 @@ def main(argv: list[str]) -> int:
             environ=with_secrets(folder, os.environ),
         )
     except Exception as error:  # noqa: BLE001 (whatever it was, the run must not look alive)
-        print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (supervisor.log)
-        outcome = Outcome(State.FAILED, f"cloudtrain's local backend failed: {error}; see supervisor.log", {})
+        has_failed = True
+        print_line(redact(traceback.format_exc()))
+        outcome = Outcome(State.FAILED, describe_error(error, folder.root), {})
     artifacts = dict(outcome.artifacts)
     model = artifacts.pop("model_folder", None)
     if model is not None:
@@ -80,12 +86,11 @@ def main(argv: list[str]) -> int:
             artifacts["model_folder"] = str(folder.root / "model")
         except OSError as error:
             artifacts["model_folder"] = model
-            print(f"the model stays in {model}: {error}", flush=True)  # noqa: T201 (supervisor.log)
-    write_state(
-        folder.root,
-        record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts),
+            print_line(f"the model stays in {model}: {error}")
+    recorder.record_last(
+        record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts)
     )
-    return 0
+    return int(has_failed)
 
 
 def _told() -> Path | None:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cloudtrain.container import processes
+from cloudtrain.container.event_tail import EventTail
 from cloudtrain.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.container.paths import map_arguments, map_values
 from cloudtrain.container.tree import StagingError, host_names, pack_folder, path_of, prepare_tree, stage_inputs
@@ -29,7 +30,6 @@ from cloudtrain_runtime.contract import (
     PORT_VARIABLE,
     MlTree,
     describe_exit,
-    parse_event,
 )
 
 PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
@@ -145,7 +145,7 @@ class _Job:
         self.environ = environ
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.exit_codes: dict[str, int] = {}
-        self.events = EventTail(folder, self.hosts)
+        self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
     # ------------------------------------------------------------ start
 
@@ -187,6 +187,7 @@ class _Job:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=processes.end_with_parent,  # noqa: PLW1509 (one system call, in a process of one thread)
                 )
 
     def _command(self, host: str) -> list[str]:
@@ -304,36 +305,3 @@ class _Job:
 
     def close(self) -> None:
         self.events.close()
-
-
-class EventTail:
-    """Reads event lines from the hosts' logs as they grow, and appends them to `events.jsonl`."""
-
-    def __init__(self, folder: JobFolder, hosts: tuple[str, ...]) -> None:
-        self.seen: list[dict[str, Any]] = []
-        self._paths = {host: folder.log(host) for host in hosts}
-        self._files: dict[str, IO[bytes]] = {}
-        self._rest: dict[str, bytes] = dict.fromkeys(hosts, b"")
-        folder.events.parent.mkdir(parents=True, exist_ok=True)
-        self._out = folder.events.open("a", encoding="utf-8")
-
-    def read(self) -> None:
-        """Take in what has been written since the last time; a line without its end stays for the next."""
-        for host, path in self._paths.items():
-            if host not in self._files:
-                if not path.exists():
-                    continue
-                self._files[host] = path.open("rb")
-            *lines, self._rest[host] = (self._rest[host] + self._files[host].read()).split(b"\n")
-            for line in lines:
-                event = parse_event(line.decode("utf-8", "replace"))
-                if event is not None:
-                    self.seen.append(event)
-                    self._out.write(json.dumps(event) + "\n")
-        self._out.flush()
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
-        self._out.close()

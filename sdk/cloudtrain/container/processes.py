@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
 RUN_VARIABLE = "TRAINING_JOB_NAME"
 """SageMaker gives it to every container; every process of a run inherits it."""
 
@@ -19,7 +22,13 @@ RUN_VARIABLE = "TRAINING_JOB_NAME"
 def adopt_orphans() -> None:
     """Have orphaned descendants handed to this process, so that none can slip away (Linux; elsewhere nothing)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have this process get SIGTERM when its parent dies, so that no host outlives its supervisor (Linux only)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def descendants() -> list[psutil.Process]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.errors import UserError
+from cloudtrain.errors import UnreadableStateError
 from cloudtrain.run import State
 from cloudtrain.whole import write_whole
 from cloudtrain_runtime.contract.schema import Fields, MismatchError, count, mapping, moment, normalise, nullable, text
@@ -34,10 +34,6 @@ class RecordedState:
     def but(self, **changes: Any) -> RecordedState:
         """Return a copy with changes."""
         return dataclasses.replace(self, **changes)
-
-
-class UnreadableStateError(UserError):
-    """The state of a run cannot be read, so it is unknown."""
 
 
 def _state(value: Any) -> State:
@@ -123,6 +119,14 @@ def is_watched(root: Path) -> bool:
         return False
     except OSError as error:
         raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}", _hint(path, error)) from None
+
+
+def find_supervisor(root: Path) -> int | None:
+    """Return the process id that the supervisor has written into its lock file, or None."""
+    try:
+        return int((root / LOCK_FILE).read_bytes()[:20])
+    except (OSError, ValueError):
+        return None
 
 
 def is_held(lock: Path) -> bool:

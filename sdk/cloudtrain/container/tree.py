@@ -175,10 +175,14 @@ def pack_folder(folder: Path, target: Path) -> bool:
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
-    with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
-        for name in names:
-            archive.add(folder / name, arcname=name)
-    partial.replace(target)
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
+            for name in names:
+                archive.add(folder / name, arcname=name)
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     return True
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cloudtrain.container import JobFolder
+from cloudtrain.container.lines import LineTail
 from cloudtrain.sandbox.jobs import Clock, TrainingJob
 from cloudtrain_runtime.contract import parse_event
 
@@ -19,7 +20,6 @@ _EVENT_OVERHEAD = 26
 _MAX_EVENT_BYTES = 256 * 1024 - _EVENT_OVERHEAD
 _MAX_BATCH_BYTES = 1_048_576
 _MAX_BATCH_EVENTS = 10_000
-_READ_BYTES = 1 << 22
 
 
 class LogPump:
@@ -42,16 +42,20 @@ class LogPump:
     def pump(self, *, final: bool = False) -> None:
         """Send what is new; at the end also lines without a newline."""
         for host in self._hosts:
-            while lines := host.read(final=final):
-                now = self._clock()
-                for line in lines:
-                    self._look(line, now)
-                self._send(host, lines, round(now * 1000))
+            for batch in batches(self._read(host, final=final)):
+                self._send(host, batch)
 
     def close(self) -> None:
         """Close the files."""
         for host in self._hosts:
-            host.close()
+            host.tail.close()
+
+    def _read(self, host: _HostLog, *, final: bool) -> Iterator[str]:
+        now = self._clock()
+        for content in host.tail.read(final=final):
+            line = content.decode("utf-8", "replace").rstrip("\r")
+            self._look(line, now)
+            yield line
 
     def _look(self, line: str, now: float) -> None:
         """Take a step and the metrics from a line."""
@@ -66,44 +70,25 @@ class LogPump:
                 except (ValueError, TypeError):
                     continue  # the group holds no number
 
-    def _send(self, host: _HostLog, lines: list[str], milliseconds: int) -> None:
+    def _send(self, host: _HostLog, batch: list[str]) -> None:
+        milliseconds = round(self._clock() * 1000)
         if not host.has_stream:
             create_stream(self._logs, host.stream)
             host.has_stream = True
-        for batch in batches(lines):
-            self._logs.put_log_events(
-                logGroupName=LOG_GROUP,
-                logStreamName=host.stream,
-                logEvents=[{"timestamp": milliseconds, "message": message} for message in batch],
-            )
+        self._logs.put_log_events(
+            logGroupName=LOG_GROUP,
+            logStreamName=host.stream,
+            logEvents=[{"timestamp": milliseconds, "message": message} for message in batch],
+        )
 
 
 class _HostLog:
+    """A host's log and the stream that it is sent to."""
+
     def __init__(self, path: Path, stream: str) -> None:
         self.stream = stream
         self.has_stream = False
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._rest = b""
-
-    def read(self, *, final: bool) -> list[str]:
-        """Return whole lines that are new, an empty list when there are none."""
-        if self._file is None:
-            if not self._path.exists():
-                return []
-            self._file = self._path.open("rb")
-        while data := self._file.read(_READ_BYTES):
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if lines:
-                return [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
-        if final and self._rest:
-            last, self._rest = self._rest, b""
-            return [last.decode("utf-8", "replace")]
-        return []
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self.tail = LineTail(path, splits=True)  # CloudWatch gets all of a long line, in parts
 
 
 def create_stream(logs: Any, stream: str) -> None:
@@ -118,7 +103,7 @@ def create_stream(logs: Any, stream: str) -> None:
             continue
 
 
-def batches(lines: list[str]) -> Iterator[list[str]]:
+def batches(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield the messages of PutLogEvents calls: long lines in parts, no empty ones, none beyond CloudWatch's limits."""
     batch: list[str] = []
     size = 0

@@ -1,0 +1,187 @@
+"""Commands on a full disk, beside damaged files, and on the runs of others: one clear message, and `stop` stops."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import Cli, Finished, command, processes_of, until
+
+from cloudtrain.container.state import RecordedState, write_state
+from cloudtrain.run import State
+
+JOB = "name: spin\ncode: {script: spin.py}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 1}\n"
+SPIN = "import time\nprint('spinning', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+RUN = "dead-261120-101500-1a2b3c"
+NOBODY = 65534
+
+
+def everything_in(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return time and content of all files in a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def spinning(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[str, Path]]:
+    """Start a run that never ends by itself; return its id and folder once it prints."""
+
+    def start(home: Path | None = None) -> tuple[str, Path]:
+        home = home or tmp_path / "runs-home"
+        environ = {"CLOUDTRAIN_HOME": str(home)}
+        done = cli("submit", job(JOB, spin_py=SPIN), "--local", "--json", environ=environ)
+        assert done.code == 0, done.err
+        folder = home / "runs" / done.json["run"]
+        until(lambda: "spinning" in (folder / "logs" / "algo-1.log").read_text())
+        return done.json["run"], folder
+
+    return start
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+
+
+@pytest.mark.processes
+def test_a_full_disk_stops_no_command(cli: Cli, disk: Path, spinning: Callable[..., tuple[str, Path]]) -> None:
+    run, folder = spinning(disk)
+    fill(disk)
+    environ = {"CLOUDTRAIN_HOME": str(disk)}
+    job = disk.parent / "job" / "job.yaml"
+    for words in (["list"], ["status", run], ["explain", run], ["logs", run], ["plan", job]):
+        done = cli(*words, environ=environ)
+        assert "Traceback" not in done.err
+        assert done.code == 0, done.err
+    refused = cli("submit", job, "--local", environ=environ)
+    assert refused.code == 2
+    assert "No space left on device" in refused.err
+    assert "Traceback" not in refused.err
+    stopped = cli("stop", run, "--json", environ=environ)
+    assert stopped.code == 0, stopped.err
+    assert stopped.json["state"] == "STOPPED"
+    assert processes_of(run) == []
+    assert json.loads((folder / "state.json").read_text())["state"] == "STOPPED"
+
+
+@pytest.mark.processes
+def test_a_damaged_state_does_not_prevent_a_stop(cli: Cli, spinning: Callable[..., tuple[str, Path]]) -> None:
+    run, folder = spinning()
+    (folder / "state.json").write_text('{"state": "RUNN')
+    for verb in ("status", "follow", "explain"):
+        done = cli(verb, run)
+        assert done.code == 2
+        assert "state.json is damaged: it is not valid JSON" in done.err
+    stopped = cli("stop", run, "--no-wait")
+    assert "Traceback" not in stopped.err
+    assert f"stopping local:{run}" in stopped.err
+    until(lambda: not processes_of(run))
+    assert until(lambda: cli("status", run, "--json").code == 0)
+    assert cli("status", run, "--json").json["state"] == "STOPPED"
+
+
+@pytest.mark.processes
+def test_the_hosts_end_with_their_supervisor(cli: Cli, spinning: Callable[..., tuple[str, Path]]) -> None:
+    run, folder = spinning()
+    os.kill(json.loads((folder / "state.json").read_text())["supervisor"], signal.SIGKILL)
+    until(lambda: not processes_of(run))
+    before = everything_in(folder)
+    status = cli("status", run, "--json").json
+    assert status["state"] == "FAILED"
+    assert "the process that watched this run died" in status["reason"]
+    assert cli("status", run, "--json").json["ended"] == status["ended"]
+    assert everything_in(folder) == before
+    assert cli("stop", run).code == 0
+    assert json.loads((folder / "state.json").read_text())["state"] == "FAILED"
+
+
+def dead(home: Path) -> Path:
+    """Write a run whose supervisor has died."""
+    folder = home / "runs" / RUN
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "algo-1.log").write_text("ValueError: x\n")
+    (folder / "supervisor.lock").write_text("")
+    write_state(folder, RecordedState(State.RUNNING, supervisor=2**22 + 1))
+    return folder
+
+
+def test_commands_that_read_write_nothing(cli: Cli, tmp_path: Path) -> None:
+    folder = dead(tmp_path / "runs-home")
+    before = everything_in(tmp_path)
+    for verb, code in (("status", 0), ("explain", 0), ("logs", 0), ("follow", 4)):
+        done = cli(verb, RUN)
+        assert done.code == code, done.err
+    assert "FAILED" in cli("list").out
+    assert everything_in(tmp_path) == before
+    assert cli("stop", RUN).code == 0
+    assert json.loads((folder / "state.json").read_text())["state"] == "FAILED"
+
+
+OTHER_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-kill,-fowner", "--inh-caps=-all"]
+"""Root without the rights over other users' files."""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Iterator[Callable[..., Finished]]:
+    """Make a run of another user; return what runs a command that has no rights over it."""
+    home = tmp_path / "runs-home"
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can make files of another user")
+    dead(home)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    environ = {**os.environ, "CLOUDTRAIN_HOME": str(home), "HOME": str(tmp_path)}
+
+    def call(*words: str) -> Finished:
+        line = [*OTHER_RIGHTS, str(command()), *words]
+        done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    yield call
+    home.chmod(0o755)
+
+
+def test_the_run_of_another_user(foreign: Callable[..., Finished], tmp_path: Path) -> None:
+    home, folder = tmp_path / "runs-home", tmp_path / "runs-home" / "runs" / RUN
+    for verb in ("status", "logs", "explain"):
+        done = foreign(verb, RUN)
+        assert done.code == 0, done.err  # what may be read is read; the lock, too
+    (folder / "state.json").chmod(0o600)
+    listed = foreign("list")
+    assert listed.code == 0, listed.err
+    assert "UNKNOWN" in listed.out
+    assert "Permission denied" in listed.out
+    for verb in ("status", "explain", "follow"):
+        done = foreign(verb, RUN)
+        assert done.code == 2
+        assert f"{folder}/state.json: cannot be read: Permission denied" in done.err
+        assert f"the run belongs to {folder.owner()}: ask" in done.err
+    (folder / "logs").chmod(0o700)
+    done = foreign("logs", RUN)
+    assert (done.code, "logs: cannot be read: Permission denied" in done.err) == (2, True)
+    home.chmod(0o700)
+    for words in (["list"], ["status", RUN], ["stop", RUN]):
+        done = foreign(*words)
+        assert done.code == 2, done.err
+        assert "Permission denied" in done.err
