@@ -8,13 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-# Tests share the machine with each other and with whatever else it does: what has failed is run once more, alone, and both
-# outcomes are shown.
-alone = $(BIN)/python -m pytest $(1) $(2) || { \
-	test $$? -eq 1 && echo "What has failed beside other tests is run once more, alone." && \
-	$(BIN)/python -m pytest $(1) --last-failed --last-failed-no-failures none --maxfail 5; }
-
-.PHONY: demo test check lint types contracts unit test-oldest test-newest audit benchmarks clean help
+.PHONY: demo test check lint types contracts unit test-oldest test-newest test-capabilities audit benchmarks clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -22,15 +16,16 @@ help:
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
+	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
 	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
-# Most of these tests wait for processes and servers of their own, so three go on at a time.
+# Most of these tests wait for processes and servers of their own, so three run at a time.
 test: check
-	$(call alone,tests --ignore=tests/unit,--numprocesses 3 --dist worksteal)
+	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 3 --dist worksteal
 
 check: lint types contracts unit
 
@@ -45,7 +40,7 @@ contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev
-	$(call alone,tests/unit,--numprocesses 2)
+	$(BIN)/python -m pytest tests/unit --numprocesses 2
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
 test-oldest:
@@ -56,6 +51,14 @@ test-oldest:
 test-newest:
 	$(MAKE) VENV=.venv-newest TORCH="torch" .venv-newest/.installed-test
 	.venv-newest/bin/python -m pytest tests/runtime tests/local -m "not aws"
+
+# Sums in another order must change no result: the runtime's tests with each set of vector instructions of this machine.
+test-capabilities: $(VENV)/.installed-dev
+	@for capability in default avx2 avx512; do \
+		test $$capability = default || grep -qwE "$$capability|$${capability}f" /proc/cpuinfo || continue; \
+		echo "ATEN_CPU_CAPABILITY=$$capability"; \
+		ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest tests/runtime --numprocesses 3 --dist worksteal || exit 1; \
+	done
 
 # In an environment of its own: what it needs is not to decide which versions run here.
 audit:

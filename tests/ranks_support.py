@@ -55,6 +55,7 @@ class Trial:
         ends_at: The run ends, with a checkpoint, after so many steps.
         uri: Where it saves; in its folder without one.
         environ: What else the ranks find in their environment.
+        dtype: Of the model; float64 to compare with another number of ranks.
     """
 
     ranks: int
@@ -65,6 +66,7 @@ class Trial:
     train: TrainConfig = TRAIN
     uri: str = ""
     environ: tuple[tuple[str, str], ...] = ()
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.set_default_dtype(trial.dtype)
     (trial.folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
     os.environ.update(
         RANK=str(rank),

@@ -6,13 +6,13 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from spread_support import VOCABULARY, WIDTH, Model, Small, Windows
+from spread_support import VOCABULARY, WIDTH, Model, Small, Windows, cut_evenly
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
@@ -68,6 +68,10 @@ class Told(Small):
         """Draw random numbers, too: training must not notice."""
         torch.rand(3)
         return super().metrics(model, batch)
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
+        cut_evenly()
+        return super().pipeline(model, stages)
 
     def predict(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return model(batch[:, :-1])[:, 0].argmax(-1), batch[:, 1]
@@ -134,6 +138,10 @@ class Seen(Small):
             for block in model.blocks:  # type: ignore[union-attr]
                 block.up.register_forward_hook(self._note)  # type: ignore[union-attr]
         return model
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
+        cut_evenly()
+        return super().pipeline(model, stages)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = super().optimizer(model)
@@ -217,7 +225,14 @@ class Fused(Small):
     """Its optimizer updates all parameters by one kernel."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, fused=True)
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, fused=True)
+
+
+class Steady(Small):
+    """SGD moves a weight in proportion to its gradient, so that rounding is not amplified as it is by AdamW."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
 
 
 class Uneven(Small):

@@ -27,15 +27,16 @@ from cloudtrain_runtime import Task, context
 class Small(Task):
     """Fit a line through 46 points. Optionally slow, or failing or hanging on one rank at one step."""
 
-    def __init__(self, seconds=0.0, fail_at=None, fail_rank=0, only_first_try=False, hang=False):
+    def __init__(self, seconds=0.0, fail_at=None, fail_rank=0, only_first_try=False, hang=False, double=False):
+        self.dtype = torch.float64 if double else torch.float32
         self.seconds, self.fail_at, self.fail_rank = seconds, fail_at, fail_rank
         self.only_first_try, self.hang = only_first_try, hang
 
     def model(self):
-        return nn.Linear(3, 1)
+        return nn.Linear(3, 1).to(self.dtype)
 
     def datasets(self):
-        inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+        inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).to(self.dtype)
         data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
         part = lambda first, last: torch.utils.data.Subset(data, range(first, last))
         return {"train": part(0, 46), "test": part(46, 50)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spread_support import TRAIN, Model, Outcome, Small, losses
+from spread_support import SIX_DIGITS, TRAIN, Model, Outcome, Small, losses
 from training_support import Broken, Counted, Overflowing, Told
 
 from cloudtrain_runtime.checkpoints.inspection import Inspection
@@ -58,7 +58,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """One process: 7 samples for validation, 3 for the test; batches of all that there is."""
     folder = tmp_path_factory.mktemp("alone")
     train = job(evaluate_every_steps=2)
-    return losses(train, 1, folder, task=Told, arguments={"validates": 7, "tests": 3})
+    return losses(train, 1, folder, task=Told, arguments={"validates": 7, "tests": 3}, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -66,14 +66,15 @@ def test_evaluation_norm_and_confusion_are_those_of_one_process(layout: str, alo
     """With 4 data ranks and batches of 1 and 2: ranks that have fewer samples than others, and one that has none."""
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, evaluate_every_steps=2)
-    found = losses(train, ranks, tmp_path, task=Told, arguments={"validates": 7, "tests": 3})
+    arguments = {"validates": 7, "tests": 3}
+    found = losses(train, ranks, tmp_path, task=Told, arguments=arguments, dtype=torch.float64)
     assert found.reason is None, found.text
-    assert found.losses == pytest.approx(alone.losses, rel=1e-4)
-    assert found.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
+    assert found.losses == pytest.approx(alone.losses, rel=SIX_DIGITS)
+    assert found.grad_norms == pytest.approx(alone.grad_norms, rel=SIX_DIGITS)
     for split, samples, times in (("validation", 7, 3), ("test", 3, 1)):
         events = evaluations(found, split)
         assert [event["samples"] for event in events] == [samples] * times
-        assert measured(found, split) == pytest.approx(measured(alone, split), rel=1e-4)
+        assert measured(found, split) == pytest.approx(measured(alone, split), rel=SIX_DIGITS)
     told = json.loads((tmp_path / "model" / "analysis.json").read_text())
     assert sum(map(sum, told["confusion"])) == told["samples"] == 3
     assert told["confusion"] == told_alone(alone)
@@ -81,7 +82,7 @@ def test_evaluation_norm_and_confusion_are_those_of_one_process(layout: str, alo
 
 def told_alone(alone: Outcome) -> Any:
     """Return the confusion matrix of one process, computed here from its weights."""
-    model = Model(0.0)
+    model = Model(0.0).double()
     assert alone.weights is not None
     model.load_state_dict(dict(alone.weights))
     texts = Told(8, tests=3).datasets()["test"].texts  # type: ignore[attr-defined]
@@ -219,13 +220,13 @@ def test_steps_without_a_finite_gradient_are_left_out_then_the_run_ends(layout: 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return losses(job(), 1, tmp_path_factory.mktemp("plain"))
+    return losses(job(), 1, tmp_path_factory.mktemp("plain"), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile", "deterministic"])
 def test_options_do_not_change_the_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
-    found = losses(job(ranks, parallel, **{option: True}), ranks, tmp_path)
+    found = losses(job(ranks, parallel, **{option: True}), ranks, tmp_path, dtype=torch.float64)
     assert found.reason is None, found.text
-    assert found.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert found.losses == pytest.approx(plain.losses, rel=SIX_DIGITS)

@@ -84,8 +84,11 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
         "mesh": devices["shard"] if mesh.replicate == 1 else devices["replicate", "shard"],
         "reshard_after_forward": train.parallel.reshard,
     }
-    inside = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    whole = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=dtype and torch.float32)
+    # Gradients are summed in fp32, or in the model's own precision where that is wider.
+    is_double = dtype is None and any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    reduce_dtype = torch.float64 if is_double else torch.float32
+    inside = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+    whole = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype and torch.float32)
     for unit in [*_independent(units, model)]:
         fully_shard(unit, **options, mp_policy=inside)
     fully_shard(model, **options, mp_policy=whole)
