@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _FEW_CLASSES = 20
 """So many columns of a confusion matrix can be read."""
@@ -116,7 +117,7 @@ class Analysis:
 
     def write(self, folder: Path) -> Path:
         """Write `analysis.json` and `analysis.md`; return the latter."""
-        (folder / "analysis.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        (folder / "analysis.json").write_text(dump_json(self.to_json(), indent=1) + "\n", encoding="utf-8")
         text = folder / "analysis.md"
         text.write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
         return text

@@ -267,6 +267,11 @@ class Checkpoints:
             self._saver.before_update()  # nobody will tell when they change
         return is_begun
 
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest complete checkpoint of this attempt, or the one that it resumed from."""
+        return self._saver.last_step
+
     def is_complete(self, step: int) -> bool:
         """Wait for the save under way; return whether the newest checkpoint is the one of this step."""
         self.settle()

@@ -6,7 +6,6 @@ Shapes: a batch's first dimension is samples. `loss` is the mean over them, a sc
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -24,6 +23,7 @@ from cloudtrain_runtime.checkpoints.plain import refuse_others
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.evaluation import Evaluations, Measured
@@ -31,7 +31,7 @@ from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.measures import NUMBERS, Meter, Phase
 from cloudtrain_runtime.measures.profiling import Profiling
 from cloudtrain_runtime.measures.tensorboard import Board
-from cloudtrain_runtime.nonfinite import Guard, Losses
+from cloudtrain_runtime.nonfinite import Guard, Losses, are_weights_finite, refuse_export
 from cloudtrain_runtime.parallel.gradients import clip, fit_to_meshes, make_scaler
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import synchronised
@@ -424,9 +424,11 @@ class Trainer:
         by_class = self._classified_split()
         found: Measured | None = None
         step = self.position.step
+        validation_loss = 0.0
         if "validation" in self.datasets:
             found = self._evaluate("validation", with_classes=by_class == "validation")
             final["validation"] = found.means
+            validation_loss = found.means.get("loss", 0.0)
             self._is_best(found.means)
             mark = self._load_best()
             if mark is not None:
@@ -436,6 +438,11 @@ class Trainer:
         if "test" in self.datasets:
             found = self._evaluate("test", step, with_classes=by_class == "test")
             final["test"] = found.means
+        part = self._nonfinite_part(at_end=True) or ("" if math.isfinite(validation_loss) else "validation loss is")
+        if part and not self.train.export_nonfinite:
+            refuse_export(part, self.position.step, self.checkpoints.last_step)
+        if part and self.place.is_main:
+            say(f"warning: the {part} not finite; the model is exported because train.export_nonfinite is true")
         analysis = None
         if by_class is not None and found is not None:
             analysis = Analysis(found.confusion, self.task.classes, split=by_class, step=step, metrics=final)
@@ -469,9 +476,7 @@ class Trainer:
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
         self.clock.mark(Phase.CHECKPOINT)
-        if self.guard is not None:
-            self.guard.settle()
-        elif not self._is_worth_keeping():
+        if not self._is_worth_keeping():
             return
         self.mesh.share_buffers(self.model)
         state = {
@@ -493,15 +498,30 @@ class Trainer:
         }
 
     def _is_worth_keeping(self) -> bool:
-        """Return whether the last loss was finite. If not the weights are lost, and must not replace those before."""
-        # With fp16 the loss scale has left out the step.
-        if self.last_loss is None or self.scaler.is_enabled() or math.isfinite(float(self.mesh.mean(self.last_loss))):
-            self.is_lost = False
-            return True
-        if self.place.is_main and not self.is_lost:
-            say(f"no checkpoint at step {self.position.step}: its loss is not finite; the next is due when it is again")
-        self.is_lost = True
-        return False
+        """Return whether loss and weights are finite. If not, they must not replace those of the steps before."""
+        part = self._nonfinite_part()
+        if part and self.place.is_main and not self.is_lost:
+            say(f"no checkpoint at step {self.position.step}: its {part} not finite; the next is due when it is again")
+        self.is_lost = bool(part)
+        return not part
+
+    def _nonfinite_part(self, *, at_end: bool = False) -> str:
+        """Return `training loss is` or `weights are` where these are not finite, else an empty text.
+
+        A step that was left out does not count, unless all were.
+        """
+        loss = self.last_loss
+        if self.guard is not None:
+            self.guard.settle()
+            loss = self.guard.last_loss
+            if at_end and 0 < self.position.step <= self.guard.skipped:
+                return "training loss is"
+        elif self.scaler.is_enabled() and not at_end:
+            loss = None  # the loss scale has left out the step
+        if loss is not None and not math.isfinite(float(self.mesh.mean(loss))):
+            return "training loss is"
+        is_finite = are_weights_finite(self.parameters, self.place, self.checkpoints.group)
+        return "" if is_finite else "weights are"
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""
@@ -540,6 +560,6 @@ class Trainer:
         folder = self.place.model_dir
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(weights, folder / "model.pt")
-        (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
+        (folder / "metrics.json").write_text(dump_json(final, indent=1) + "\n", encoding="utf-8")
         if analysis is not None:
             say(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")

@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
+from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.parallel.mesh import Mesh
@@ -69,6 +72,7 @@ class Guard:
     ) -> None:
         self.in_row = 0
         self.skipped = 0
+        self.last_loss: torch.Tensor | None = None  # of the last step that was not left out
         self._owed = 0  # moves of the schedule to leave out
         self._limit, self._optimizer, self._scaler, self._mesh = limit, optimizer, scaler, mesh
         self._on_device = mesh.place.device.type == "cuda" and is_fused(optimizer) if on_device is None else on_device
@@ -131,6 +135,7 @@ class Guard:
             step.ready.synchronize()
         if math.isfinite(float(step.norm)):
             self.in_row = 0
+            self.last_loss = step.loss
             return True
         self.skipped += 1
         self._owed += 1
@@ -159,6 +164,37 @@ class Guard:
             f"are in output.tar.gz: nonfinite/step-{step.number}-rank-N.pt, for torch.load(weights_only=True). What to "
             f"do: {_ADVICE}, and resume"
         )
+
+
+def are_weights_finite(parameters: Iterable[torch.Tensor], place: Context, group: dist.ProcessGroup | None) -> bool:
+    """Return whether all weights are finite on all ranks, which call this together.
+
+    Args:
+        parameters: Those of this rank, sharded or not.
+        place: This rank's place.
+        group: All ranks, on the CPU; None for one rank.
+    """
+    own = [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
+    is_finite = not own or bool(torch.stack([value.detach().isfinite().all() for value in own]).all())
+    return all(gather(is_finite, place, group))
+
+
+def refuse_export(part: str, step: int, newest: int | None) -> NoReturn:
+    """End a run that has come to its end with values that are not finite.
+
+    Args:
+        part: What is not finite.
+        step: The last step.
+        newest: Step of the newest checkpoint of this attempt, or None.
+
+    Raises:
+        JobError: always.
+    """
+    left = "" if newest is None else f" The newest checkpoint is of step {newest}."
+    raise JobError(
+        f"training ended at step {step}, and its {part} not finite: no model is exported.{left} What to do: "
+        f"{_ADVICE}; train.skip_nonfinite leaves out such steps, train.export_nonfinite: true exports the model anyway"
+    )
 
 
 class Losses:

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import io
-import json
 import os
 import runpy
 import sys
@@ -21,6 +20,7 @@ from types import TracebackType
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
@@ -134,7 +134,7 @@ def record_failure(message: str, callstack: str) -> None:
     details = {"py_callstack": redact(callstack), "timestamp": str(int(time.time()))}
     content = {"message": {"message": redact(message), "extraInfo": details}}
     part = Path(f"{path}.part")
-    part.write_text(json.dumps(content), encoding="utf-8")
+    part.write_text(dump_json(content), encoding="utf-8")
     part.replace(path)
 
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import hashlib
 import heapq
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,6 +68,7 @@ from cloudtrain.trust import agree, is_agreed
 from cloudtrain_runtime.contract import BUNDLE_FILE
 from cloudtrain_runtime.contract.manifest import step_of
 from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
     from cloudtrain.backends.local import LocalBackend
@@ -492,10 +492,10 @@ def _environ(backend: str, settings: Settings | None) -> dict[str, str]:
     if backend == SANDBOX and (found := find_sandbox()) is not None:
         # Nothing of the real account: a profile or an endpoint would lead there.
         own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        return {**own, **found.environment, OWNERS_VARIABLE: json.dumps(found.settings(Settings()).bucket_owners)}
+        return {**own, **found.environment, OWNERS_VARIABLE: dump_json(found.settings(Settings()).bucket_owners)}
     account = settings or find_settings()
     region = {"AWS_DEFAULT_REGION": account.region} if account.region and backend == SAGEMAKER else {}
-    return {**os.environ, **region, OWNERS_VARIABLE: json.dumps(account.bucket_owners)}
+    return {**os.environ, **region, OWNERS_VARIABLE: dump_json(account.bucket_owners)}
 
 
 def get_run(reference: str, *, settings: Settings | None = None) -> Run:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.problems import Finding
 from cloudtrain_runtime.contract import RunConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 Arguments = Mapping[str, Any] | tuple[Any, ...]
 
@@ -57,7 +57,7 @@ def check_script_arguments(args: Arguments) -> Iterator[Finding]:
             hint = f"{passes}; for a flag that is off leave the key out, or write null"
             yield Finding(f"false can mean --{key} False or no argument, so it is refused", at, hint)
         elif isinstance(value, dict | list | tuple) or (not isinstance(args, Mapping) and _is_bare(value)):
-            text = json.dumps(value, default=str)
+            text = dump_json(value, default=str)
             message = f"a script's argument is text, and this is {text}"
             yield Finding(message, at, f"write it in quotes, as the script reads it: '{text}'")
 

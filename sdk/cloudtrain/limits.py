@@ -20,6 +20,7 @@ from typing import Any
 
 from cloudtrain.document import FieldPath
 from cloudtrain.whole import write_whole
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _OPERATION_INPUT = "CreateTrainingJobRequest"
 _MODEL = Path("data", "sagemaker", "2017-07-24")
@@ -132,7 +133,7 @@ def _shapes() -> Mapping[str, Any]:
         if _OPERATION_INPUT in shapes:
             return shapes
     shapes = _read_shapes(path)
-    _keep(kept, json.dumps(shapes))
+    _keep(kept, dump_json(shapes))
     return shapes
 
 

@@ -57,6 +57,7 @@ from cloudtrain_runtime.contract import (
     RunConfig,
     TrainConfig,
 )
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 LOCAL = "local"
 SAGEMAKER = "sagemaker"
@@ -212,8 +213,8 @@ class Plan:
                 channels={name: named(uri) for name, uri in places.channels.items()},
             ),
             config=RunConfig.from_json(named(self.config.to_json())),
-            request=json.loads(named(json.dumps(self.request))),
-            queue=json.loads(named(json.dumps(self.queue))),
+            request=json.loads(named(dump_json(self.request))),
+            queue=json.loads(named(dump_json(self.queue))),
             uploads=tuple(Upload(upload.path, named(upload.uri)) for upload in self.uploads),
         )
 
@@ -265,7 +266,7 @@ class Plan:
             "config": json.loads(self.config.to_json()),
             "source": source and asdict(source),
         }
-        return json.dumps(everything, indent=2, sort_keys=True)
+        return dump_json(everything, indent=2, sort_keys=True)
 
 
 def make_plan(
@@ -399,7 +400,7 @@ def _identify(parts: list[Any], run: str) -> str:
 
     The code is in it by its digest, which is part of the place where it lies.
     """
-    whole = json.dumps(parts, sort_keys=True)
+    whole = dump_json(parts, sort_keys=True)
     return hashlib.sha256(whole.replace(run, "RUN").encode()).hexdigest()
 
 
@@ -490,6 +491,7 @@ def _run_config(
             deterministic=train.deterministic,
             skip_nonfinite=train.skip_nonfinite,
             export=train.export,
+            export_nonfinite=train.export_nonfinite,
             workers=train.workers,
             tensorboard=spec.tracking.tensorboard,
             profile_at=train.profile.at if train.profile else None,

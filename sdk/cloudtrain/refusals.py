@@ -27,6 +27,7 @@ from cloudtrain.spec import JobSpec
 from cloudtrain.units import format_duration, format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _LARGE_CODE_BYTES = 100 * 10**6
 _OLD_PRICE_DAYS = 180
@@ -250,7 +251,7 @@ def _in_the_jobs_words(violation: Violation, spec: JobSpec) -> Violation:
 
 def _as_if_in_s3(request: dict[str, Any]) -> dict[str, Any]:
     """Return the document of a local run with its folders as AWS's model would have them."""
-    document: dict[str, Any] = json.loads(json.dumps(request).replace('"file://', '"s3://here'))
+    document: dict[str, Any] = json.loads(dump_json(request).replace('"file://', '"s3://here'))
     return document
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from cloudtrain_runtime.contract import (
     ML_ROOT_VARIABLE,
     WORKER_SCRIPT,
 )
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 CONTAINER_ENTRYPOINT = (
     "/bin/bash",
@@ -222,7 +222,7 @@ def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
         parameters["sagemaker_distributed_dataparallel_enabled"] = True
         parameters["sagemaker_distributed_dataparallel_custom_mpi_options"] = ""
     parameters["sagemaker_instance_type"] = spec.cluster.first_choice
-    return {name: json.dumps(value) for name, value in parameters.items()}
+    return {name: dump_json(value) for name, value in parameters.items()}
 
 
 def _channels(spec: JobSpec, choices: Choices) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ class Progress:
         checkpoints_before: The last few before it.
         missed: The newest of the checkpoints that did not come since then.
         damaged: What was found damaged since then, one sentence each.
-        metrics: Latest value by `split/name`.
+        metrics: Latest value by `split/name`; None for one that is not finite.
         failures: Failure events, one per host that reported one.
         slow_ranks: By rank, what is told of one that keeps the others waiting.
         bandwidth_gbps: What an all-reduce over all ranks achieved at the start, in Gbit/s.
@@ -155,7 +155,7 @@ class Progress:
     missed: Missed | None = None
     damaged: tuple[str, ...] = ()
     resumed_from: str | None = None
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
     slow_ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)
     bandwidth_gbps: float | None = None
@@ -226,6 +226,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
     values = {f"train/{name}": event[name] for name in _STEP_METRICS if event.get(name) is not None}
+    values |= {f"train/{name}": None for name in _ALWAYS_KNOWN if name in event and event[name] is None}
     split = event.get("split", {})
     values |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
     return dataclasses.replace(
@@ -246,6 +247,9 @@ _STEP_METRICS = (
     "mfu",
     "memory_bytes",
 )
+_ALWAYS_KNOWN = ("loss", "grad_norm")
+"""Metrics of a step that are null only where they are not finite. Others are null where they are not known."""
+
 STEP_PARTS = ("data", "forward", "backward", "optimizer", "checkpoint")
 """What the time of a step goes to; `train/<part>_seconds` are the metrics."""
 
@@ -262,9 +266,7 @@ def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) ->
 
 def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
     split = event.get("split", "validation")
-    values = {
-        f"{split}/{name}": value for name, value in event.items() if name not in EVALUATION_FIELDS and value is not None
-    }
+    values = {f"{split}/{name}": value for name, value in event.items() if name not in EVALUATION_FIELDS}
     return dataclasses.replace(progress, metrics={**progress.metrics, **values})
 
 
@@ -524,7 +526,7 @@ class Status:
     def warnings(self) -> tuple[str, ...]:
         """Return what makes the run slower than it could be, one sentence each."""
         progress, told = self.progress, []
-        wait = progress.metrics.get("train/data_wait", 0.0)
+        wait = progress.metrics.get("train/data_wait") or 0.0
         is_first = (progress.last_step or 0) <= 1  # loader workers start in it
         if wait > MUCH_DATA_WAIT and not is_first and not self.state.is_final:
             told.append(f"{wait:.0%} of each step waits for data: more train.workers, or data nearer to the instance")
@@ -873,7 +875,7 @@ class Run:
         return self.status().state
 
     @property
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[str, float | None]:
         """Latest value of each metric by `split/name`, such as `test/accuracy`."""
         return self.status().progress.metrics
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -15,6 +14,7 @@ from cloudtrain import catalog, limits, spec
 from cloudtrain.fields import STEPS_PATTERN, Section
 from cloudtrain.spec import NAME_CHARACTERS, JobSpec
 from cloudtrain.units import format_duration
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -149,7 +149,7 @@ def _row(section: type[BaseModel], name: str) -> str:
     elif isinstance(given, dict | list) or given is None:
         default = ""
     else:
-        default = f"`{json.dumps(given) if isinstance(given, bool) else given}`"
+        default = f"`{dump_json(given) if isinstance(given, bool) else given}`"
     examples = field.examples or content.get("examples") or []
     example = f" For example `{_flow(examples[0])}`." if examples else ""
     text = f"{_docstrings()[section.__name__][name]}{example}".replace("|", "\\|")

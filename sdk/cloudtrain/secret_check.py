@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def refuse_unread(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> None:
@@ -28,7 +29,7 @@ def refuse_unread(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str
     # -P: what lies in the working folder must not be imported.
     command = [sys.executable, "-P", "-m", "cloudtrain_runtime.host.secrets", "--check"]
     done = subprocess.run(
-        command, input=json.dumps(wanted), capture_output=True, encoding="utf-8", check=False, env=dict(environ)
+        command, input=dump_json(wanted), capture_output=True, encoding="utf-8", check=False, env=dict(environ)
     )
     problems = _problems(done)
     if problems:

@@ -6,11 +6,11 @@ getting started) and `sagemaker.aws_batch` 2.257, all read in 2026-11. AWS Batch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.spec import JobSpec
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 SERVICE_JOB_TYPE = "SAGEMAKER_TRAINING"
 TRAINING_JOB_PREFIX = "AWSBatch"
@@ -49,7 +49,7 @@ def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, A
 
 def render_payload(request: Mapping[str, Any]) -> str:
     """Return serviceRequestPayload: the CreateTrainingJob document as JSON, without the tags, which stand outside."""
-    return json.dumps({name: value for name, value in request.items() if name != "Tags"})
+    return dump_json({name: value for name, value in request.items() if name != "Tags"})
 
 
 def training_job_name(run: str, attempt: str) -> str:

@@ -6,7 +6,6 @@ The docstring below a field is its one description: unit, range and default stan
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,6 +48,7 @@ from cloudtrain.references import References
 from cloudtrain.run import is_run_id
 from cloudtrain.units import Cadence, format_duration
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL, SecretConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 NAME_CHARACTERS = 42
 """Longest `name`: SageMaker allows 63 characters and the run id adds `-yymmdd-hhmmss-xxxxxx`."""
@@ -217,7 +217,7 @@ class Code(Section):
             yield from check_script_arguments(self.args)
             return
         try:
-            json.dumps(self.args)
+            dump_json(self.args)
         except (TypeError, ValueError) as error:
             yield Finding(f"arguments travel as JSON: {error}", ("args",), "use text, numbers, lists and mappings")
 
@@ -516,6 +516,8 @@ class Train(Section):
     """Leave out steps whose gradient is not finite, at most so many in a row, then end the run and keep the batch."""
     export: Literal["last", "best"] = "last"
     """Weights that the model folder gets: the last, or the best by the metric of early stopping."""
+    export_nonfinite: bool = False
+    """Export the model, and succeed, though the last losses or the weights are not finite; by default the run fails."""
     workers: Annotated[Whole, Field(ge=0)] | None = Field(None, examples=[4])
     """Processes per rank that load data; default: up to 8 beside a GPU, none on a CPU."""
     seed: Whole = Field(default=0, ge=0, le=2**32 - 1)

@@ -7,7 +7,6 @@ its comment begins, and every change is parsed again before it counts.
 from __future__ import annotations
 
 import copy
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from cloudtrain.errors import SettingsError
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 TablePath = tuple[str, ...]
 """Names from the top level down: `("profiles", "big")` for `[profiles.big]`."""
@@ -262,7 +262,7 @@ def _write(value: Value) -> str:
 
 def _quote(text: str) -> str:
     # TOML's strings escape as JSON's do, and want one character more to be escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return dump_json(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _write_key(name: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from cloudtrain.errors import SettingsError
 from cloudtrain.settings import Settings, profile_file
 from cloudtrain.whole import write_whole
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def trust_file(environ: Mapping[str, str]) -> Path:
@@ -44,7 +45,7 @@ def agree(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> P
     known[file] = {**known.get(file, {}), **{name: _digest(value) for name, value in values.items()}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(known, indent=1, sort_keys=True) + "\n", private=True)
+        write_whole(path, dump_json(known, indent=1, sort_keys=True) + "\n", private=True)
     except OSError as error:
         raise SettingsError(
             f"{path}: the answer cannot be stored: {error.strerror}",

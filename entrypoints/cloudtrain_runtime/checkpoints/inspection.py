@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 import threading
@@ -23,6 +22,7 @@ from cloudtrain_runtime.checkpoints.records import Record, survey, writer_of
 from cloudtrain_runtime.checkpoints.storage import Storage, open_storage
 from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest, best_steps, step_of
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ def _answer(arguments: argparse.Namespace, emit: Emit) -> dict[str, Any]:
 
 
 def _print(event: Mapping[str, Any]) -> None:
-    print(json.dumps(event), flush=True)
+    print(dump_json(event), flush=True)
 
 
 if __name__ == "__main__":

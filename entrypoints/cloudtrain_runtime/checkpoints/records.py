@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from cloudtrain_runtime.checkpoints.storage import WRITER_FILE, Storage, step_of_folder
 from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 Verdict = Literal["complete", "unfinished", "damaged"]
 
@@ -64,7 +65,7 @@ def writer_of(storage: Storage, record: Record) -> str:
 
 def set_aside(storage: Storage, folder: str, details: Iterable[str]) -> None:
     """Mark a checkpoint as damaged, so that it is never used again. It is not deleted."""
-    storage.write(folder, DAMAGED_FILE, json.dumps({"why": list(details)}, indent=1).encode())
+    storage.write(folder, DAMAGED_FILE, dump_json({"why": list(details)}, indent=1).encode())
 
 
 def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> Record:

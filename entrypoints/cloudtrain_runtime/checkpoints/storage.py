@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import sys
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_name, step_of
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.s3.objects import Objects, Source, Writer, s3_client
 
 WRITER_FILE = "writer.json"
@@ -157,7 +157,7 @@ class FolderStorage:
         shutil.rmtree(self.root / folder, ignore_errors=True)  # this attempt's own, of a save that failed
         with self._explained():
             (self.root / folder).mkdir(parents=True)
-        self.write(folder, WRITER_FILE, json.dumps(dict(writer)).encode())
+        self.write(folder, WRITER_FILE, dump_json(dict(writer)).encode())
         return folder
 
     @contextlib.contextmanager
@@ -279,7 +279,7 @@ class S3Storage:
 
     def _claim(self, name: str, writer: Mapping[str, Any]) -> bool:
         """Take a name for an attempt; also one that it took before for a save that failed."""
-        key, text = f"{name}/{WRITER_FILE}", json.dumps(dict(writer)).encode()
+        key, text = f"{name}/{WRITER_FILE}", dump_json(dict(writer)).encode()
         is_own = self._objects.put_new(key, text) or self._objects.read(key) == text
         # Of a retired checkpoint, or one that something else has written, the first file may be gone.
         return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None

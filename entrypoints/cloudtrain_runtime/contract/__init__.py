@@ -17,6 +17,7 @@ from cloudtrain_runtime.contract.events import EVENT_PREFIX as EVENT_PREFIX
 from cloudtrain_runtime.contract.events import check_event as check_event
 from cloudtrain_runtime.contract.events import format_event as format_event
 from cloudtrain_runtime.contract.events import parse_event as parse_event
+from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
 
 VERSION: Final = 1
 """Version of `run.json`. A container refuses a version that it does not know."""
@@ -129,6 +130,7 @@ class TrainConfig:
         deterministic: Whether only algorithms are used that give the same bits each time.
         skip_nonfinite: Steps in a row without a finite gradient that are left out before the run ends; None does not
             look at each step.
+        export_nonfinite: Whether a run exports its model, and succeeds, though losses or weights are not finite.
         export: Weights that the model folder gets: `last`, or `best` by the metric of early stopping.
         workers: Processes per rank that load data; None lets the runtime choose.
         profile_at: First step that torch.profiler records, or None.
@@ -158,6 +160,7 @@ class TrainConfig:
     profile_at: int | None = None
     profile_steps: int = 0
     tensorboard: bool = False
+    export_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -245,10 +248,11 @@ class RunConfig:
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, equal for equal plans."""
         fields = dataclasses.asdict(self)
+        fields["args"] = encode_floats(fields["args"])  # a Task gets NaN where its job file has .nan
         for name in ("secrets", "outputs"):
             if not fields[name]:
                 del fields[name]
-        return json.dumps(fields, indent=2, sort_keys=True) + "\n"
+        return dump_json(fields, indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
@@ -268,7 +272,8 @@ class RunConfig:
             train = TrainConfig(**train, early_stopping=EarlyStopping(**early) if early else None, parallel=spread)
         secrets = {name: SecretConfig(**reference) for name, reference in fields.pop("secrets", {}).items()}
         saved = CheckpointConfig(**fields["checkpoint"])
-        return cls(**{**fields, "train": train, "checkpoint": saved, "secrets": secrets})
+        args = decode_floats(fields["args"])
+        return cls(**{**fields, "args": args, "train": train, "checkpoint": saved, "secrets": secrets})
 
 
 # ---------------------------------------------------------------- the container's folders

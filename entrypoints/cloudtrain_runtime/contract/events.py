@@ -27,6 +27,7 @@ from cloudtrain_runtime.contract.schema import (
     number,
     text,
 )
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
@@ -95,7 +96,7 @@ _UNKNOWN: Final = _kind()
 
 def format_event(event: str, fields: dict[str, Any]) -> str:
     """Return one event line, `CLOUDTRAIN {"event": ..., ...}`, without newline."""
-    return EVENT_PREFIX + json.dumps({"event": event, **fields})
+    return EVENT_PREFIX + dump_json({"event": event, **fields})
 
 
 def parse_event(line: str) -> dict[str, Any] | None:

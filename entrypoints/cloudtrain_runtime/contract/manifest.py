@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
+
 MANIFEST_FILE: Final = "manifest.json"
 DAMAGED_FILE: Final = "damaged.json"
 """Stands in a checkpoint that was found damaged, and says why. It is never used again, and never deleted."""
@@ -128,11 +130,12 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of `manifest.json`."""
         content = dataclasses.asdict(self)
+        content["state"] = encode_floats(content["state"])  # a script's best loss so far may be infinite
         content["files"] = {
             name: {"bytes": file.bytes, "crc32": [f"{crc:08x}" for crc in file.crc32]}
             for name, file in sorted(self.files.items())
         }
-        return json.dumps({**content, "crc32": _checksum(content)}, indent=1, sort_keys=True) + "\n"
+        return dump_json({**content, "crc32": _checksum(content)}, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -152,7 +155,8 @@ class Manifest:
                 name: StoredFile(int(file["bytes"]), tuple(int(crc, 16) for crc in file["crc32"]))
                 for name, file in content.pop("files").items()
             }
-            return cls(**{**content, "step": int(content["step"]), "files": files})
+            state = decode_floats(content["state"])
+            return cls(**{**content, "step": int(content["step"]), "state": state, "files": files})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{MANIFEST_FILE} is incomplete: {error}") from None
 
@@ -170,4 +174,5 @@ class Manifest:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+    # cloudtrain 0.1 wrote NaN, which a checksum must reproduce.
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"  # noqa: TID251

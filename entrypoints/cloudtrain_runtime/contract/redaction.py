@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
+from cloudtrain_runtime.contract.strict_json import dump_json
+
 MARK = "***"
 """Stands in the place of what is hidden."""
 
@@ -124,7 +126,7 @@ def keep_named(names: Iterable[str], environ: Mapping[str, str] = os.environ) ->
 
 def spellings(value: str) -> Iterator[str]:
     """Yield how a value may stand in a text: as it is, in JSON, in Python, in a uri, line by line, and its parts."""
-    in_json = (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    in_json = (dump_json(value)[1:-1], dump_json(value, ensure_ascii=False)[1:-1])
     forms = (value, *in_json, repr(value)[1:-1], quote(value, safe="", errors="replace"))
     lines = value.splitlines() if "\n" in value else ()
     yield from dict.fromkeys(form for form in forms if len(form) >= LEAST_CHARACTERS)

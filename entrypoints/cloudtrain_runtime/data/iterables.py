@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -10,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data.source import Opened, Share, Source
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.seeds import OwnRandom, random_number
@@ -62,7 +62,7 @@ class IterableSource(Source):
     def own_state(self) -> Any:
         """Return the dataset's own state on this rank."""
         try:
-            json.dumps(self._state)
+            dump_json(self._state)
         except (TypeError, ValueError) as error:
             kind = type(self._dataset).__name__
             raise TaskError(f"{kind}.state_dict() must return JSON values, for the manifest: {error}") from None

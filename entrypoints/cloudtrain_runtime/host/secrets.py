@@ -18,6 +18,7 @@ from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.s3.credentials import come_from_container, open_session
 
 _ATTEMPTS = 6
@@ -105,7 +106,7 @@ def ask(
         on_start: Told of the process.
     """
     command = [sys.executable, "-m", _MODULE, *(["--check"] if only_check else [])]
-    question = json.dumps({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
+    question = dump_json({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
@@ -220,7 +221,7 @@ def _pick(text: str, reference: SecretConfig) -> str:
         value = content[reference.key]
         if isinstance(value, dict | list) or value is None:
             raise SecretError(f"holds no text under the key {reference.key}")
-        value = value if isinstance(value, str) else json.dumps(value)
+        value = value if isinstance(value, str) else dump_json(value)
     if "\0" in value or not _is_text(value):
         raise SecretError("holds a zero byte or half a character, which no variable may")
     return str(value)
@@ -239,7 +240,7 @@ def main(arguments: list[str]) -> int:
     secrets = {name: SecretConfig(**reference) for name, reference in json.load(sys.stdin).items()}
     answer = resolve(secrets, os.environ)
     values = {} if "--check" in arguments else dict(answer.values)
-    print(json.dumps({"values": values, "problems": answer.problems}))
+    print(dump_json({"values": values, "problems": answer.problems}))
     return 0
 
 

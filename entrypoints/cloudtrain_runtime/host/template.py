@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host import forking, linux, meeting
 from cloudtrain_runtime.place import read_run_config
@@ -149,7 +150,7 @@ class Template:
             return None
         try:
             with linux.adopting():
-                self._requests.sendall(json.dumps(dict(environ)).encode() + b"\n")
+                self._requests.sendall(dump_json(dict(environ)).encode() + b"\n")
                 worker = Forked(int(self._answers.readline()))
                 worker.check()
         except (OSError, ValueError):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def read_config(tree: MlTree, name: str) -> dict[str, Any]:
@@ -44,27 +45,27 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_INPUT_CONFIG_DIR": str(tree.config),
         "SM_OUTPUT_DIR": str(tree.root / "output"),
         "SM_OUTPUT_DATA_DIR": str(tree.output_data),
-        "SM_CHANNELS": json.dumps(channels),
+        "SM_CHANNELS": dump_json(channels),
         **{f"SM_CHANNEL_{name.upper()}": str(tree.data / name) for name in channels},
-        "SM_HPS": json.dumps(own),
+        "SM_HPS": dump_json(own),
         **{
-            f"SM_HP_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            f"SM_HP_{name.upper()}": value if isinstance(value, str) else dump_json(value)
             for name, value in own.items()
         },
-        "SM_HOSTS": json.dumps(resources.get("hosts", [])),
+        "SM_HOSTS": dump_json(resources.get("hosts", [])),
         "SM_CURRENT_HOST": str(resources.get("current_host", "")),
         "SM_CURRENT_INSTANCE_TYPE": str(resources.get("current_instance_type", "")),
         "SM_NETWORK_INTERFACE_NAME": str(resources.get("network_interface_name", "")),
         "SM_NUM_GPUS": str(gpus),
         "SM_NUM_CPUS": str(os.cpu_count() or 1),
         "SM_LOG_LEVEL": "20",
-        "SM_USER_ARGS": json.dumps(user_args),
+        "SM_USER_ARGS": dump_json(user_args),
         "SM_USER_ENTRY_POINT": entry_point,
         "SM_MODULE_DIR": str(tree.code),
         "SM_MODULE_NAME": entry_point.removesuffix(".py"),
-        "SM_RESOURCE_CONFIG": json.dumps(resources),
-        "SM_INPUT_DATA_CONFIG": json.dumps(inputs),
-        "SM_FRAMEWORK_PARAMS": json.dumps({n: v for n, v in parameters.items() if n.startswith("sagemaker_")}),
+        "SM_RESOURCE_CONFIG": dump_json(resources),
+        "SM_INPUT_DATA_CONFIG": dump_json(inputs),
+        "SM_FRAMEWORK_PARAMS": dump_json({n: v for n, v in parameters.items() if n.startswith("sagemaker_")}),
     }
 
 
@@ -103,6 +104,6 @@ def mpirun_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]
 def _decode(text: Any) -> Any:
     """Hyperparameters are JSON inside strings; a plain string is allowed too."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=str)  # NaN and Infinity, which JSON has not, stay text
     except (TypeError, ValueError):
         return text

@@ -54,6 +54,7 @@ from cloudtrain_runtime.contract import (
     check_event,
     parse_event,
 )
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
@@ -101,7 +102,7 @@ class LocalBackend:
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")  # runs are nobody's source code
         _write(folder / "config" / CONFIG_FILE, plan.config.to_json())
-        _write(folder / _REQUEST_FILE, json.dumps(plan.request, indent=1) + "\n")
+        _write(folder / _REQUEST_FILE, dump_json(plan.request, indent=1) + "\n")
         _write(folder / PLAN_FILE, plan.to_file() + "\n")
         write_state(folder, RecordedState(State.QUEUED))
         self._start(folder)

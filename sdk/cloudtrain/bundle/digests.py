@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from cloudtrain.bundle import credentials
 from cloudtrain.whole import write_whole
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
 _TICK_NS = 2 * 10**9
@@ -92,7 +93,7 @@ class Digests:
             ignore = self._file.parent / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n", encoding="utf-8")
-            write_whole(self._file, json.dumps(content, separators=(",", ":")))
+            write_whole(self._file, dump_json(content, separators=(",", ":")))
 
     def _load(self) -> dict[str, tuple[list[int], Digest]]:
         if self._file is None:

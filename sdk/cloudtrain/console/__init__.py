@@ -6,7 +6,6 @@ is what every command needs; what is said of plans, of the account and of runs s
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import CloudtrainError, SpecError
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -31,12 +31,12 @@ _PROGRESS_AFTER_SECONDS = 1.0
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
-    print(redact(json.dumps(content, indent=2, default=str)))
+    print(redact(dump_json(content, indent=2, default=str)))
 
 
 def print_line_of_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object on one line, at once: who started this command waits for it."""
-    print(json.dumps(content), flush=True)
+    print(dump_json(content), flush=True)
 
 
 def print_text(text: str) -> None:

@@ -64,7 +64,7 @@ def _pool(status: Status) -> str:
 
 def _one_line(status: Status) -> str:
     """Return how far a run has come and how long it will take, or why it is in its state."""
-    from cloudtrain.console.view import describe_steps
+    from cloudtrain.console.view import describe_metric, describe_steps
     from cloudtrain.units import format_duration
 
     progress = status.progress
@@ -75,6 +75,6 @@ def _one_line(status: Status) -> str:
     parts = [
         describe_steps(status),
         "" if left is None else f"{format_duration(left)} left",
-        f"{metric} {progress.metrics[metric]:.4g}" if metric else "",
+        f"{metric} {describe_metric(progress.metrics[metric])}" if metric else "",
     ]
     return "  ".join(part for part in parts if part)

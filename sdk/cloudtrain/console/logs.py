@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.console import say
 from cloudtrain.console.runs import detached, readable
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
     from cloudtrain.run import LogLine, Run
@@ -39,10 +39,10 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
     It is whole however that ends: an error in the middle becomes its last key.
     """
     exit_code, closing = EXIT_DONE, "]"
-    print(f'{{\n  "run": {json.dumps(run.id)},\n  "lines": [', end="")
+    print(f'{{\n  "run": {dump_json(run.id)},\n  "lines": [', end="")
     try:
         for index, line in enumerate(lines):
-            print(f"{',' if index else ''}\n    {json.dumps(_as_json(line))}", end="", flush=follow)
+            print(f"{',' if index else ''}\n    {dump_json(_as_json(line))}", end="", flush=follow)
             closing = "\n  ]"
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
@@ -50,7 +50,7 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
         say(f"error: {error}")
         exit_code = error.exit_code
         content = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        closing += f',\n  "error": {json.dumps(content)}'
+        closing += f',\n  "error": {dump_json(content)}'
     print(f"{closing}\n}}")
     return exit_code
 

@@ -11,6 +11,7 @@ from cloudtrain.console.pools import pool_rows
 from cloudtrain.console.view import (
     alarm_rows,
     checkpoint_row,
+    describe_metric,
     describe_phases,
     device_row,
     limit_row,
@@ -88,7 +89,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
     shown = {**plain_metrics(status), **{name: progress.metrics[name] for name in _ALSO if name in progress.metrics}}
-    rows += [(name, f"{value:.4g}") for name, value in sorted(shown.items())]
+    rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]
     seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
     rows += [row for row in seen if row is not None]
     rows += [("" if name == "checkpoint" else name, place) for name, place in place_rows(status)[1:]]

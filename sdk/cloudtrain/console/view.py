@@ -87,13 +87,18 @@ def metrics_row(status: Status) -> Row | None:
     metrics = plain_metrics(status)
     rate = status.progress.metrics.get("train/samples_per_second")
     names = sorted(metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] != "test", name))
-    parts = [f"{name} {metrics[name]:.4g}" for name in names[:_METRICS]]
+    parts = [f"{name} {describe_metric(metrics[name])}" for name in names[:_METRICS]]
     if rate is not None:
         parts.append(f"{rate:,.0f} samples/s")
     return ("metrics", "  ".join(parts)) if parts else None
 
 
-def plain_metrics(status: Status) -> dict[str, float]:
+def describe_metric(value: float | None) -> str:
+    """Return a metric's value for people."""
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def plain_metrics(status: Status) -> dict[str, float | None]:
     """Return the metrics that are not shown in another form."""
     return {name: value for name, value in status.progress.metrics.items() if name not in _SHOWN_ELSEWHERE}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from cloudtrain.container.lines import LineTail
 from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 class EventTail:
@@ -39,7 +39,7 @@ class EventTail:
         for tail in self._tails:
             new += (event for line in tail.read() if (event := parse_event(line.decode("utf-8", "replace"))))
         self.seen += (event for event in new if event["event"] != "step")
-        self._pending += b"".join(json.dumps(event).encode() + b"\n" for event in new)
+        self._pending += b"".join(dump_json(event).encode() + b"\n" for event in new)
         with contextlib.suppress(OSError):
             while self._pending:
                 self._pending = self._pending[os.write(self._out, self._pending) :]

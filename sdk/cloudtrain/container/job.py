@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -31,6 +30,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
     describe_exit,
 )
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
 """Names of further variables of this shell that local runs get, separated by commas."""
@@ -175,7 +175,7 @@ class _Job:
 
     def start(self) -> None:
         port = free_port()
-        addresses = json.dumps(host_addresses(self.hosts))
+        addresses = dump_json(host_addresses(self.hosts))
         for host in self.hosts:
             environment = self._environment(host) | {PORT_VARIABLE: str(port), ADDRESSES_VARIABLE: addresses}
             with self.folder.log(host).open("ab") as log:

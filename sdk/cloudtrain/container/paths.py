@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 ML_ROOT = "/opt/ml"
 
@@ -57,7 +58,7 @@ def map_arguments(tree: MlTree) -> None:
         path.parent.mkdir()
     else:
         path.unlink()
-    path.write_text(json.dumps(mapped, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(dump_json(mapped, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _map_encoded(text: str, tree: MlTree) -> str:
@@ -66,4 +67,4 @@ def _map_encoded(text: str, tree: MlTree) -> str:
     except ValueError:
         return map_text(text, tree)
     mapped = map_values(value, tree)
-    return text if mapped == value else json.dumps(mapped)
+    return text if mapped == value else dump_json(mapped)

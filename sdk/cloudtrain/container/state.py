@@ -15,6 +15,7 @@ from cloudtrain.errors import UnreadableStateError
 from cloudtrain.run import State
 from cloudtrain.whole import write_whole
 from cloudtrain_runtime.contract.schema import Fields, MismatchError, count, mapping, moment, normalise, nullable, text
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 STATE_FILE = "state.json"
 LOCK_FILE = "supervisor.lock"
@@ -71,7 +72,7 @@ def write_state(root: Path, record: RecordedState) -> None:
     for name in ("started", "ended"):
         recorded = getattr(record, name)
         content[name] = recorded.isoformat() if recorded else None
-    write_whole(root / STATE_FILE, json.dumps(content, indent=1) + "\n")
+    write_whole(root / STATE_FILE, dump_json(content, indent=1) + "\n")
 
 
 def read_state(root: Path) -> RecordedState:

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from cloudtrain.container.machine import loopback_interface
 from cloudtrain.container.paths import map_hyperparameters
 from cloudtrain_runtime.contract import MlTree, sort_hosts
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 Download = Callable[[str, Path], None]
 """Copies the objects below an `s3://` uri into a folder."""
@@ -187,4 +188,4 @@ def pack_folder(folder: Path, target: Path) -> bool:
 
 
 def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.write_text(dump_json(content, indent=1) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from cloudtrain.aws import aws_errors
 from cloudtrain.catalog import Price, Prices, Source, newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.whole import write_whole
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _API_REGION = "us-east-1"
 """One of the API's three endpoints (the others: eu-central-1, ap-south-1); each knows the prices of all regions."""
@@ -47,7 +48,7 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
         raise CloudError(f"the prices of {region} are in CNY, in a price list of its own", "plan without limits.cost")
     before = read_prices(path)
     merged = newest(before, fetch_prices(region, today=today, session=session))
-    _write(path, json.dumps(merged.to_json(), indent=1))
+    _write(path, dump_json(merged.to_json(), indent=1))
     return merged
 
 
@@ -115,7 +116,7 @@ def _training_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 if dimension["unit"].lower() == _HOURS and usd > 0:
                     yield usage[1], usd
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _unreadable(json.dumps(item)) from None
+        raise _unreadable(dump_json(item)) from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -27,6 +27,7 @@ from cloudtrain.preflight.base import (
 from cloudtrain.preflight.image import parse_image
 from cloudtrain.request import split_uri
 from cloudtrain.service_job import ATTEMPT_ID_CHARACTERS, training_job_name
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -68,7 +69,7 @@ def check_role(context: Account) -> Iterator[Check]:
 
 def _create_command(role: Role) -> str:
     path = ("--path", f"/{role.path}") if role.path else ()
-    document = json.dumps({"Version": "2012-10-17", "Statement": [_trust_statement(role.account)]})
+    document = dump_json({"Version": "2012-10-17", "Statement": [_trust_statement(role.account)]})
     return command(
         *("aws", "iam", "create-role", "--role-name", role.name, *path),
         *("--assume-role-policy-document", document),
@@ -151,7 +152,7 @@ def _conditions_hold(statement: Document, facts: Mapping[str, str]) -> bool | No
 def _why_untrusted(about: Sequence[Document]) -> str:
     if not about:
         return f"does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
-    conditions = json.dumps([statement.get("Condition", {}) for statement in about])
+    conditions = dump_json([statement.get("Condition", {}) for statement in about])
     return f"trusts SageMaker only under conditions that this job does not meet: {conditions}"
 
 
@@ -160,7 +161,7 @@ def _trust_command(role: Role, policy: Document) -> str:
     document = {"Version": "2012-10-17", "Statement": [*kept, _trust_statement(role.account)]}
     return command(
         *("aws", "iam", "update-assume-role-policy", "--role-name", role.name),
-        *("--policy-document", json.dumps(document)),
+        *("--policy-document", dump_json(document)),
     )
 
 
@@ -379,7 +380,7 @@ def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
     for denial in denials:
         resource = denial.resource.replace(_ANY_OBJECT, "*").replace("eni-00000000000000000", "*")
         by_resource.setdefault(resource, []).append(denial.action)
-    document = json.dumps(
+    document = dump_json(
         {
             "Version": "2012-10-17",
             "Statement": [

@@ -22,6 +22,7 @@ from cloudtrain.run import State
 from cloudtrain.whole import write_whole
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 REQUEST_FILE = "request.json"
 OUTCOME_FILE = "outcome.json"
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
     content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
-    write_whole(folder.root / OUTCOME_FILE, json.dumps(content))
+    write_whole(folder.root / OUTCOME_FILE, dump_json(content))
     return 0
 
 

@@ -18,6 +18,7 @@ from cloudtrain.sandbox.operations import TrainingJobs
 from cloudtrain.sandbox.rules import ServiceError
 from cloudtrain.sandbox.transfer import USER_AGENT
 from cloudtrain.sandbox.weather import Sky, Weather
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 CONTROL_PATH = "/_cloudtrain/weather"
 _SAGEMAKER = "SageMaker."
@@ -148,7 +149,7 @@ def _body(environ: Any) -> bytes:
 
 
 def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]) -> list[bytes]:
-    body = json.dumps(content).encode()
+    body = dump_json(content).encode()
     start_response(
         f"{status} {'OK' if status < 400 else 'Bad Request'}",  # noqa: PLR2004 (HTTP)
         [("Content-Type", _JSON), ("Content-Length", str(len(body))), ("x-amzn-RequestId", "sandbox")],

@@ -32,6 +32,7 @@ from cloudtrain_runtime.contract import (
     MOST_PROCESSES_VARIABLE,
     STOP_GRACE_SECONDS,
 )
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _POLL_SECONDS = 0.1
 _MIRROR_SECONDS = 1.0
@@ -186,7 +187,7 @@ class Life:
             return
         hosts = host_names(job.cluster[1])
         document = self._localize(folder.root)
-        (folder.root / REQUEST_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (folder.root / REQUEST_FILE).write_text(dump_json(document, indent=1) + "\n", encoding="utf-8")
         job.enter("Training")
         pump = LogPump(job, folder, hosts, self._service.logs, job.clock)
         try:
@@ -223,7 +224,7 @@ class Life:
 
         A container sees none of them: what it reads (`input/config`) holds no place in S3.
         """
-        document: dict[str, Any] = json.loads(json.dumps(self.job.request))
+        document: dict[str, Any] = json.loads(dump_json(self.job.request))
         for channel in document.get("InputDataConfig", ()):
             source = channel["DataSource"]["S3DataSource"]
             source["S3Uri"] = (self._folder / "inputs" / channel["ChannelName"]).as_uri()

@@ -18,6 +18,7 @@ from cloudtrain.container.state import is_held
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.settings import Settings
 from cloudtrain.whole import write_whole
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 REGION = "us-west-2"
 """Where prices are known (`cloudtrain.catalog`), so that a run in the sandbox shows what it would cost."""
@@ -129,7 +130,7 @@ def hold_home(home: Path) -> IO[str]:
 
 def record(home: Path, sandbox: Sandbox) -> None:
     """Write down where the sandbox is, in one step."""
-    write_whole(home / STATE_FILE, json.dumps(sandbox.to_json(), indent=1) + "\n")
+    write_whole(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n")
 
 
 def find_sandbox(home: Path) -> Sandbox | None:

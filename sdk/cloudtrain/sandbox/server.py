@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ from cloudtrain.sandbox.jobs import ACCOUNT, TrainingJob
 from cloudtrain.sandbox.running import REGION, STATE_FILE, Sandbox, environment_of, hold_home, record
 from cloudtrain.sandbox.weather import Sky, Weather
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 BUCKET = "cloudtrain-sandbox"
 ROLE = "cloudtrain-sandbox"
@@ -164,8 +164,8 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky, batch)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-    iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))
-    iam.put_role_policy(RoleName=ROLE, PolicyName="training", PolicyDocument=json.dumps(_PERMISSIONS))
+    iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))
+    iam.put_role_policy(RoleName=ROLE, PolicyName="training", PolicyDocument=dump_json(_PERMISSIONS))
     return server, Sandbox(endpoint, role, BUCKET, environment, os.getpid())
 
 
@@ -179,4 +179,4 @@ def _trust_of(iam: Any, arn: str) -> str | None:
         role = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except iam.exceptions.NoSuchEntityException:
         return None
-    return json.dumps(role["AssumeRolePolicyDocument"])
+    return dump_json(role["AssumeRolePolicyDocument"])

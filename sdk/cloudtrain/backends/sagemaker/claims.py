@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain.request import split_uri
 from cloudtrain.run import is_run_id
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _FOLDER = "requests"
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404")
@@ -75,7 +76,7 @@ class Claims:
         from botocore.exceptions import ClientError
 
         try:
-            self._s3.put_object(**self._place(identity), Body=json.dumps({"run": run}).encode(), **condition)
+            self._s3.put_object(**self._place(identity), Body=dump_json({"run": run}).encode(), **condition)
         except ClientError as error:
             if error.response["Error"]["Code"] in _REFUSED:
                 return False

@@ -1,0 +1,59 @@
+"""The one JSON writer of SDK and runtime: its output is JSON, which has no NaN and no infinity.
+
+Python's own writer has words for them that other readers refuse. `dump_json` writes null; values that a program wants
+back pass `encode_floats` before and `decode_floats` after.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+_FLOAT = "__float__"
+"""Key of an object that stands for a number which is not finite."""
+
+
+def dump_json(content: Any, **options: Any) -> str:
+    """Return JSON text; numbers that are not finite become null.
+
+    Args:
+        content: What `json.dumps` accepts.
+        options: Options of `json.dumps`, such as `indent`.
+
+    Raises:
+        TypeError: a value has no JSON form.
+        ValueError: the content contains itself.
+    """
+    try:
+        return json.dumps(content, allow_nan=False, **options)  # noqa: TID251 (this is the writer)
+    except ValueError as error:
+        if not str(error).startswith("Out of range float"):
+            raise
+    return json.dumps(_without_nonfinite(content), allow_nan=False, **options)  # noqa: TID251 (this is the writer)
+
+
+def encode_floats(value: Any) -> Any:
+    """Return a value in which an object with its name takes the place of each number that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: str(value)}
+    if isinstance(value, dict):
+        return {name: encode_floats(part) for name, part in value.items()}
+    return [encode_floats(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def decode_floats(value: Any) -> Any:
+    """Return the value that `encode_floats` was given, with lists for tuples."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT} and value[_FLOAT] in ("nan", "inf", "-inf"):
+            return float(value[_FLOAT])
+        return {name: decode_floats(part) for name, part in value.items()}
+    return [decode_floats(part) for part in value] if isinstance(value, list) else value
+
+
+def _without_nonfinite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _without_nonfinite(part) for name, part in value.items()}
+    return [_without_nonfinite(part) for part in value] if isinstance(value, list | tuple) else value
