@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import time
@@ -187,6 +188,29 @@ class Streamed(Small):
 
     def datasets(self) -> Mapping[str, Dataset[Any]]:
         return {split: _Stream(data) for split, data in super().datasets().items()}
+
+
+class Weighted(Small):
+    """A stream of samples with a weight in the loss; that of some is NaN.
+
+    Args:
+        samples: Length of the stream.
+        bad: Indices of the samples whose weight is NaN.
+    """
+
+    def __init__(self, samples: int, *, bad: tuple[int, ...], **options: Any) -> None:
+        super().__init__(samples, **options)
+        self.bad = bad
+
+    def datasets(self) -> Mapping[str, Dataset[Any]]:
+        weights = [math.nan if index in self.bad else 1.0 for index in range(self.samples)]
+        data: Any = [*zip(super().datasets()["train"], weights, strict=True)]  # type: ignore[call-overload]
+        return {"train": _Stream(data)}
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        texts, weights = batch
+        scores = model(texts[:, :-1]) * weights[:, None, None]
+        return F.cross_entropy(scores.flatten(0, 1), texts[:, 1:].flatten())
 
 
 class Normed(Small):

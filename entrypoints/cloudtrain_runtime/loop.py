@@ -37,6 +37,7 @@ from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import synchronised
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.spread import spread, whole_weights
+from cloudtrain_runtime.parallel.stand_ins import without_effect
 from cloudtrain_runtime.place import ml_tree
 from cloudtrain_runtime.ranks import Row
 from cloudtrain_runtime.schedules import default_schedule
@@ -311,7 +312,9 @@ class Trainer:
         """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
         shares: list[torch.Tensor] = []
         for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
-            with synchronised(self.replica, now=left == 0):
+            has_samples = weight != 0.0
+            effect = contextlib.nullcontext() if has_samples else without_effect(self.replica)
+            with synchronised(self.replica, now=left == 0), effect:
                 with self.autocast:
                     loss = self._loss(batch)
                     if weight != 1.0:  # else two operations for nothing
@@ -320,7 +323,8 @@ class Trainer:
                 if self.frees_late and not shares:
                     self._free_gradients()
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            shares.append(loss.detach().float())
+            share = loss.detach().float()
+            shares.append(share if has_samples else torch.zeros_like(share))
         return sum(shares[1:], shares[0])
 
     def _free_gradients(self) -> None:

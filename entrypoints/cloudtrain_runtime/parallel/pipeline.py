@@ -23,6 +23,7 @@ from cloudtrain_runtime.parallel.chain import Shape, Survey, balance, cut, keep_
 from cloudtrain_runtime.parallel.mesh import Mesh
 from cloudtrain_runtime.parallel.replicas import average_gradients
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
+from cloudtrain_runtime.parallel.stand_ins import finite
 from cloudtrain_runtime.ranks import gather
 from cloudtrain_runtime.seeds import OwnRandom
 from cloudtrain_runtime.task import Batch, Task, collate_of
@@ -135,7 +136,7 @@ class Pipeline:
         """
         self._set_mode(training=True)
         self._weights = weights
-        self._batches = list(batches)
+        self._batches = [batch if weight else finite(batch) for batch, weight in zip(batches, weights, strict=True)]
         self._step.calls = [call_of(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.place.device)
@@ -195,7 +196,8 @@ class Pipeline:
         micro_step = int(number)  # on the CPU
         with self._precision():
             loss = loss_of(self._task, output, self._batches[micro_step], training=True) * self._weights[micro_step]
-        self._total += loss.detach()
+        if self._weights[micro_step]:
+            self._total += loss.detach()
         return self._scale(loss)
 
     def _samples(self, call: Call) -> int:
