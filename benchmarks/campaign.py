@@ -250,6 +250,10 @@ class Campaign:
 
         address = f"{self._environment['AWS_ENDPOINT_URL']}/_cloudtrain/weather"
         request = urllib.request.Request(address, data=json.dumps(weather).encode(), method="PUT")  # noqa: S310
+        key = self._environment["AWS_ACCESS_KEY_ID"]
+        request.add_header(
+            "Authorization", f"AWS4-HMAC-SHA256 Credential={key}/20261122/us-west-2/sandbox/aws4_request"
+        )
         urllib.request.urlopen(request).close()  # noqa: S310 (loopback)
 
 

@@ -115,9 +115,12 @@ def read_raw(raw: Raw) -> Iterator[Call]:
 def _caller(raw: Raw) -> tuple[str, str] | None:
     # A session of the sandbox only hands calls on.
     stack = [each for each in raw["stack"] if not each.startswith("cloudtrain.sandbox.running:")]
+    stack = [each for each in stack if each.startswith("cloudtrain.sandbox.")] or stack  # whoever it calls
     modules = [each.partition(":")[0] for each in stack]
     if not modules:
         return None
+    if modules[0] == "cloudtrain.s3_download":
+        return CONTAINER, "channels of a local run"
     if modules[0].startswith("cloudtrain.sandbox."):
         # Threads of boto3's transfers know only who has made their client; the server itself touches no object.
         is_transfer = modules[0].endswith(".server") and "Key" in raw["parameters"]
@@ -132,7 +135,6 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
 
 _SANDBOX = {"life": "inputs and outputs", "transfer": "inputs and outputs", "operations": "inputs", "logs": "logs"}
 _PARTS = {
-    "copy_prefix": "channels of a local run",
     "host.hang": "hang",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
@@ -176,8 +178,9 @@ def _resources(raw: Raw, who: str) -> list[str]:
     service, operation, told = raw["service"], raw["operation"], raw["parameters"]
     if service in ("s3", "s3torchconnector"):
         keys = told.get("Keys") or [told.get("Key")]
-        is_data, is_saved = (any(name in each for each in raw["stack"]) for name in ("copy_prefix", ".inspection:"))
-        by = CLIENT if is_data else CONTAINER if is_saved else who  # a local run's channels; checkpoints by their uri
+        is_data, is_saved = (any(name in each for each in raw["stack"]) for name in ("s3_download:", ".inspection:"))
+        # A local run's channels; checkpoints by their uri.
+        by = CLIENT if is_data and who == CONTAINER else CONTAINER if is_saved else who
         is_read = operation.startswith(("Get", "Head", "List"))
         return [_place(told.get("Bucket"), key, told.get("Prefix", ""), by, is_read=is_read) for key in keys]
     find = _NAMED.get((service, operation))

@@ -24,6 +24,7 @@ class Served:
 
     process: subprocess.Popen[str]
     told: Mapping[str, Any]
+    home: Path
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,6 +35,12 @@ class Served:
     def port(self) -> int:
         """Its port."""
         return int(self.told["endpoint"].rpartition(":")[2])
+
+    @property
+    def authorization(self) -> str:
+        """The header of a request that carries its access key; the sandbox does not verify signatures."""
+        key = self.environment["AWS_ACCESS_KEY_ID"]
+        return f"AWS4-HMAC-SHA256 Credential={key}/20261122/us-west-2/sandbox/aws4_request, Signature=none"
 
     def client(self, service: str) -> Any:
         """Return a boto3 client as any user would make one."""
@@ -50,6 +57,7 @@ class Served:
         """Change the weather."""
         address = f"{self.told['endpoint']}/_cloudtrain/weather"
         request = urllib.request.Request(address, data=json.dumps(weather).encode(), method="PUT")  # noqa: S310
+        request.add_header("Authorization", self.authorization)
         urllib.request.urlopen(request).close()  # noqa: S310 (loopback)
 
     def create(self, name: str, script: str, **fields: Any) -> str:
@@ -125,7 +133,7 @@ def serve(home: Path, *arguments: str) -> Iterator[Served]:
     try:
         line = process.stdout.readline()
         assert line, (home / "stderr").read_text()
-        yield Served(process, json.loads(line))
+        yield Served(process, json.loads(line), home)
     finally:
         process.terminate()
         process.wait(30)

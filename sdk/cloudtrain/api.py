@@ -21,6 +21,7 @@ from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secre
 from cloudtrain.capacity import FIRST_PAUSE_SECONDS
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.conventions import Conventions, read_conventions
+from cloudtrain.data_files import data_files
 from cloudtrain.earlier import EarlierRun, saved_by
 from cloudtrain.entry import find_module
 from cloudtrain.errors import (
@@ -197,12 +198,10 @@ def _stamp_data(spec: JobSpec) -> str:
     for name, channel in sorted(spec.data.items()):
         if not channel.is_s3:
             root = spec.base / channel.uri
-            for path in [root] if root.is_file() else sorted(root.rglob("*")):
-                with contextlib.suppress(OSError):  # a link to nothing does not travel; the upload tells of the rest
-                    if path.is_dir():
-                        continue
-                    found = path.stat()
-                    text = f"{name} {path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n"
+            for file in data_files(root):
+                with contextlib.suppress(OSError):  # the upload reports what cannot be read
+                    found = file.path.stat()
+                    text = f"{name} {file.name} {found.st_size} {found.st_mtime_ns}\n"
                     stamp.update(text.encode("utf-8", "surrogateescape"))
     return stamp.hexdigest()
 

@@ -115,7 +115,7 @@ def locations_in_s3(
         output=base,
         checkpoints=(go_on_in or saved or f"{base}/{run}/checkpoints").rstrip("/"),
         channels={
-            name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}" for name, channel in spec.data.items()
+            name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}/" for name, channel in spec.data.items()
         },
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.data_files import data_files
 from cloudtrain.document import FieldPath
 from cloudtrain.entry import check_methods, check_syntax, check_task
 from cloudtrain.errors import nearest
@@ -117,11 +119,4 @@ def _missing(at: tuple[str, ...], path: Path, kind: str) -> Iterator[Finding]:
 
 def _first_files(path: Path, enough: int) -> int:
     """Return how many files lie below a path, counting no further than `enough`."""
-    if path.is_file():
-        return 1
-    count = 0
-    for found in path.rglob("*"):
-        count += found.is_file()
-        if count >= enough:
-            break
-    return count
+    return sum(1 for _ in itertools.islice(data_files(path), enough))

@@ -226,7 +226,8 @@ def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
 
 
 def _channels(spec: JobSpec, choices: Choices) -> list[dict[str, Any]]:
-    channels = [_channel(CONFIG_CHANNEL, choices.locations.config, None)]
+    # The slash keeps S3Prefix, which matches prefixes of keys, from taking in a neighbour of the folder.
+    channels = [_channel(CONFIG_CHANNEL, f"{choices.locations.config}/", None)]
     if choices.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:
         channels.append(_channel(CODE_CHANNEL, choices.locations.code, None))
     channels += [_channel(name, choices.locations.channels[name], channel) for name, channel in spec.data.items()]

@@ -18,7 +18,7 @@ from typing import IO
 READY = b"ready\n"
 """What it says when it waits for the folder."""
 
-_COMMAND = (sys.executable, "-m", "cloudtrain.container")
+_COMMAND = (sys.executable, "-P", "-m", "cloudtrain.container")
 _waiting: list[_Waiting] = []
 
 

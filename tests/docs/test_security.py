@@ -34,4 +34,4 @@ def test_files_that_it_leads_to_are_there() -> None:
 
 def test_a_reviewer_reads_it_in_five_minutes() -> None:
     words = re.sub(r"\(?`tests/[^`]+`[,)]*", "", PAGE).split()
-    assert len(words) < 1200
+    assert len(words) < 1300

@@ -33,7 +33,7 @@ def started(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[bytes], str]]
 def waiting() -> set[int]:
     """Return the ids of those that this process has started and that wait for a folder."""
     found = (each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE)
-    return {each.pid for each in found if each.cmdline()[1:] == ["-m", "cloudtrain.container"]}
+    return {each.pid for each in found if each.cmdline()[1:] == ["-P", "-m", "cloudtrain.container"]}
 
 
 def test_the_one_that_waits_is_told_the_folder(

@@ -1,7 +1,6 @@
 """Checkpoints on a real file system and a real S3 server, in one process."""
 
 import json
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch import nn
 
 from cloudtrain_runtime.checkpoint import Checkpoints, Resumed
 from cloudtrain_runtime.checkpoints.records import survey
-from cloudtrain_runtime.checkpoints.storage import FolderStorage, copy_prefix, open_storage, path_of
+from cloudtrain_runtime.checkpoints.storage import FolderStorage, open_storage, path_of
 from cloudtrain_runtime.checkpoints.verified import faults
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
@@ -419,17 +418,3 @@ def test_nothing_is_visible_before_the_manifest(uri: str) -> None:
     with storage.create(folder, "__0_0.distcp") as writer:
         writer.write(b"x" * 10)
     assert steps_at(uri) == []
-
-
-@pytest.mark.aws
-def test_a_prefix_is_copied_as_file_mode_does(aws: dict[str, str], tmp_path: Path) -> None:
-    import boto3
-
-    s3 = boto3.client("s3")
-    for key in ("data/a.txt", "data/deep/b.txt", "database.txt"):
-        s3.put_object(Bucket="cloudtrain-test", Key=key, Body=key.encode())
-    assert copy_prefix("s3://cloudtrain-test/data/", tmp_path / "one") == 2
-    assert (tmp_path / "one" / "deep" / "b.txt").read_text() == "data/deep/b.txt"
-    assert copy_prefix("s3://cloudtrain-test/data/a.txt", tmp_path / "two") == 1
-    assert (tmp_path / "two" / "a.txt").read_text() == "data/a.txt"
-    shutil.rmtree(tmp_path / "one")

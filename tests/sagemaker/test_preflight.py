@@ -357,11 +357,33 @@ def test_a_data_bucket_that_is_missing(account: Front, checks: Checks) -> None:
     assert "no bucket not-there" in only_failure(checks("data.train=s3://not-there/x"), "data.train").detail
 
 
-def test_a_prefix_that_takes_in_its_neighbours(account: Front, checks: Checks) -> None:
+def test_a_prefix_that_takes_in_its_neighbours_fails(account: Front, checks: Checks) -> None:
+    assert checks("data.train=s3://cloudtrain-test/numbers")["data.train"].result is Result.PASS
     put("numbers-old/four", b"1")
-    found = checks("data.train=s3://cloudtrain-test/numbers")
-    assert found["data.train"].result is Result.PASS
-    assert "1 beside the folder, such as numbers-old/four" in found["data.train"].detail
+    failure = only_failure(checks("data.train=s3://cloudtrain-test/numbers"), "data.train")
+    assert "also brings s3://cloudtrain-test/numbers-old/" in failure.detail
+    assert failure.fix == "for the folder alone write s3://cloudtrain-test/numbers/"
+    assert checks("data.train=s3://cloudtrain-test/numbers/")["data.train"].result is Result.PASS
+
+
+@pytest.mark.parametrize(
+    ("uri", "detail", "fix"),
+    [
+        ("single.csv", "also brings s3://cloudtrain-test/single.csv.bak", "into a folder of its own"),
+        (
+            "sing",
+            "no object and no folder is named s3://cloudtrain-test/sing;",
+            "write s3://cloudtrain-test/single.csv",
+        ),
+        ("num", "no object and no folder is named s3://cloudtrain-test/num;", "write s3://cloudtrain-test/numbers/"),
+    ],
+)
+def test_an_ambiguous_uri_names_the_remedy(account: Front, checks: Checks, uri: str, detail: str, fix: str) -> None:
+    put("single.csv", b"1")
+    put("single.csv.bak", b"1")
+    failure = only_failure(checks(f"data.train=s3://cloudtrain-test/{uri}"), "data.train")
+    assert detail in failure.detail
+    assert fix in failure.fix
 
 
 def test_shards_that_do_not_go_round(account: Front, checks: Checks) -> None:

@@ -37,7 +37,7 @@ def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli)
         # The account that a user has is not that of the containers.
         served.create("keys", "echo $AWS_ACCESS_KEY_ID $AWS_PROFILE $AWS_REGION")
         served.end_of("keys")
-        assert served.lines("keys") == ["sandbox us-west-2"]
+        assert served.lines("keys") == [f"{served.environment['AWS_ACCESS_KEY_ID']} us-west-2"]
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_local_data_is_uploaded_for_a_cluster(plan_of: PlanOf, tmp_path: Path) -
     (tmp_path / "images" / "one.png").write_bytes(b"1")
     plan = plan_of(f"data.train={tmp_path / 'images'}")
     assert [(upload.path, upload.uri) for upload in plan.uploads] == [
-        (str(tmp_path / "images"), f"s3://bucket/cloudtrain/{RUN}/data/train")
+        (str(tmp_path / "images"), f"s3://bucket/cloudtrain/{RUN}/data/train/")
     ]
 
 

@@ -1,7 +1,4 @@
-"""Folders of checkpoints, on a file system or in S3. Nothing in here needs torch.
-
-Run as a program (`python -m cloudtrain_runtime.checkpoints.storage SOURCE FOLDER`) it copies an S3 prefix to a folder.
-"""
+"""Folders of checkpoints, on a file system or in S3. Nothing in here needs torch."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_name, step_of
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.s3.objects import Objects, Source, Writer, s3_client
+from cloudtrain_runtime.s3.objects import Objects, Source, Writer
 
 WRITER_FILE = "writer.json"
 """First file of a checkpoint: which run and attempt writes it. It holds the folder's name for that attempt in S3."""
@@ -308,33 +304,3 @@ class S3Storage:
         rest = [key for key in self._objects.sizes(f"{folder}/") if not key.endswith(f"/{WRITER_FILE}")]
         self._objects.delete(rest)
         self._objects.delete([f"{folder}/{WRITER_FILE}"])
-
-
-def copy_prefix(uri: str, folder: Path) -> int:
-    """Copy the objects below an S3 uri to a folder, as File mode does; return their number."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    client = s3_client()
-    # Names below the folder part of the prefix stay; a uri of one object brings that object.
-    base = prefix if prefix.endswith("/") or not prefix else prefix + "/"
-    count = 0
-    for key in _keys(client, bucket, prefix):
-        if key.endswith("/"):
-            continue
-        name = key.removeprefix(base) if key.startswith(base) else key.rpartition("/")[2]
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(bucket, key, str(target))
-        count += 1
-    return count
-
-
-def _keys(client: Any, bucket: str, prefix: str) -> Iterator[str]:
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for entry in page.get("Contents", []):
-            yield entry["Key"]
-
-
-if __name__ == "__main__":
-    copied = copy_prefix(sys.argv[1], Path(sys.argv[2]))
-    if copied == 0:
-        sys.exit(f"nothing lies at {sys.argv[1]}")

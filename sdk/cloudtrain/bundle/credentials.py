@@ -316,7 +316,8 @@ def secrets_below(path: Path, *, most: int = 10) -> list[Finding]:
     """Return what of a folder of data looks like a credential by its name, in the order of the names.
 
     Data is too large to be searched. Only of files whose name leaves it open, such as `.pem`, the beginning is read.
-    Links to folders are not followed. What cannot be read is passed over: whoever uploads it tells.
+    Links to folders are followed once each, as an upload follows them. What cannot be read is passed over: the upload
+    reports it.
 
     Args:
         path: A folder or a file; what does not exist holds nothing.
@@ -326,14 +327,14 @@ def secrets_below(path: Path, *, most: int = 10) -> list[Finding]:
         kind = _in_data(path.name, str(path))
         return [] if kind is None else [Finding(path.name, None, kind)]
     found: list[Finding] = []
-    left, stack = MOST_FILES_BELOW, [""]
+    left, stack, linked = MOST_FILES_BELOW, [""], {os.path.realpath(path)}
     while stack and left > 0 and len(found) < most:
         name = stack.pop()
         kind = of_folder(Path(name or path.absolute()).name) if _is_folder(name) else _in_data(name, f"{path}/{name}")
         if kind is not None:
             found.append(Finding(name or f"{path.name}/", None, kind))
         elif _is_folder(name):
-            stack += _children(str(path), name, left)
+            stack += _children(str(path), name, left, linked)
         else:
             left -= 1
     return found
@@ -341,6 +342,12 @@ def secrets_below(path: Path, *, most: int = 10) -> list[Finding]:
 
 def _is_folder(name: str) -> bool:
     return not name or name.endswith("/")
+
+
+def _is_new(folder: str, linked: set[str]) -> bool:
+    is_new = folder not in linked
+    linked.add(folder)
+    return is_new
 
 
 def _in_data(name: str, path: str) -> str | None:
@@ -363,11 +370,16 @@ def _is_proven(kind: str, path: str) -> bool:
     return False
 
 
-def _children(root: str, name: str, most: int) -> list[str]:
-    """Return paths below the root of what lies in a folder, the last first; a folder's ends with a slash."""
+def _children(root: str, name: str, most: int, linked: set[str]) -> list[str]:
+    """Return paths below the root of what lies in a folder, the last first; a folder's ends with a slash.
+
+    Folders that links lead to are added to `linked`, and left out when they are in it.
+    """
     with contextlib.suppress(OSError), os.scandir(f"{root}/{name}") as children:
         found = (
-            f"{name}{child.name}/" if child.is_dir(follow_symlinks=False) else name + child.name for child in children
+            f"{name}{child.name}/" if child.is_dir() else name + child.name
+            for child in children
+            if not child.is_symlink() or not child.is_dir() or _is_new(os.path.realpath(child.path), linked)
         )
         return sorted(itertools.islice(found, most), reverse=True)
     return []

@@ -27,7 +27,9 @@ from cloudtrain.container.state import LOCK_FILE, RecordedState
 from cloudtrain.run import State
 from cloudtrain.supervisor import READY
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
+from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def main(argv: list[str]) -> int:
@@ -111,13 +113,13 @@ def _told() -> Path | None:
 
 
 def with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which those variables are let through that the job calls secrets, where they are set.
+    """Return the environment that passes on the job's secrets, where they are set, and names the buckets' owners.
 
-    The run need not be SageMaker's then: whoever has a key at hand runs without Secrets Manager.
+    A secret that is set needs no Secrets Manager.
     """
     config = RunConfig.from_json((folder.root / "config" / CONFIG_FILE).read_text(encoding="utf-8"))
     passed = [name for name in (environ.get(PASS_VARIABLE, ""), *config.secrets) if name]
-    return {**environ, PASS_VARIABLE: ",".join(passed)}
+    return {**environ, PASS_VARIABLE: ",".join(passed), OWNERS_VARIABLE: dump_json(config.bucket_owners)}
 
 
 if __name__ == "__main__":

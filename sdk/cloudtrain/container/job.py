@@ -30,6 +30,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
     describe_exit,
 )
+from cloudtrain_runtime.contract.owners import owners_from
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
@@ -145,6 +146,7 @@ class _Job:
         self.environ = environ
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.exit_codes: dict[str, int] = {}
+        self.fetched: dict[str, Path] = {}
         self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
     # ------------------------------------------------------------ start
@@ -155,7 +157,7 @@ class _Job:
         for host in self.hosts:
             tree = self.folder.tree(host)
             prepare_tree(tree, self.request, host, self.hosts)
-            stage_inputs(tree, self.request, host, self.hosts, self._download)
+            stage_inputs(tree, self.request, host, self.hosts, self._fetch)
             map_arguments(tree)
 
     def _write_python(self) -> None:
@@ -165,13 +167,20 @@ class _Job:
         command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
         command.chmod(0o755)
 
-    def _download(self, uri: str, target: Path) -> None:
-        """Copy from S3 in a process of its own: this package does not know boto3."""
-        command = [sys.executable, "-m", "cloudtrain_runtime.checkpoints.storage", uri, str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(self.environ))
-        if done.returncode != 0:
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            raise StagingError(f"channel {target.name}: {lines[-1] if lines else 'download failed'}")
+    def _fetch(self, uri: str) -> Path:
+        """Download what an `s3://` uri names, once for all hosts; return its folder."""
+        from cloudtrain.s3_download import DownloadError, download, make_s3_client
+
+        if uri not in self.fetched:
+            folder = self.folder.root / "inputs" / str(len(self.fetched))
+            try:
+                count = download(make_s3_client(owners_from(self.environ)), uri, folder)
+            except DownloadError as error:
+                raise StagingError(f"Data download failed: {error}") from None
+            if count == 0:
+                raise StagingError(f"Data download failed: nothing lies at {uri}")
+            self.fetched[uri] = folder
+        return self.fetched[uri]
 
     def start(self) -> None:
         port = free_port()
@@ -195,7 +204,7 @@ class _Job:
         if entrypoint:
             return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
         if not self.folder.tree(host).run_config.is_file():  # an estimator's own request: nothing of ours travels
-            return [sys.executable, "-m", "cloudtrain_runtime.host.toolkit"]
+            return [sys.executable, "-P", "-m", "cloudtrain_runtime.host.toolkit"]
         # AWS's toolkit would start mpirun, which this machine need not have; torchrun starts the same root script.
         return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
 

@@ -12,11 +12,12 @@ from urllib.parse import unquote, urlsplit
 
 from cloudtrain.container.machine import loopback_interface
 from cloudtrain.container.paths import map_hyperparameters
+from cloudtrain.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-Download = Callable[[str, Path], None]
-"""Copies the objects below an `s3://` uri into a folder."""
+Fetch = Callable[[str], Path]
+"""Returns the folder that what an `s3://` uri names was downloaded to."""
 
 
 _FILTERS = hasattr(tarfile, "data_filter")
@@ -69,9 +70,7 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
     _write(tree.config / "inputdataconfig.json", channels)
 
 
-def stage_inputs(
-    tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], download: Download
-) -> None:
+def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], fetch: Fetch) -> None:
     """Bring the input channels, the toolkit's code and the checkpoints folder.
 
     Raises:
@@ -81,9 +80,9 @@ def stage_inputs(
         source = channel["DataSource"]["S3DataSource"]
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
         shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
-        _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, download)
+        _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, fetch)
     if "ContainerEntrypoint" not in request["AlgorithmSpecification"]:
-        _unpack_submit_directory(tree, request, download)
+        _unpack_submit_directory(tree, request, fetch)
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
     if checkpoints is not None:
         _share(tree.checkpoints, path_of(checkpoints))
@@ -99,12 +98,8 @@ def _share(link: Path, folder: Path) -> None:
     link.symlink_to(folder)
 
 
-def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], download: Download) -> None:
-    if uri.startswith("s3://"):
-        folder.mkdir()
-        download(uri, folder)
-        return
-    source = path_of(uri)
+def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch) -> None:
+    source = fetch(uri) if uri.startswith("s3://") else path_of(uri)
     if not source.exists():
         raise StagingError(f"channel {folder.name}: nothing lies at {uri}")
     index, count = shard
@@ -112,24 +107,19 @@ def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], download: Dow
         folder.symlink_to(source)
         return
     folder.mkdir()
-    root = source if source.is_dir() else source.parent
-    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    for path in files[index::count]:
-        link = folder / path.relative_to(root)
+    for path, name in list(data_files(source))[index::count]:
+        link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path)
 
 
-def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], download: Download) -> None:
+def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fetch) -> None:
     """Unpack the code as AWS's training toolkit does before it starts anything."""
     uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
     in_container = uri.removeprefix("/opt/ml/")
     archive = tree.root / in_container if in_container != uri else path_of(uri)
     if uri.startswith("s3://"):
-        folder = tree.root / "input" / "code"
-        folder.mkdir()
-        download(uri, folder)
-        archive = folder / uri.rpartition("/")[2]
+        archive = fetch(uri) / uri.rpartition("/")[2]
     if not archive.is_file():
         raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
     unpack(archive, tree.code)

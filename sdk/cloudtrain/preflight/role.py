@@ -229,7 +229,7 @@ def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
 
 
 def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
-    places = sorted({f"{place.bucket}/{place.key}" for place in map(split_uri, uris)})
+    places = sorted({f"{place.bucket}/{place.key}".rstrip("/") for place in map(split_uri, uris)})
     return tuple(
         f"arn:{role.partition}:s3:::{place}" + ("" if place.endswith(".gz") else f"/{_ANY_OBJECT}") for place in places
     )

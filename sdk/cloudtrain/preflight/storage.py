@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.data_files import data_files
 from cloudtrain.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
@@ -202,11 +203,16 @@ def _measure_objects(context: Context, channel: Mapping[str, Any], name: str) ->
             None,
         )
     listing = list_objects(context, uri)
+    neighbours = _neighbours(context, uri)
     is_file = channel.get("InputMode", "File") == "File"
     sharded = channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     instances = context.plan.cluster.instances
     on_volume = listing.total_bytes / (instances if sharded else 1) if is_file else 0
-    return _Measured(_judge_listing(context, name, uri, listing, sharded=sharded), on_volume, listing.is_whole)
+    if neighbours and listing.sizes:
+        check = _judge_neighbours(name, uri, listing, neighbours)
+    else:
+        check = _judge_listing(context, name, uri, listing, sharded=sharded)
+    return _Measured(check, on_volume, listing.is_whole)
 
 
 def _judge_listing(context: Context, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
@@ -219,18 +225,36 @@ def _judge_listing(context: Context, name: str, uri: str, listing: Listing, *, s
             f"{listing} below {uri}, shared out among {instances} instances: some would have none",
             f"--set {name}.sharded=false, or store the data as at least {instances} objects",
         )
-    return passed(name, f"{listing} below {uri}{_neighbours(uri, listing)}")
+    return passed(name, f"{listing} below {uri}")
 
 
-def _neighbours(uri: str, listing: Listing) -> str:
-    """Say when a prefix takes in more than the folder of its name: s3://b/train matches train-old/, too."""
-    key = split_uri(uri).key
-    if not key or key.endswith("/") or key in listing.sizes:
-        return ""
-    beside = [name for name in listing.sizes if not name.startswith(f"{key}/")]
-    if not beside:
-        return ""
-    return f", among them {len(beside):,} beside the folder, such as {beside[0]}: to leave them out write {uri}/"
+def _neighbours(context: Context, uri: str) -> tuple[str, ...]:
+    """Return what S3Prefix would take in beside the object or folder that a uri names: `train-old/` for `s3://b/train`.
+
+    At most 1,000 names come back: keys, and folders with a slash at the end.
+    """
+    bucket, key = split_uri(uri)
+    if not key or key.endswith("/"):
+        return ()
+    page = context.client("s3").list_objects_v2(Bucket=bucket, Prefix=key, Delimiter="/")
+    names = [entry["Key"] for entry in page.get("Contents", [])]
+    names += [entry["Prefix"] for entry in page.get("CommonPrefixes", [])]
+    own = key if key in names else f"{key}/"
+    return tuple(sorted(name for name in names if name != own))
+
+
+def _judge_neighbours(name: str, uri: str, listing: Listing, neighbours: tuple[str, ...]) -> Check:
+    bucket, key = split_uri(uri)
+    shown = ", ".join(f"s3://{bucket}/{each}" for each in neighbours[:3]) + (", ..." if len(neighbours) > 3 else "")  # noqa: PLR2004 (enough to recognise them)
+    message = f"SageMaker takes every key that begins with {key}, so {uri} also brings {shown}"
+    if any(found.startswith(f"{key}/") for found in listing.sizes):
+        return failed(name, message, f"for the folder alone write {uri}/")
+    if key in listing.sizes:
+        folder = uri.rpartition("/")[0]
+        move = command("aws", "s3", "cp", uri, f"{folder}/FOLDER/")
+        return failed(name, message, f"put the object into a folder of its own ({move}) and write {folder}/FOLDER/")
+    nearest = next((each for each in neighbours if each.endswith("/")), neighbours[0])
+    return failed(name, f"no object and no folder is named {uri}; {message}", f"write s3://{bucket}/{nearest}")
 
 
 # ---------------------------------------------------------------- the volume
@@ -255,9 +279,7 @@ def _uploaded_bytes(plan: Plan) -> int:
     """Return the size of the local data that the submit will upload."""
     total = 0
     for upload in plan.uploads:
-        path = Path(upload.path)
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        total += sum(file.stat().st_size for file in files)
+        total += sum(file.path.stat().st_size for file in data_files(Path(upload.path)))
     return total
 
 

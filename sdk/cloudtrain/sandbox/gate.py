@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from cloudtrain.errors import UserError
+from cloudtrain.sandbox.access import ISSUING, Access, without_cors
 from cloudtrain.sandbox.batch import PATHS, ServiceJobs
 from cloudtrain.sandbox.jobs import ACCOUNT
 from cloudtrain.sandbox.operations import TrainingJobs
@@ -20,6 +21,7 @@ from cloudtrain.sandbox.transfer import USER_AGENT
 from cloudtrain.sandbox.weather import Sky, Weather
 from cloudtrain_runtime.contract.strict_json import dump_json
 
+_PIECE_BYTES = 1 << 16
 CONTROL_PATH = "/_cloudtrain/weather"
 _SAGEMAKER = "SageMaker."
 _BATCH = "/batch/aws4_request"
@@ -46,15 +48,28 @@ _UPLOADS = {
 class Gate:
     """Serves one account."""
 
-    def __init__(self, moto: WsgiApplication, jobs: TrainingJobs, sky: Sky, batch: ServiceJobs) -> None:
+    def __init__(self, moto: WsgiApplication, jobs: TrainingJobs, sky: Sky, batch: ServiceJobs, access: Access) -> None:
         self._moto = moto
         self._jobs = jobs
         self._batch = batch
         self._sky = sky
+        self._access = access
         self._conditional = threading.Lock()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
+        refusal = self._access.refusal(environ)
+        if refusal:
+            _discard_body(environ)
+            code, s3_code = "UnrecognizedClientException", "InvalidAccessKeyId"
+            return _refuse(environ, start_response, code, s3_code, refusal, 403, 403)
+
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            return start_response(status, without_cors(headers), *rest)
+
+        return self._serve(environ, start)
+
+    def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == CONTROL_PATH:
             return self._control(environ, start_response)
         if USER_AGENT in environ.get("HTTP_USER_AGENT", ""):
@@ -97,7 +112,11 @@ class Gate:
             # moto looks and writes in two steps; in S3 a condition decides for one writer.
             with self._conditional:
                 return list(self._moto(environ, start_response))
-        return self._moto(environ, start_response)
+        answer = self._moto(environ, start_response)
+        if operation in ISSUING:
+            answer = list(answer)
+            self._access.note_issued(b"".join(answer))
+        return answer
 
     def _control(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Change the weather (PUT, JSON), or tell it (GET)."""
@@ -146,6 +165,14 @@ def _body(environ: Any) -> bytes:
     data: bytes = environ["wsgi.input"].read(length) if length else b""
     environ["wsgi.input"] = io.BytesIO(data)
     return data
+
+
+def _discard_body(environ: Environ) -> None:
+    """Read a body that nobody needs, a piece at a time, so that the client sees the answer."""
+    left = int(environ.get("CONTENT_LENGTH") or 0)
+    while left > 0 and (piece := environ["wsgi.input"].read(min(left, _PIECE_BYTES))):
+        left -= len(piece)
+    environ["CONTENT_LENGTH"] = "0"
 
 
 def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]) -> list[bytes]:

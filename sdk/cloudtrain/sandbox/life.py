@@ -20,11 +20,12 @@ from cloudtrain.container import JobFolder
 from cloudtrain.container.processes import kill, processes_of_run
 from cloudtrain.container.tree import host_names
 from cloudtrain.request import split_uri
+from cloudtrain.s3_download import DownloadError, download
 from cloudtrain.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.sandbox.jobs import FAILURE_CHARACTERS, TrainingJob
 from cloudtrain.sandbox.logs import LogPump
 from cloudtrain.sandbox.pools import WarmPools
-from cloudtrain.sandbox.transfer import Mirror, TransferError, fetch_prefix
+from cloudtrain.sandbox.transfer import Mirror
 from cloudtrain.sandbox.weather import Sky
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
@@ -182,8 +183,8 @@ class Life:
         mirrors = self._mirrors(folder.root)
         try:
             self._bring_inputs(mirrors)
-        except TransferError as error:
-            self._fail(str(error))
+        except DownloadError as error:
+            self._fail(f"ClientError: Data download failed: {error}")
             return
         hosts = host_names(job.cluster[1])
         document = self._localize(folder.root)
@@ -214,8 +215,8 @@ class Life:
             target = self._folder / "inputs" / channel["ChannelName"]
             if not target.exists():
                 uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-                if fetch_prefix(self._service.s3, uri, target) == 0:
-                    raise TransferError(f"ClientError: Data download failed: nothing lies at {uri}")
+                if download(self._service.s3, uri, target) == 0:
+                    raise DownloadError(f"nothing lies at {uri}")
         if "checkpoints" in mirrors:
             mirrors["checkpoints"].fetch()
 
@@ -245,7 +246,7 @@ class Life:
             raise RuntimeError("the sandbox ends")
         with (root / "attempt.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cloudtrain.sandbox.attempt", str(root)],
+                [sys.executable, "-P", "-m", "cloudtrain.sandbox.attempt", str(root)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudtrain.limits import limit_of
-from cloudtrain.request import split_uri
+from cloudtrain.s3_download import find_objects
 from cloudtrain.sandbox.jobs import Clock, TrainingJob
 from cloudtrain.sandbox.rules import ServiceError, check_create, check_role, invalid, no_objects
 from cloudtrain.sandbox.search import find
-from cloudtrain.sandbox.transfer import list_keys
 
 Document = Mapping[str, Any]
 _ARN_PART = ":training-job/"
@@ -98,7 +97,7 @@ class TrainingJobs:
             uri = str(channel["DataSource"]["S3DataSource"]["S3Uri"])
             said = "The S3 prefix has no objects."
             try:
-                if next(list_keys(self._s3, *split_uri(uri)), None) is not None:
+                if next(find_objects(self._s3, uri), None) is not None:
                     continue
             except ClientError as error:
                 said = str(error.response["Error"]["Message"])

@@ -87,11 +87,11 @@ class Sandbox:
         )
 
 
-def environment_of(endpoint: str, role: str, bucket: str) -> dict[str, str]:
-    """Return what a client must export. The keys are no credentials: nothing checks them."""
+def environment_of(endpoint: str, role: str, bucket: str, access_key: str) -> dict[str, str]:
+    """Return what a client must export. The access key id is what the sandbox asks for; signatures are not verified."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "sandbox",
+        "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": "sandbox",
         "AWS_DEFAULT_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
@@ -101,6 +101,22 @@ def environment_of(endpoint: str, role: str, bucket: str) -> dict[str, str]:
     }
 
 
+def make_home(home: Path) -> None:
+    """Create a sandbox's folder, for its owner only; one that exists keeps its mode.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
 def hold_home(home: Path) -> IO[str]:
     """Take a home folder for this process until it ends.
 
@@ -108,7 +124,7 @@ def hold_home(home: Path) -> IO[str]:
         UserError: another sandbox has it, or it cannot be made.
     """
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_home(home)
         lock = (home / _LOCK_FILE).open("w")
     except OSError as error:
         raise UserError(f"{home}: cannot be a sandbox's folder: {error.strerror}", "choose one with --home") from None
@@ -129,8 +145,8 @@ def hold_home(home: Path) -> IO[str]:
 
 
 def record(home: Path, sandbox: Sandbox) -> None:
-    """Write down where the sandbox is, in one step."""
-    write_whole(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n")
+    """Write down where the sandbox is, in one step. Only its owner may read it: it holds the access key."""
+    write_whole(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n", private=True)
 
 
 def find_sandbox(home: Path) -> Sandbox | None:
@@ -154,10 +170,10 @@ def start_sandbox(home: Path) -> Sandbox:
     running = find_sandbox(home)
     if running is not None:
         return running
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / LOG_FILE).open("ab") as log:
+    make_home(home)
+    with open(home / LOG_FILE, "ab", opener=_open_private) as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cloudtrain", "sandbox", "--home", str(home)],
+            [sys.executable, "-P", "-m", "cloudtrain", "sandbox", "--home", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -115,6 +115,7 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
+    from cloudtrain.sandbox.access import Access, make_access_key
     from cloudtrain.sandbox.batch import ServiceJobs
     from cloudtrain.sandbox.gate import Environ, Gate, StartResponse
     from cloudtrain.sandbox.life import Life, Service
@@ -138,8 +139,11 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
         raise UserError(f"port {options.port} cannot be used: {error}", "choose another with --port") from None
     endpoint = f"http://127.0.0.1:{server.server_port}"
     role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
-    environment = environment_of(endpoint, role, BUCKET)
-    session = boto3.Session(aws_access_key_id="service", aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (moto takes any)
+    key, service_key = make_access_key(), make_access_key()
+    access = Access(key, service_key)
+    access.listen_on(server.server_port)
+    environment = environment_of(endpoint, role, BUCKET, key)
+    session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
     config = Config(user_agent_extra=USER_AGENT, max_pool_connections=50)
     s3, logs, iam = (session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam"))
     sky = Sky(options.weather)
@@ -161,7 +165,7 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     jobs = TrainingJobs(REGION, _now, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
     batch = ServiceJobs(jobs, sky, _now)
     batch.keep_going(ending)
-    gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky, batch)
+    gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky, batch, access)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))

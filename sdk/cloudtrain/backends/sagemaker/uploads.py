@@ -9,7 +9,6 @@ leaves some.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.bundle import Progress, shown
+from cloudtrain.data_files import data_files
 from cloudtrain.errors import UserError
 from cloudtrain.request import split_uri
 
@@ -131,11 +131,11 @@ class Uploads:
             UserError: there is no file, or one cannot be read or named in S3.
             botocore.exceptions.ClientError: S3 refused.
         """
-        bucket, prefix = split_uri(uri)
-        items = [_Item(file, bucket, f"{prefix}/{name}", _size(file)) for file, name in _files(path)]
+        bucket, prefix = split_uri(f"{uri.rstrip('/')}/")
+        items = [_Item(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)]
         if not items:
             raise UserError(f"{path} holds no file to upload", "name a folder that holds the data")
-        there = self._sizes_below(bucket, f"{prefix}/")
+        there = self._sizes_below(bucket, prefix)
         missing = [item for item in items if there.get(item.key) != item.size]
         self._kept += len(items) - len(missing)
         self._items += missing
@@ -209,16 +209,10 @@ class Uploads:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield files, each with its path below the folder. Links to folders are not followed."""
-    if path.is_file():
-        yield path, _key(path.name)
-        return
+    """Yield files, each with its path below the folder."""
     with _unreadable_told():
-        for folder, folders, names in os.walk(path, onerror=_fail):
-            folders.sort()
-            for file in (Path(folder, name) for name in sorted(names)):
-                if file.is_file():
-                    yield file, _key(file.relative_to(path).as_posix())
+        for file, name in data_files(path, on_error=_fail):
+            yield file, _key(name)
 
 
 def _fail(error: OSError) -> None:

@@ -1,0 +1,52 @@
+"""The files of a local folder of data: one walk for uploads, local runs and everything that counts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class DataFile(NamedTuple):
+    """A file, and its path relative to the folder with `/` between the parts."""
+
+    path: Path
+    name: str
+
+
+def data_files(root: Path, *, on_error: Callable[[OSError], None] | None = None) -> Iterator[DataFile]:
+    """Yield the regular files of a folder, or a file itself, in the order of their names.
+
+    Links to files and folders are followed, except a link to a folder that contains the link.
+
+    Args:
+        root: A folder or a file.
+        on_error: Called with the error of each folder that cannot be listed; by default such a folder is left out.
+    """
+    if root.is_file():
+        yield DataFile(root, root.name)
+        return
+    for path in _below(root, (), on_error):
+        yield DataFile(path, path.relative_to(root).as_posix())
+
+
+def _below(
+    folder: Path, above: tuple[tuple[int, int], ...], on_error: Callable[[OSError], None] | None
+) -> Iterator[Path]:
+    try:
+        found = folder.stat()
+        names = sorted(os.listdir(folder))  # noqa: PTH208 (names are sorted as text)
+    except OSError as error:
+        if on_error is not None:
+            on_error(error)
+        return
+    identity = (found.st_dev, found.st_ino)
+    if identity in above:  # reached through a link to a folder that contains it
+        return
+    for name in names:
+        path = folder / name
+        if path.is_dir():
+            yield from _below(path, (*above, identity), on_error)
+        elif path.is_file():
+            yield path
