@@ -130,7 +130,7 @@ def test_each_sandbox_has_a_random_key_in_a_private_file(
 
 
 AS_NOBODY = """
-import http.client, json, os, sys
+import email.parser, encodings.idna, http.client, json, os, socket, sys  # all that is needed: Python may be root's
 port, home = int(sys.argv[1]), sys.argv[2]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 seen = {}
