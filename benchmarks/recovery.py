@@ -5,6 +5,9 @@
 Two ranks on the CPU train a small model with DDP and Gloo; rank 0 writes the time of each step to a file. After some
 steps rank 1 is killed, the group starts again, and ends by itself. The ways take turns. `torchrun`, too, gets
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because without it Gloo does not come back after a restart (pytorch#135712).
+
+What is measured is the fork of workers from one import of torch. Each worker reports whether what DDP imports was
+imported before its script began; the benchmark ends with an error where that is not what its way is meant to measure.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import torch
 from measure import BIN, Command, describe_machine, replace_marked, table
 
 SCRIPT = """
-import os, time
+import os, sys, time
+forked = "torch._dynamo" in sys.modules
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -35,6 +39,7 @@ torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)))
 optimizer = torch.optim.AdamW(model.parameters())
 steps = open(os.environ["STEPS"], "a", buffering=1)
+steps.write(f"worker forked={forked} of restart {restart}\\n")
 if dist.get_rank() == 1:
     steps.write(f"pid {os.getpid()} of restart {restart}\\n")
 step = 0
@@ -68,20 +73,32 @@ class Times:
     recovery: float
 
 
-def ways(folder: Path, *, fresh: bool) -> dict[str, list[str]]:
+@dataclass(frozen=True)
+class Way:
+    """A command that runs the script, and whether its workers are forked from one import of torch."""
+
+    argv: list[str]
+    is_forked: bool
+
+
+def ways(folder: Path, *, fresh: bool) -> dict[str, Way]:
     """Return the commands that run the script, by name."""
     cloudtrain = [str(BIN / "cloudtrain"), "submit", "job.yaml", "--local", "--follow", "--set"]
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--max-restarts=3", "train.py"]
     steps = f"code.env.STEPS={folder / 'steps'}"
-    found = {"`torchrun --max-restarts`": torchrun, "`cloudtrain submit --local`": [*cloudtrain, steps]}
+    found = {
+        "`torchrun --max-restarts`": Way(torchrun, is_forked=False),
+        "`cloudtrain submit --local`": Way([*cloudtrain, steps], is_forked=True),
+    }
     if fresh:
         off = "CLOUDTRAIN_WORKER_START=fresh"
-        found[f"the same, `{off}`"] = [*cloudtrain, steps, "--set", f"code.env.{off}"]
+        found[f"the same, `{off}`"] = Way([*cloudtrain, steps, "--set", f"code.env.{off}"], is_forked=False)
     return found
 
 
-def run_once(argv: list[str], folder: Path, environ: dict[str, str]) -> Times:
+def run_once(way: Way, folder: Path, environ: dict[str, str]) -> Times:
     """Run the script until it has been killed and has started again; return what it took."""
+    argv = way.argv
     steps = folder / "steps"
     steps.unlink(missing_ok=True)
     began = time.time()
@@ -94,7 +111,18 @@ def run_once(argv: list[str], folder: Path, environ: dict[str, str]) -> Times:
         after = wait_for_steps(running, steps, restart=1, count=1)[0]
         if running.wait(_PATIENCE_SECONDS) != 0:
             sys.exit(f"{argv[0]} failed:\n{(folder / 'log').read_text()[-3000:]}")
+    check_mechanism(way, steps)
     return Times(first - began, after - killed)
+
+
+def check_mechanism(way: Way, steps: Path) -> None:
+    """End the program unless the workers of both starts were forked, or were not, as the way is meant to measure."""
+    lines = [line for line in steps.read_text().splitlines() if line.startswith("worker")]
+    wanted = sorted(f"worker forked={way.is_forked} of restart {restart}" for restart in (0, 0, 1, 1))
+    if sorted(lines) != wanted:
+        told = "\n".join(lines)
+        log = steps.with_name("log").read_text()[-3000:]
+        sys.exit(f"{way.argv[0]}: the workers must be forked={way.is_forked}, and were:\n{told}\n{log}")
 
 
 def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int, count: int) -> list[float]:
@@ -132,11 +160,11 @@ def main() -> None:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         for turn in range(options.rounds + 1):
-            for way, argv in ways(folder, fresh=options.fresh).items():
-                times = run_once(argv, folder, environ)
+            for name_of_way, way in ways(folder, fresh=options.fresh).items():
+                times = run_once(way, folder, environ)
                 if turn > 0:
-                    recovery.setdefault(way, []).append(times.recovery)
-                    first_step.setdefault(way, []).append(times.first_step)
+                    recovery.setdefault(name_of_way, []).append(times.recovery)
+                    first_step.setdefault(name_of_way, []).append(times.first_step)
     base = next(iter(recovery))
     text = "\n".join(
         [
@@ -147,6 +175,8 @@ def main() -> None:
             "From the command to the first step:",
             "",
             *table(goals(folder, first_step, "0.70 x torchrun"), first_step, base),
+            "",
+            "In every turn the workers of `cloudtrain submit --local` were forked from one import of torch (checked).",
             "",
             f"Medians of {options.rounds} alternating turns on {describe_machine()}, torch {torch.__version__}.",
         ]

@@ -272,7 +272,11 @@ def _living(folder: Path) -> list[psutil.Process]:
         ("os.environ.update(MKL_NUM_THREADS='1')", "MKL_NUM_THREADS"),
         ('os.environ["TORCHDYNAMO_DISABLE"] = "1"', "TORCHDYNAMO_DISABLE"),
         ("os.putenv('KMP_AFFINITY', 'x')", "KMP_AFFINITY"),
+        ("os.environ |= {'OMP_NUM_THREADS': '2'}", "OMP_NUM_THREADS"),
+        ("os.environ[ 'A' ] = os.environ['OMP_NUM_THREADS'] = '2'", "OMP_NUM_THREADS"),
         ('print(os.environ.get("OMP_NUM_THREADS"))', ""),
+        ('restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])', ""),
+        ('if os.environ["OMP_NUM_THREADS"] == "1": os.environ["A"] = os.environ["TORCH_LOGS"]', ""),
         ('os.environ["WANDB_MODE"] = "offline"', ""),
     ],
 )

@@ -58,10 +58,12 @@ _OF_A_START = re.compile(
 )
 """Variables that torchrun and the agent set for each start. They are read when a process group or a context is made."""
 
+_READ_AT_IMPORT = r"(?:(?:OMP|MKL|KMP|GOMP|OPENBLAS)_|(?:PY)?TORCH)\w+"
 _SETS_VARIABLE = re.compile(
-    r"""(?:environ\[|environ\.(?:setdefault|update)\(|putenv\()[^\n]*?\b((?:(?:OMP|MKL|KMP|GOMP|OPENBLAS)_|(?:PY)?TORCH)\w+)"""
+    rf"""environ\[\s*["']({_READ_AT_IMPORT})["']\s*\]\s*[|+]?=(?!=)"""
+    rf"""|(?:environ\.(?:setdefault|update|pop)\(|environ\s*\|=|putenv\()[^\n]*?\b({_READ_AT_IMPORT})"""
 )
-"""A script that sets what torch, or a library that it loads, reads once and for all at import."""
+"""Match a script that sets, not only reads, what torch or a library that it loads reads once at import."""
 
 _POLL_SECONDS = 0.01
 _LOADED = "loaded\n"
@@ -77,7 +79,7 @@ def why_fresh(environ: Mapping[str, str]) -> str:
         return f"{START_VARIABLE}=fresh" if wish else "only Linux hands a forked worker to the agent"
     script = _script(environ)
     found = script and _SETS_VARIABLE.search(_text(script))
-    return f"{script} sets {found[1]}, which is read when torch is loaded" if found else ""
+    return f"{script} sets {found[1] or found[2]}, which is read when torch is loaded" if found else ""
 
 
 def modules_behind(environ: Mapping[str, str]) -> tuple[str, ...]:
