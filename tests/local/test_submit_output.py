@@ -76,6 +76,14 @@ def test_submit_prints_the_plans_warnings_on_stderr(cli: Cli, quick: Path) -> No
     cli("follow", resumed.json["run"])
 
 
+def test_output_may_go_to_a_file_in_the_code_folder(cli: Cli, quick: Path) -> None:
+    words = f"cd {quick.parent} && {command()} submit job.yaml --local --follow > log 2>&1"
+    done = subprocess.run(["sh", "-c", words], check=False, env=dict(os.environ))
+    told = (quick.parent / "log").read_text()
+    assert done.returncode == 0, told
+    assert all(f"warning: {warning}\n" in told for warning in WARNINGS)
+
+
 def test_the_sdk_returns_the_plans_warnings(quick: Path) -> None:
     plans: list[cloudtrain.Plan] = []
     run = cloudtrain.submit(quick, local=True, callbacks=cloudtrain.Callbacks(on_plan=plans.append))

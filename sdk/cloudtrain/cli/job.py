@@ -148,12 +148,16 @@ def submit(
         from cloudtrain import api
         from cloudtrain.console import runs
         from cloudtrain.console.account import say_checks
-        from cloudtrain.console.plans import say_warnings
+        from cloudtrain.console.plans import warnings_at_end
         from cloudtrain.sending import Callbacks
 
         settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
         spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-        with console.progress("packing the code") as progress, console.progress("uploading") as upload_progress:
+        with (
+            warnings_at_end() as on_plan,
+            console.progress("packing the code") as progress,
+            console.progress("uploading") as upload_progress,
+        ):
             run = api.submit(
                 spec,
                 local=local,
@@ -163,7 +167,7 @@ def submit(
                 new=new,
                 wait_for_capacity=wait_for_capacity,
                 callbacks=Callbacks(
-                    on_plan=say_warnings,
+                    on_plan=on_plan,
                     on_checks=say_checks,
                     on_wait=runs.say_waiting,
                     on_sent=runs.say_sent,
@@ -218,18 +222,19 @@ def resume(
     from cloudtrain import api
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
-    from cloudtrain.console.plans import say_warnings
+    from cloudtrain.console.plans import warnings_at_end
     from cloudtrain.sending import Callbacks
 
-    started = api.resume(
-        run,
-        overrides,
-        instances=instances,
-        from_step=from_step,
-        skip_check=skip_check,
-        new=new,
-        callbacks=Callbacks(on_plan=say_warnings, on_checks=say_checks),
-    )
+    with warnings_at_end() as on_plan:
+        started = api.resume(
+            run,
+            overrides,
+            instances=instances,
+            from_step=from_step,
+            skip_check=skip_check,
+            new=new,
+            callbacks=Callbacks(on_plan=on_plan, on_checks=say_checks),
+        )
     runs.print_submitted(started, as_json=as_json)
     if follow:
         from cloudtrain.console.follow import follow as show

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,20 @@ def print_plan(plan: Plan) -> None:
     table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
+
+
+@contextmanager
+def warnings_at_end() -> Iterator[Callable[[Plan], None]]:
+    """Give a callback for a plan, and print the plan's warnings when the block ends.
+
+    Output of the command may go to a file in the code folder, which must not change while it is packed.
+    """
+    plans: list[Plan] = []
+    try:
+        yield plans.append
+    finally:
+        for plan in plans[-1:]:
+            say_warnings(plan)
 
 
 def say_warnings(plan: Plan) -> None:
