@@ -1,4 +1,4 @@
-"""How long a run may go on and what it costs then: ceilings that hold by construction."""
+"""Time limits of a run, and the estimate of what it costs when it reaches them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _MIN_RUNTIME_SECONDS = 60
 
 @dataclass(frozen=True)
 class CostPlan:
-    """What the run costs at most; None when the price is unknown.
+    """Estimate of what the run costs when it reaches its time limits; None when the price is unknown.
+
+    AWS limits times, not costs. The estimate leaves out data download and upload, time that AWS takes to enforce a
+    limit beyond `STOP_SECONDS`, storage and data transfer.
 
     Attributes:
         usd_per_hour: Of the whole cluster, on demand, in US dollars. With preferences that of the dearest.
-        max_usd: `usd_per_hour` x the longest time that can be billed. With spot that is the on-demand price for all
-            of max_wait; what is paid is less.
+        max_usd: `usd_per_hour` x the time limit, the time to stop and the warm pool. With spot that is the on-demand
+            price for all of max_wait; what is paid is less.
         price_as_of: Day of the price, as YYYY-MM-DD.
         warm_pool_usd: Part of `max_usd` that the cluster costs while it is kept warm after the run, when no job takes
             it over; 0 when none is kept.
@@ -42,7 +45,8 @@ class Time:
     Attributes:
         runtime: After which the job is stopped.
         wait: Waiting and training together, with spot; else None.
-        billed: Longest time that can be billed: all of `wait` with spot, else `runtime`, and the warm pool after it.
+        billed: Time that the estimate counts: all of `wait` with spot, else `runtime`, then the time to stop and the
+            warm pool.
     """
 
     runtime: int
@@ -71,7 +75,7 @@ def price_cluster(spec: JobSpec, region: str, prices: Prices) -> Rate | None:
 
 
 def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> Time:
-    """Decide how long a run may go on, so that `limits.cost` holds whatever happens."""
+    """Return the time limits of a run; without a `limits.runtime` they are shortened to what `limits.cost` pays for."""
     spot = spec.cluster.spot
     runtime = spec.limits.runtime
     if spot is not None and spot.max_wait is not None:
@@ -89,11 +93,11 @@ def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> T
     if affordable < runtime:
         notes.decide(
             f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
-            f"so that the run costs at most {limit:g} USD"
+            f"so that its estimated cost stays within {limit:g} USD"
         )
         runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
     wait = None if spot is None else spot.max_wait or int(min(2 * runtime, affordable))
-    return Time(runtime, wait, (wait or runtime) + warm)
+    return Time(runtime, wait, (wait or runtime) + STOP_SECONDS + warm)
 
 
 def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Notes) -> None:
@@ -115,7 +119,7 @@ def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Note
 
 
 def cost_of(spec: JobSpec, rate: Rate | None, region: str, time: Time, notes: Notes) -> CostPlan:
-    """Return what the run costs at most."""
+    """Return the estimate of what the run costs when it reaches its time limits."""
     if (spec.cluster.keep_alive or 0) > LONGEST_SECONDS:
         longest, asked = format_duration(LONGEST_SECONDS), format_duration(spec.cluster.keep_alive or 0)
         notes.warn(
@@ -124,7 +128,7 @@ def cost_of(spec: JobSpec, rate: Rate | None, region: str, time: Time, notes: No
     if rate is None:
         notes.warn(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
         return CostPlan(None, None, None, None if spec.cluster.keep_alive else 0.0)
-    # Rounded up: a ceiling must not be below what it bounds.
-    at_most = math.ceil(rate.usd_per_hour * time.billed / 36) / 100
+    # Rounded up, so that rounding never puts the estimate below a limit that it exceeds.
+    estimate = math.ceil(rate.usd_per_hour * time.billed / 36) / 100
     warm = math.ceil(rate.usd_per_hour * (spec.cluster.keep_alive or 0) / 36) / 100
-    return CostPlan(round(rate.usd_per_hour, 4), at_most, rate.as_of, warm)
+    return CostPlan(round(rate.usd_per_hour, 4), estimate, rate.as_of, warm)

@@ -611,7 +611,7 @@ class Limits(Section):
     runtime: Annotated[Duration, AfterValidator(_runtime)] = 86400
     """Longest training time, 1m to 28d; the run is stopped after it."""
     cost: Annotated[Dollars, Field(gt=0)] | None = None
-    """Most that the run may cost; shortens the runtime so that it holds, or refuses the runtime that was asked for."""
+    """Limit of the estimated cost: shortens the default runtime, and refuses a runtime or max_wait that costs more."""
     retries: Whole = Field(default=0, ge=0, examples=[3])
     """How often workers that fail are started again from the last checkpoint, at most 30."""
     hang: Hang = 600

@@ -972,7 +972,7 @@ def budget(limit: float, spent: float, **more: Any) -> dict[str, Any]:
 )
 def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, told: str) -> None:
     account.say("DescribeBudgets", Answer.json({"Budgets": [found]}))
-    # 2 x 0.23 USD per hour for 24 hours are 11.04 USD.
+    # 2 x 0.23 USD per hour for 24 hours and 2 minutes are an estimated 11.06 USD.
     check = checks()["budget"]
     assert check.result == result
     assert told in check.detail + check.fix

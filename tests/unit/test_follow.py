@@ -20,7 +20,7 @@ from cloudtrain.console.follow import Patience, _is_live, _segments, _Thinner, f
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
-from cloudtrain.patience import SteadyPace
+from cloudtrain.patience import OUTAGE_SECONDS, SteadyPace
 from cloudtrain.run import LogFilter, LogLine, Phase, Run, State, Status, Waiting, fold_events
 from cloudtrain_runtime.contract import format_event
 
@@ -513,6 +513,14 @@ def test_a_cloud_that_never_answers_ends_it_with_how_to_come_back() -> None:
     assert raised.value.exit_code == 3
     assert f"follow sagemaker:{RUN}" in raised.value.hint
     assert raised.value.hint.startswith("wait\n")
+
+
+def test_an_outage_after_an_answer_is_waited_out_for_longer() -> None:
+    assert Patience().all_seconds == OUTAGE_SECONDS == 3600, "as documented for every followed run"
+    patience = Patience(first_seconds=0.01, longest_seconds=0.02, all_seconds=60, unanswered_seconds=0)
+    assert follow(Run(RUN, Cloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, patience=patience) == 0
+    with pytest.raises(CloudError):
+        follow(Run(RUN, Cloud(THROTTLED, THROTTLED, DONE)), as_json=True, patience=patience)
 
 
 def test_an_error_that_is_not_the_clouds_surfaces(capsys: pytest.CaptureFixture[str]) -> None:

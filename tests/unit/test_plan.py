@@ -144,18 +144,22 @@ def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
     assert content["checkpoint"] == {"uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints", "every": "10m"}
 
 
-def test_money(plan_of: PlanOf) -> None:
+def test_the_estimate_counts_the_time_to_stop(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:
     cost = plan_of("limits.runtime=10h").cost
     assert cost.usd_per_hour == pytest.approx(50.5026)
-    assert cost.max_usd == pytest.approx(505.03)
+    assert cost.max_usd == pytest.approx(506.71), "ten hours and two minutes"
+    print_plan(plan_of("limits.runtime=10h"))
+    shown = capsys.readouterr().out
+    assert "\nruntime       stopped after 10h\n" in shown
+    assert "50.50 USD per hour, estimated 506.71 USD at its time limit (" in shown
 
 
 def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> None:
     plan = plan_of("limits.cost=100 USD")
     assert plan.request["StoppingCondition"]["MaxRuntimeInSeconds"] == plan.max_runtime_seconds
     assert plan.cost.max_usd is not None
-    assert 98.3 < plan.cost.max_usd < 100, "two minutes of stopping are kept back"
-    assert any("costs at most 100 USD" in decision for decision in plan.decisions)
+    assert 99.9 < plan.cost.max_usd <= 100, "with two minutes to stop"
+    assert any("its estimated cost stays within 100 USD" in decision for decision in plan.decisions)
 
 
 def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
@@ -498,7 +502,7 @@ def test_a_cost_limit_never_shortens_a_runtime_that_was_asked_for(plan_of: PlanO
 
 def test_spot_is_bounded_by_the_on_demand_price_of_all_its_waiting(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.spot={max_wait: 20h}", "limits.runtime=10h")
-    assert plan.cost.max_usd == pytest.approx(20 * 50.502572, abs=0.01)
+    assert plan.cost.max_usd == pytest.approx((20 + 120 / 3600) * 50.502572, abs=0.01)
     plan = plan_of("cluster.spot=true", "limits.cost=100 USD")
     assert plan.max_wait_seconds == plan.max_runtime_seconds
     assert plan.cost.max_usd is not None
@@ -509,7 +513,7 @@ def test_spot_is_bounded_by_the_on_demand_price_of_all_its_waiting(plan_of: Plan
 
 def test_a_warm_pool_is_paid_for(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.keep_alive=1h", "limits.runtime=1h")
-    assert plan.cost.max_usd == pytest.approx(2 * 50.502572, abs=0.01)
+    assert plan.cost.max_usd == pytest.approx((2 + 120 / 3600) * 50.502572, abs=0.01)
     assert plan.cost.warm_pool_usd == pytest.approx(50.502572, abs=0.01)
     assert plan.warnings == plan_of().warnings
     assert plan_of().cost.warm_pool_usd == 0

@@ -33,6 +33,7 @@ from cloudtrain.console.runs import (
 )
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
+from cloudtrain.patience import OUTAGE_SECONDS
 from cloudtrain.run import EVERYTHING
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
@@ -74,11 +75,15 @@ _QUEUED = 10_000
 
 @dataclass(frozen=True)
 class Patience:
-    """How errors of the cloud are waited out: first this long, then longer each time, and how long in all."""
+    """How errors of the cloud are waited out: first this long, then longer each time, and how long in all.
+
+    `unanswered_seconds` is the limit where there was no answer yet: wrong settings look the same.
+    """
 
     first_seconds: float = 2.0
     longest_seconds: float = 60.0
-    all_seconds: float = 600.0
+    all_seconds: float = OUTAGE_SECONDS
+    unanswered_seconds: float = 600.0
 
 
 def follow(
@@ -208,6 +213,7 @@ class _Asker(threading.Thread, abc.ABC):
         self._outage = outage
         self._since: float | None = None
         self._wait_seconds = patience.first_seconds
+        self._limit_seconds = min(patience.all_seconds, patience.unanswered_seconds)
 
     def run(self) -> None:
         """Work until it is done, or the cloud has not answered for too long."""
@@ -233,13 +239,14 @@ class _Asker(threading.Thread, abc.ABC):
         if self._since is not None:
             self._outage.end(self.name)
         self.trouble, self._since, self._wait_seconds = "", None, self._patience.first_seconds
+        self._limit_seconds = self._patience.all_seconds
 
     def _wait_out(self, error: CloudError) -> None:
         now = time.monotonic()
         if self._since is None:
             self._since = now
             self._outage.begin(self.name, error)
-        left = self._patience.all_seconds - (now - self._since)
+        left = self._limit_seconds - (now - self._since)
         if left <= 0:
             raise error
         self.trouble = error.message

@@ -55,10 +55,10 @@ def print_plan(plan: Plan) -> None:
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
         *_source_rows(plan),
         ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
-        ("runtime", f"at most {format_duration(plan.max_runtime_seconds)}"),
+        ("runtime", f"stopped after {format_duration(plan.max_runtime_seconds)}"),
     ]
     if plan.max_wait_seconds is not None:
-        rows.append(("spot", f"waiting and training together at most {format_duration(plan.max_wait_seconds)}"))
+        rows.append(("spot", f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training"))
     if plan.target != "local":
         rows.append(("cost", _cost(plan)))
     table(rows)
@@ -140,7 +140,8 @@ def _cost(plan: Plan) -> str:
     age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
     dated = f"prices of {cost.price_as_of}, {age} days old"
     warm = f", {cost.warm_pool_usd:,.2f} USD of it for the warm pool" if cost.warm_pool_usd else ""
-    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, at most {cost.max_usd:,.2f} USD{warm} ({dated})"
+    estimate = f"estimated {cost.max_usd:,.2f} USD at its time limit{warm}"
+    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, {estimate} ({dated})"
 
 
 def print_files(contents: Contents, *, show_all: bool) -> None:

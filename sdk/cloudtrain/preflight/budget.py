@@ -47,7 +47,7 @@ def _judge(context: Context, budget: Mapping[str, Any], left: float) -> Check:
         return failed("budget", f"{name} is spent: {limit:,.2f} USD {period}", f"wait, {console}")
     if cost is None:
         return passed("budget", f"{left:,.2f} USD left of {name}; what the run costs is not known")
-    detail = f"{left:,.2f} of {limit:,.2f} USD {period} left of {name}, the run costs at most {cost:,.2f} USD"
+    detail = f"{left:,.2f} of {limit:,.2f} USD {period} left of {name}, the run is estimated at {cost:,.2f} USD"
     if cost > left:
         return failed("budget", detail, f'--set "limits.cost={math.floor(left)} USD", {console}')
     return passed("budget", detail)
