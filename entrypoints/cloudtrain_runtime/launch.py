@@ -47,6 +47,7 @@ from cloudtrain_runtime.host.hang import HostWatch, trace_variables
 from cloudtrain_runtime.host.kept_files import CodeFolder
 from cloudtrain_runtime.host.machine import Host, count_gpus, read_host, usable_cpus
 from cloudtrain_runtime.host.output import Output
+from cloudtrain_runtime.host.script_report import ScriptReport
 from cloudtrain_runtime.host.variables import sagemaker_variables
 from cloudtrain_runtime.place import ml_tree
 
@@ -103,6 +104,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         checkpoints=config.checkpoint.uri,
         is_stopping=stop.was_asked,
     )
+    report = ScriptReport(tree, config, host.name)
     environment = {**os.environ, **host_variables(tree, config, host), **secret}
     output = Output(environment[name] for name in config.secrets) if config.secrets else None
     agent = _start_agent(torchrun_arguments(config, host, os.environ), tree.code, environment, output)
@@ -110,12 +112,14 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         output.close_here()
     stop.reaches(agent)
     watch.start(agent.pid)
+    report.start()
     _compile_ahead()
     exit_code = _wait(agent.pid)
     stop.cancel()
     if output is not None:
         output.end()
     code.report(host.name)
+    report.end()
     if (hung := watch.end()) is not None:
         return hung
     if exit_code != 0 and not stop.was_asked():

@@ -25,6 +25,7 @@ from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import say
 from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
 from cloudtrain_runtime.host.groups import keep_groups
+from cloudtrain_runtime.host.joins import note_join
 from cloudtrain_runtime.host.variables import mpirun_variables
 from cloudtrain_runtime.marks import mark_lines
 from cloudtrain_runtime.place import is_by_mpirun, ml_tree, read_run_config, torchrun_variables
@@ -166,6 +167,7 @@ def run_script(config: RunConfig) -> None:
     sys.argv = [str(script), *arguments(config, os.environ)]
     sys.path[0] = str(script.parent)
     keep_groups()
+    note = note_join() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -175,6 +177,8 @@ def run_script(config: RunConfig) -> None:
         is_told = isinstance(code, str)
         title = f"failed: {code}" if is_told else f"ended with {describe_exit(int(code))}"
         report_alone(title, exit_code=1 if is_told else int(code))
+    elif note is not None:
+        note.end()
     leave(code)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudtrain import script_signs
 from cloudtrain.entry import find_module
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
@@ -24,10 +25,22 @@ class Conventions:
     Attributes:
         local_rank: Option that takes the local rank, as the script spells it, or None.
         spawn: Where it starts the ranks of its host itself (`file:line`), or None.
+        launcher: Where it starts torchrun, `accelerate launch` or deepspeed (`file:line`), or None.
+        own_rank: Where it sets a variable of torchrun's (`file:line sets RANK`), or None.
+        joins: Whether it shows a sign of torch.distributed or of a framework that uses it.
+        saves: Whether it shows a sign of checkpoints that are kept.
+        ml_paths: Where its text names a path below /opt/ml (`file:line`).
+        starts_ranks: Whether it starts ranks of its own, by `spawn` or a launcher.
     """
 
     local_rank: str | None = None
     spawn: str | None = None
+    launcher: str | None = None
+    own_rank: str | None = None
+    joins: bool = True
+    saves: bool = True
+    ml_paths: tuple[str, ...] = ()
+    starts_ranks: bool = False
 
 
 def read_conventions(directory: Path, script: str) -> Conventions:
@@ -39,13 +52,36 @@ def read_conventions(directory: Path, script: str) -> Conventions:
         directory: The code folder.
         script: The script's path below it.
     """
-    local_rank = spawn = None
+    local_rank = spawn = launcher = own_rank = None
+    is_read = joins = saves = False
+    ml_paths: list[str] = []
     for path, tree in _modules(directory, directory / script):
+        is_read = True
+        file = path.relative_to(directory).as_posix()
         local_rank = local_rank or _local_rank(tree)
-        line = _spawn(tree)
-        if spawn is None and line is not None:
-            spawn = f"{path.relative_to(directory).as_posix()}:{line}"
-    return Conventions(local_rank, spawn)
+        spawn = spawn or _place(file, _spawn(tree))
+        launcher = launcher or _place(file, script_signs.starts_launcher(tree))
+        overwritten = script_signs.overwrites_rank(tree)
+        own_rank = own_rank or (overwritten and f"{file}:{overwritten[0]} sets {overwritten[1]}")
+        joins = joins or script_signs.joins_ranks(tree)
+        saves = saves or script_signs.saves_checkpoints(tree)
+        ml_paths += [f"{file}:{line}" for line in script_signs.ml_literals(tree)]
+    if not is_read:
+        return Conventions()
+    return Conventions(
+        local_rank,
+        spawn,
+        launcher,
+        own_rank,
+        joins=joins,
+        saves=saves,
+        ml_paths=tuple(ml_paths),
+        starts_ranks=spawn is not None or launcher is not None,
+    )
+
+
+def _place(file: str, line: int | None) -> str | None:
+    return None if line is None else f"{file}:{line}"
 
 
 def _modules(directory: Path, script: Path) -> Iterator[tuple[Path, ast.Module]]:

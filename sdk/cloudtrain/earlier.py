@@ -73,7 +73,8 @@ class EarlierRun:
     def code(self) -> CodeInfo:
         """The code, which lies where the run has put it."""
         bundle = self._content["bundle"]
-        conventions = Conventions(self._content.get("config", {}).get("local_rank_option"))
+        config = self._content.get("config", {})
+        conventions = Conventions(config.get("local_rank_option"), starts_ranks=config.get("starts_ranks", False))
         return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
 
     @property

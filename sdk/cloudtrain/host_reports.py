@@ -1,8 +1,8 @@
-"""What each host reports at the end of a run: files that are not kept, an empty model folder."""
+"""What each host reports of a run: files that are not kept, an empty model, ranks that train alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,4 +74,65 @@ def file_warnings(reports: Iterable[HostFiles], *, has_succeeded: bool) -> list[
     found = [str(report) for report in hosts if report.files]
     if has_succeeded and hosts and all(report.model_is_empty for report in hosts):
         found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
+    return found
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """One host's newest event `ranks`, which only scripts have.
+
+    Attributes:
+        host: Its name.
+        ranks: Ranks that the host has started.
+        alone: Those of them that have joined no process group so far, or until they ended.
+        joined: Those that have.
+        has_saved: Whether a file in /opt/ml/checkpoints is newer than the start.
+        has_progressed: Whether a rank has reported a step; None where limits.hang is off.
+    """
+
+    host: str
+    ranks: int
+    alone: int
+    joined: int
+    has_saved: bool
+    has_progressed: bool | None
+
+
+def read_host_ranks(event: Mapping[str, Any]) -> HostRanks:
+    """Return what an event `ranks` reports, whose fields have the types of the schema."""
+    return HostRanks(
+        host=event["host"],
+        ranks=event["ranks"],
+        alone=event["alone"],
+        joined=event["joined"],
+        has_saved=event["saved"],
+        has_progressed=event.get("progressed"),
+    )
+
+
+def rank_warnings(reports: Collection[HostRanks], *, has_checkpoint: bool) -> list[str]:
+    """Return what the hosts report of a script that trains alone, never saves or reports no progress.
+
+    Args:
+        reports: The newest of each host.
+        has_checkpoint: Whether the run has reported a checkpoint.
+    """
+    ranks = sum(report.ranks for report in reports)
+    found = []
+    if ranks > 1 and ranks == sum(report.alone for report in reports):
+        found.append(
+            f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
+            "model of its own. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
+            "its own ranks, set cluster.processes_per_instance: 1"
+        )
+    is_used = has_checkpoint or any(report.has_progressed for report in reports)
+    if reports and not is_used and not any(report.has_saved for report in reports):
+        found.append(
+            "no checkpoint so far: the script has written nothing to /opt/ml/checkpoints and saves nothing by "
+            "cloudtrain_runtime.checkpoint, so an interrupted run starts from the beginning"
+        )
+    if reports and all(report.has_progressed is False for report in reports):
+        found.append(
+            "limits.hang has no effect: the script reports no progress, which cloudtrain_runtime.checkpoint.save does"
+        )
     return found

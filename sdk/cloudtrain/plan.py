@@ -43,9 +43,9 @@ from cloudtrain.refusals import (
     warn_of_code,
     warn_of_last_save,
     warn_of_price,
-    warn_of_spawn,
 )
 from cloudtrain.request import Choices, Locations, render_request
+from cloudtrain.script_warnings import warn_of_script
 from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Origin, Settings
 from cloudtrain.spec import REQUEST_TAG, JobSpec, Parallel
@@ -340,13 +340,14 @@ def make_plan(
     if sync:
         checkpoints = "" if isolated else script_saves_to(spec, locations, run, go_on_in, notes, is_local=is_local)
     local_rank = choose_local_rank(spec, code.conventions, notes)
-    warn_of_spawn(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
+    warn_of_script(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
     config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
     network_gbps = None if is_local else _network_gbps(spec)
     config = replace(
         config,
         network_gbps=network_gbps,
         local_rank_option=local_rank,
+        starts_ranks=code.conventions.starts_ranks,
         bucket_owners=settings.bucket_owners,
     )
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)

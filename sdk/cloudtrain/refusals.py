@@ -304,25 +304,6 @@ def choose_local_rank(spec: JobSpec, conventions: Conventions, notes: Notes) -> 
     return option
 
 
-def warn_of_spawn(
-    spec: JobSpec, conventions: Conventions, processes: int | None, *, is_local: bool, notes: Notes
-) -> None:
-    """Note that a script starts the ranks of its host itself, beside those that are started for it."""
-    if conventions.spawn is None:
-        return
-    if processes != 1:
-        notes.warn(
-            f"{conventions.spawn} starts processes with torch.multiprocessing.spawn, and cloudtrain starts "
-            f"{processes or 'several'} ranks on each instance, each of which would do so: where these are its ranks, "
-            "use cluster.processes_per_instance: 1"
-        )
-    if is_local and spec.cluster.instances > 1:
-        notes.warn(
-            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of "
-            "its own finds the first host's address in MASTER_ADDR, here and on SageMaker"
-        )
-
-
 def warn_of_last_save(spec: JobSpec, notes: Notes) -> None:
     """Note that the last checkpoint will not be in S3 before a notice to stop is over."""
     size, hosts, every = spec.checkpoint.size, spec.cluster.instances, spec.checkpoint.every

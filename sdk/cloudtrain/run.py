@@ -13,7 +13,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED, RunNotFoundError, UnreachableError
-from cloudtrain.host_reports import HostFiles, file_warnings, read_host_files
+from cloudtrain.host_reports import (
+    HostFiles,
+    HostRanks,
+    file_warnings,
+    rank_warnings,
+    read_host_files,
+    read_host_ranks,
+)
 from cloudtrain.patience import Pace, Patience
 from cloudtrain.units import format_duration, parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
@@ -139,6 +146,7 @@ class Progress:
         slow_ranks: By rank, what is told of one that keeps the others waiting.
         bandwidth_gbps: What an all-reduce over all ranks achieved at the start, in Gbit/s.
         slow_network: What is wrong with that, or None.
+        host_ranks: By host, what it reported last of a script's ranks.
         host_files: By host, what it reported of the job's files when its ranks had ended.
         marks: Times (seconds since the epoch) and steps of the last minutes, since the workers started last; the newest
             is last.
@@ -160,6 +168,7 @@ class Progress:
     slow_ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
+    host_ranks: Mapping[str, HostRanks] = dataclasses.field(default_factory=dict)
     host_files: Mapping[str, HostFiles] = dataclasses.field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
 
@@ -339,6 +348,11 @@ def _fold_outputs(progress: Progress, event: Mapping[str, Any]) -> Progress:
     return dataclasses.replace(progress, host_files={**progress.host_files, report.host: report})
 
 
+def _fold_ranks(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    report = read_host_ranks(event)
+    return dataclasses.replace(progress, host_ranks={**progress.host_ranks, report.host: report})
+
+
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "started": _fold_started,
     "step": _fold_step,
@@ -352,6 +366,7 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "stopped": _fold_step,
     "failed": _fold_failed,
     "outputs": _fold_outputs,
+    "ranks": _fold_ranks,
 }
 
 
@@ -534,11 +549,13 @@ class Status:
             told.append(progress.slow_network)
         return (*told, *(() if self.state.is_final else progress.slow_ranks.values()))
 
-    def losses(self) -> tuple[str, ...]:
-        """Return what an ended run did not keep, one sentence each."""
-        if not self.state.is_final:
-            return ()
-        return tuple(file_warnings(self.progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED))
+    def host_warnings(self) -> tuple[str, ...]:
+        """Return what its hosts report of ranks that train alone and of files that are not kept, one sentence each."""
+        progress = self.progress
+        found = rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
+        if self.state.is_final:
+            found += file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
+        return tuple(found)
 
     def _describe_missed(self, missed: Missed, now: float | None) -> str:
         checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
@@ -626,7 +643,7 @@ class Status:
                 "age_seconds": round(age, 1),
             },
             "alarms": list(self.alarms(now)),
-            "warnings": [*self.warnings(), *self.losses()],
+            "warnings": [*self.warnings(), *self.host_warnings()],
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),
         }

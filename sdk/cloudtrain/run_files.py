@@ -57,6 +57,7 @@ CONFIG: Final = Fields(
         "hang_seconds": nullable(number),
         "local_rank_option": nullable(text),
         "outputs": array(text),
+        "starts_ranks": boolean,
         "train": nullable(Fields()),
         "checkpoint": Fields(optional={"uri": text}),
     }

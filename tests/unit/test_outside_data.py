@@ -58,6 +58,9 @@ WHOLE: dict[str, dict[str, Any]] = {
         "host": "algo-1", "model_is_empty": True, "unkept_files": 2, "unkept_bytes": 9, "is_complete": True,
         "unkept": [{"path": "out/", "files": 2, "bytes": 9}],
     },
+    "ranks": {
+        "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "saved": False, "progressed": None,
+    },
     "stopped": {"step": 12, "epoch": 1},
     "finished": {"step": 12, "epochs": 1, "seconds": 9.5, "samples_per_second": None, "best_step": 1, "skipped": 0},
     "of-a-newer-version": {"step": 12, "anything": {"nested": [1, "x"]}},

@@ -223,6 +223,7 @@ class RunConfig:
         bucket_owners: Account that must own a bucket, by its name, for those of which it is known.
         outputs: Files and folders (these end with `/`) that a script writes into its code folder and that are kept.
             Left out of `run.json` where there are none.
+        starts_ranks: Whether the script starts ranks of its own, as its text shows. Left out of `run.json` where not.
     """
 
     run: str
@@ -243,13 +244,14 @@ class RunConfig:
     secrets: dict[str, SecretConfig] = field(default_factory=dict)
     bucket_owners: dict[str, str] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
+    starts_ranks: bool = False
     version: int = VERSION
 
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, equal for equal plans."""
         fields = dataclasses.asdict(self)
         fields["args"] = encode_floats(fields["args"])  # a Task gets NaN where its job file has .nan
-        for name in ("secrets", "outputs"):
+        for name in ("secrets", "outputs", "starts_ranks"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"
@@ -349,6 +351,11 @@ class MlTree:
     def watch(self) -> Path:
         """Folder of the ranks' pulses; it exists while the launcher watches them."""
         return self.root / "output" / "watch"
+
+    @property
+    def joins(self) -> Path:
+        """Folder of the ranks' notes on whether they have joined a process group."""
+        return self.root / "output" / "joins"
 
     @property
     def hang(self) -> Path:

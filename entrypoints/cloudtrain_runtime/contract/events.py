@@ -86,6 +86,10 @@ EVENTS: Final[Mapping[str, Fields]] = {
         },
         is_complete=boolean,
     ),
+    "ranks": _kind(
+        {"host": text, "ranks": count, "joined": count, "alone": count, "saved": boolean},
+        seconds=number, progressed=nullable(boolean),
+    ),
     "stopped": _kind(),
     "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),
 }  # fmt: skip

@@ -69,6 +69,18 @@ class CodeFolder:
         return any(path.startswith(name) if name.endswith("/") else path == name for name in self._outputs)
 
 
+def newest_change(folder: Path) -> float:
+    """Return when the newest file below a folder was written, in seconds since the epoch; 0 where there is none."""
+    return max((_changed(folder / path) for path, _ in _Scan(folder)), default=0.0)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # deleted meanwhile
+        return 0.0
+
+
 @dataclass
 class _Scan:
     """The files below a folder with their sizes, without following links, for a bounded time.

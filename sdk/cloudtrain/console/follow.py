@@ -290,8 +290,11 @@ def _remembering(status: Status, before: Status | None) -> Status:
         return status
     progress = status.progress
     if progress.last_step is None:
-        host_files = {**before.progress.host_files, **progress.host_files}
-        progress = dataclasses.replace(before.progress, host_files=host_files)
+        progress = dataclasses.replace(
+            before.progress,
+            host_ranks={**before.progress.host_ranks, **progress.host_ranks},
+            host_files={**before.progress.host_files, **progress.host_files},
+        )
     if progress.checkpoint is None and not progress.damaged:
         earlier = before.progress
         progress = dataclasses.replace(

@@ -127,6 +127,8 @@ def _length(length: LengthPlan) -> str:
 
 def _checkpoints(plan: Plan) -> str:
     every = plan.to_json()["checkpoint"]["every"]
+    if plan.config.script is not None:
+        return f"every {every} where the script calls cloudtrain_runtime.checkpoint"
     if plan.length.checkpoints is None:
         return f"every {every}"
     return f"every {every}, at most {plan.length.checkpoints:,} written, {plan.config.checkpoint.keep} kept"

@@ -47,7 +47,8 @@ def print_submitted(run: Run, *, as_json: bool) -> None:
 
 def status_json(run: Run, status: Status) -> dict[str, Any]:
     """Return the status of a run as `submit --json` prints it: with the warnings of its plan before the run's own."""
-    return {**status.to_json(), "warnings": [*run.warnings, *status.warnings()]}
+    content = status.to_json()
+    return {**content, "warnings": [*run.warnings, *content["warnings"]]}
 
 
 def say_sent(run: Run) -> None:
@@ -249,6 +250,13 @@ def _outputs(event: Mapping[str, Any]) -> str:
     return str(report) if report.files else f"{report.host}: every file that the job wrote to its code folder is kept"
 
 
+def _ranks(event: Mapping[str, Any]) -> str:
+    words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
+    words += [] if event["saved"] else ["no new file in /opt/ml/checkpoints"]
+    words += ["no rank has reported progress"] if event.get("progressed") is False else []
+    return f"{event['host']}: {', '.join(words)}"
+
+
 def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
@@ -273,6 +281,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "failed": _failed,
     "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
     "outputs": _outputs,
+    "ranks": _ranks,
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }

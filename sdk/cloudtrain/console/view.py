@@ -126,9 +126,9 @@ def device_row(status: Status) -> Row | None:
 
 
 def warning_rows(status: Status) -> list[Row]:
-    """Return what makes the run slower than it could be, and what it did not keep."""
+    """Return what makes the run slower than it could be, and what its hosts report."""
     slow = [("slow", harmless(text)) for text in status.warnings()]
-    return [*slow, *(("warning", harmless(text)) for text in status.losses())]
+    return [*slow, *(("warning", harmless(text)) for text in status.host_warnings())]
 
 
 def _short(seconds: float) -> str:

@@ -1,0 +1,101 @@
+"""A script whose ranks train alone, that never saves or never reports progress is reported, at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import Cli, until
+
+import cloudtrain
+from cloudtrain.run import State
+
+pytestmark = pytest.mark.processes
+
+JOB = """\
+name: ranks
+code: {script: train.py}
+cluster: {instance_type: ml.g5.xlarge, instances: 2, processes_per_instance: 1}
+limits: {hang: 10s}
+"""
+ALONE = "2 independent copies"
+UNSAVED = "no checkpoint"
+UNWATCHED = "limits.hang has no effect"
+JOINS = {
+    "group": "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n",
+    "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))\n"
+    "dist.destroy_process_group()\n",
+    "unseen": "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n",
+}
+SAVES = (
+    "import os, torch, torch.distributed as dist\n"
+    "open(os.environ['CLOUDTRAIN_ML_ROOT'] + '/checkpoints/a.pt', 'w').close()\n"
+)
+WAITS = """\
+import pathlib, time
+while not pathlib.Path("PLACE").exists():
+    time.sleep(0.05)
+"""
+
+
+def _warnings(cli: Cli, path: Path, *arguments: str) -> str:
+    done = cli("submit", path, "--local", "--follow", "--json", *arguments)
+    assert done.code == 0, done.err
+    warnings = cli("status", done.json["run"], "--json").json["warnings"]
+    assert set(warnings) <= set(done.json["warnings"])
+    return "\n".join(warnings)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import torch\n",
+        "import torch.distributed as dist\ndist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)",
+    ],
+    ids=["no-group", "groups-of-one"],
+)
+def test_ranks_that_train_alone_are_reported(cli: Cli, job: Callable[..., Path], script: str) -> None:
+    found = _warnings(cli, job(JOB, train_py=script))
+    assert found.count(ALONE) == found.count(UNSAVED) == found.count(UNWATCHED) == 1
+
+
+@pytest.mark.parametrize("how", JOINS)
+def test_ranks_that_join_are_not_accused(cli: Cli, job: Callable[..., Path], how: str) -> None:
+    options = ["--set=code.env.CLOUDTRAIN_WORKER_START=fresh"] if how == "unseen" else []
+    found = _warnings(cli, job(JOB, train_py=SAVES + JOINS[how]), *options)
+    assert ALONE not in found
+    assert UNSAVED not in found
+    assert UNWATCHED in found
+
+
+def test_a_script_that_starts_its_ranks_is_not_accused(cli: Cli, job: Callable[..., Path]) -> None:
+    script = "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'torch.distributed.run', '--help'])\n"
+    assert ALONE not in _warnings(cli, job(JOB, train_py=script))
+
+
+def test_status_warns_while_such_a_script_runs(job: Callable[..., Path], tmp_path: Path) -> None:
+    path = job(JOB, train_py=WAITS.replace("PLACE", str(tmp_path / "go")))
+    run = cloudtrain.submit(path, local=True)
+    try:
+        status = until(lambda: (status := run.status()).progress.host_ranks.keys() >= {"algo-1", "algo-2"} and status)
+        assert status.state is State.RUNNING
+        found = "\n".join(status.to_json()["warnings"])
+        assert found.count(ALONE) == found.count(UNSAVED) == found.count(UNWATCHED) == 1
+    finally:
+        (tmp_path / "go").touch()
+    assert run.wait(120).exit_code == 0
+
+
+def test_a_script_with_the_three_calls_has_no_warning(cli: Cli, job: Callable[..., Path]) -> None:
+    script = """\
+import os, torch, torch.distributed as dist
+from cloudtrain_runtime import checkpoint
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+checkpoint.load(model=model)
+checkpoint.save(1, model=model)
+open(os.environ["SM_MODEL_DIR"] + "/model", "w").close()
+dist.destroy_process_group()
+"""
+    assert _warnings(cli, job(JOB, train_py=script)) == ""

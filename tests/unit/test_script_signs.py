@@ -1,0 +1,130 @@
+"""What a script's text shows of its ranks and checkpoints, and what the plan warns of."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import EXAMPLES, Cli
+
+from cloudtrain.script_signs import joins_ranks, ml_literals, overwrites_rank, saves_checkpoints, starts_launcher
+
+JOB = """\
+name: signs
+code: {script: train.py}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2, processes_per_instance: PROCESSES}
+"""
+ALONE = "no sign of torch.distributed"
+UNSAVED = "no sign of checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch.distributed as dist\n", True),
+        ("from torch import distributed\n", True),
+        ("import torch\ntorch.distributed.init_process_group()\n", True),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP\n", True),
+        ("import pytorch_lightning as pl\n", True),
+        ("from transformers import Trainer\n", True),
+        ("from accelerate import Accelerator\n", True),
+        ("import timm.utils\ntimm.utils.init_distributed_device(args)\n", True),
+        ("import torch\nmodel = torch.nn.Linear(1, 1)\n", False),
+        ("'''Not distributed: one GPU, no DDP.'''\n# torch.distributed\nimport torch\n", False),
+        ("print('torch.distributed')\n", False),
+        ("from distance import distribute\n", False),
+    ],
+)
+def test_a_sign_of_ranks_that_join(text: str, expected: bool) -> None:
+    assert joins_ranks(ast.parse(text)) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from cloudtrain_runtime import checkpoint\n", True),
+        ("OUT = '/opt/ml/checkpoints/a'\n", True),
+        ("import os\nout = os.environ['CLOUDTRAIN_ML_ROOT'] + '/checkpoints'\n", True),
+        ("import torch\ntorch.save({}, 'snapshot.pt')\n", False),
+        ("'''Writes to /opt/ml/checkpoints, some day.'''\n", False),
+    ],
+)
+def test_a_sign_of_checkpoints_that_are_kept(text: str, expected: bool) -> None:
+    assert saves_checkpoints(ast.parse(text)) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import subprocess\nsubprocess.run(['torchrun', '--nproc-per-node=2', 'a.py'])\n", 2),
+        ("import subprocess\ncmd = ['accelerate', 'launch', 'a.py']\nsubprocess.check_call(cmd)\n", 2),
+        ("import os\nos.system('deepspeed a.py')\n", 2),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'torch.distributed.run', 'a.py'])\n", 2),
+        ("import os\nos.system(f'python3 -m torch.distributed.launch {script}')\n", 2),
+        ("import subprocess\nsubprocess.run(['nvidia-smi'])\nprint('usage: torchrun a.py')\n", None),
+        ("'''torchrun a.py'''\nimport accelerate\n", None),
+        ("import subprocess, deepspeed\nBACKENDS = 'deepspeed'\n", None),
+    ],
+)
+def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
+    assert starts_launcher(ast.parse(text)) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import os\nos.environ['RANK'] = os.environ['SLURM_PROCID']\n", (2, "RANK")),
+        ("import os\nos.environ.update({'WORLD_SIZE': '8'})\n", (2, "WORLD_SIZE")),
+        ("from os import environ\nenviron['LOCAL_RANK'] = '0'\n", (2, "LOCAL_RANK")),
+        ("import os\nos.environ['RANK'] = os.environ.get('RANK', '0')\n", None),
+        ("import os\nos.environ.setdefault('RANK', '0')\n", None),
+        ("import os\nif 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'\n", None),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", None),
+    ],
+)
+def test_a_script_that_sets_its_own_rank(text: str, expected: tuple[int, str] | None) -> None:
+    assert overwrites_rank(ast.parse(text)) == expected
+
+
+def test_literal_paths_below_opt_ml() -> None:
+    text = "'''/opt/ml/model'''\na = '/opt/ml/model'\nb = '/opt/mlflow'\nc = f'/opt/ml/input/{a}'\nd = 'in /opt/ml/x'\n"
+    assert ml_literals(ast.parse(text)) == [2, 4]
+
+
+def _warnings(cli: Cli, path: Path, *arguments: str) -> str:
+    return "\n".join(cli("plan", path, "--json", *arguments).json["warnings"])
+
+
+def test_the_plan_warns_of_ranks_that_never_join(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("PROCESSES", "auto"), train_py="import torch, helper\n", helper_py="import os\n")
+    found = _warnings(cli, path)
+    assert ALONE in found
+    assert f"{UNSAVED}" in found
+    assert "limits.hang" in found
+    assert "limits.hang" not in _warnings(cli, path, "--set=limits.hang=off")
+    assert ALONE not in _warnings(cli, path, "--set=cluster.processes_per_instance=1", "--instances", "1")
+    assert UNSAVED not in _warnings(cli, path, "--set=code.args.out=/opt/ml/checkpoints/a")
+    path.with_name("helper.py").write_text("from torch.distributed import init_process_group\n")
+    assert ALONE not in _warnings(cli, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("import subprocess\nsubprocess.run(['torchrun', 'a.py'])\n", "train.py:2 starts a launcher"),
+        ("import os\nos.environ['RANK'] = '1'\n", "train.py:2 sets RANK"),
+    ],
+)
+def test_scripts_with_own_ranks_are_told_the_remedy(cli: Cli, job: Callable[..., Path], text: str, place: str) -> None:
+    path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
+    found = [line for line in _warnings(cli, path).splitlines() if line.startswith(place)]
+    assert len(found) == 1
+    assert "cluster.processes_per_instance: 1" in found[0]
+    assert place not in _warnings(cli, path, "--set=cluster.processes_per_instance=1")
+
+
+@pytest.mark.parametrize("name", ["script-accelerate", "script-ddp", "script-launch", "script-lightning"])
+def test_no_example_lacks_a_sign(cli: Cli, name: str) -> None:
+    assert ALONE not in _warnings(cli, EXAMPLES / name / "job.yaml", "--instances", "2")
