@@ -72,4 +72,19 @@ def command_line(config: RunConfig) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in config.args.items())
         return f"{config.task}({given})"
     local_rank = [f"{config.local_rank_option}=$LOCAL_RANK"] if config.local_rank_option else []
-    return " ".join([shlex.join(["python", config.script or ""]), *local_rank, *map(shlex.quote, config.args)])
+    return " ".join(["python", _quote(config.script or ""), *local_rank, *map(_quote, config.args)])
+
+
+def _quote(word: str) -> str:
+    """Return a word as a shell reads it, in one line: what cannot be printed is escaped, as `$'...'` allows."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(_escape(char) for char in word) + "'"
+
+
+def _escape(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\x{ord(char):02x}" if char.isascii() else f"\\U{ord(char):08x}"

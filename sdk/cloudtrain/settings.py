@@ -77,8 +77,8 @@ class Settings:
 
     @property
     def bucket_owners(self) -> dict[str, str]:
-        """The account that must own the bucket, by its name; nothing where it is not known."""
-        return {self.bucket: self.account} if self.bucket and self.account else {}
+        """The account that must own the bucket, by its name; nothing where it is not known, or not to be trusted."""
+        return {self.bucket: self.account} if self.bucket and self.account and not self.untrusted else {}
 
     @property
     def untrusted(self) -> tuple[Origin, ...]:

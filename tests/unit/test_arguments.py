@@ -1,6 +1,7 @@
 """`code.args`: what a script gets as argv, what is refused, and what a plan shows of it."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +77,16 @@ def test_the_plan_shows_the_command_and_what_null_omits(
     assert f"\ncommand       {COMMAND} (null omits --warmup)\n" in capsys.readouterr().out
     shown = cli("plan", path, "--json").json["command"]
     assert shown == {"text": COMMAND, "entry": "train.py", "args": ARGV, "omitted": ["--warmup"]}
+
+
+def test_the_command_line_can_be_given_to_a_shell(job: WriteJob) -> None:
+    words = ["a b", "it's", "two\nlines", "\x1b[31m\\'\u2028", "$HOME", "é", ""]
+    path = job(SCRIPT, train_py="")
+    text = plan_of(path, f"code.args={json.dumps(words)}").to_json()["command"]["text"]
+    assert text.isprintable()
+    shell = ["bash", "-c", f"python() {{ printf '%s\\0' \"$@\"; }}; {text}"]
+    done = subprocess.run(shell, capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
+    assert done.stdout.decode().split("\0")[:-1] == ["train.py", *words]
 
 
 def test_a_task_takes_its_arguments_unchanged(job: WriteJob) -> None:

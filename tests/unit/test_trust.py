@@ -126,6 +126,8 @@ def test_the_sdk_refuses_untrusted_settings(cloned: Path) -> None:
     with pytest.raises(cloudtrain.UntrustedSettingsError, match="trust=True"):
         cloudtrain.check(cloned)
     trusted = cloudtrain.find_settings(cloned, trust=True)
+    assert trusted.bucket_owners == {"their-bucket": "210987654321"}
+    assert cloudtrain.plan(cloned, local=True).config.bucket_owners == {}
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):
         cloudtrain.submit(cloned, settings=trusted)
     assert not answers().exists()
