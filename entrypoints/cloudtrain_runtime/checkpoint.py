@@ -39,6 +39,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime import watch
+from cloudtrain_runtime.buckets import fix_buckets_of_script
 from cloudtrain_runtime.checkpoints.plain import refuse_others
 from cloudtrain_runtime.checkpoints.resuming import load_step, resume, state_ahead
 from cloudtrain_runtime.checkpoints.saving import Keeping, Saver
@@ -379,6 +380,9 @@ def load(
 ) -> Resumed:
     """Load the newest whole checkpoint, if there is one; return what to start from.
 
+    On CPUs it also fixes the order in which DistributedDataParallel sums gradients, by one backward pass of zeros, so
+    that a resumed run repeats the same bits. For that it needs the wrapped model.
+
     Args:
         model: Plain or wrapped by DistributedDataParallel or fully_shard.
         optimizer: Its optimizer, or several; plain or in the wrapper of Accelerate or Lightning.
@@ -390,6 +394,7 @@ def load(
         CheckpointError: `checkpoint.resume` names a place without a complete checkpoint, or it is another model's.
     """
     script = _this_script()
+    fix_buckets_of_script(model)
     resumed = script.checkpoints.resume(model, _several(optimizer))
     position = resumed.state.get("sampler")
     if sampler is not None and position is not None:

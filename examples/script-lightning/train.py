@@ -57,7 +57,7 @@ class Checkpoints(lightning.Callback):
         """Return what a checkpoint holds. The precision plugin has the state of the scaler, where there is one."""
         schedulers = {f"scheduler_{n}": each.scheduler for n, each in enumerate(trainer.lr_scheduler_configs)}
         return {
-            "model": module,
+            "model": trainer.model or module,  # as Lightning has wrapped it
             "optimizer": trainer.optimizers,
             "sampler": self.sampler,
             "precision": trainer.precision_plugin,

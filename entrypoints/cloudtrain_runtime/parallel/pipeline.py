@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
+from cloudtrain_runtime.buckets import average_gradients
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Feeder, make_feeder
 from cloudtrain_runtime.errors import JobError, TaskError
@@ -21,7 +22,6 @@ from cloudtrain_runtime.events import emit
 from cloudtrain_runtime.parallel.calls import Call, call_of, loss_of, metrics_of, prediction_of
 from cloudtrain_runtime.parallel.chain import Shape, Survey, balance, cut, keep_only, links_of, survey
 from cloudtrain_runtime.parallel.mesh import Mesh
-from cloudtrain_runtime.parallel.replicas import average_gradients
 from cloudtrain_runtime.parallel.sharding import PRECISIONS
 from cloudtrain_runtime.parallel.stand_ins import finite
 from cloudtrain_runtime.ranks import gather
