@@ -5,18 +5,37 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 
-from cloudtrain.cli import run
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line."""
-    code = run(sys.argv[1:])
+    try:
+        code = _run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the first or after the last statement that handles it
+        code = EXIT_INTERRUPTED
     if "sagemaker" in sys.modules:
         _leave(code)
     sys.exit(code)
+
+
+def _run(argv: list[str]) -> int:
+    """Import the commands and run one. A Ctrl-C while modules are imported ends the process without a traceback."""
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual:
+        # An exception in the middle of an import would appear as an error of that import.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    from cloudtrain.cli import run
+    from cloudtrain.cli.machine import open_missing_streams
+
+    open_missing_streams()
+    if is_usual:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return run(argv)
 
 
 def _leave(code: int) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 import yaml
 
 from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.whole import read_bounded
 
 FieldPath = tuple[str | int, ...]
 
 _MAX_BYTES = 1_000_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
 _MERGE = "<<"
@@ -104,7 +106,7 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
     """
     label = name or str(path)
     try:
-        raw = path.read_bytes()
+        raw = read_bounded(path, _MAX_BYTES)
     except FileNotFoundError:
         raise UserError(f"{label}: no such file", "give the path of a job.yaml") from None
     except IsADirectoryError:
@@ -113,7 +115,7 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
         why = getattr(error, "strerror", error)
         raise UserError(f"{label}: cannot be read: {why}", "give the path of a job.yaml") from None
     if len(raw) > _MAX_BYTES:
-        message = f"file of {len(raw)} bytes; a job file has at most {_MAX_BYTES}"
+        message = f"file of {path.stat().st_size} bytes; a job file has at most {_MAX_BYTES}"
         raise SpecError([Problem(label, 1, 1, "", message, "give the job file itself")])
     try:
         text = raw.decode("utf-8-sig")
@@ -166,6 +168,8 @@ def parse_scalar(text: str, origin: str = "--set") -> Any:
     Raises:
         UserError: a list or mapping that is not valid, or a value that a job file must not have.
     """
+    if _SURROGATE.search(text):
+        raise UserError(f"{origin}: not UTF-8 text", "give the value in UTF-8")
     try:
         document = parse_document(f"value: {text}", "--set")
     except SpecError:
@@ -209,6 +213,9 @@ class _Reader:
                 self._report(key_node, path, "a field name must be text", "put it in quotes")
                 continue
             key = key_node.value
+            if _SURROGATE.search(key):
+                self._report(key_node, path, "a field name must not hold half a character (a lone surrogate)")
+                continue
             if key == _MERGE and key_node.style is None:
                 self._merge(value_node, path, inherited)
                 continue
@@ -242,6 +249,9 @@ class _Reader:
         if "\0" in text:
             self._report(node, path, "a value must not hold the character NUL", "remove it")
             return None
+        if _SURROGATE.search(text):
+            self._report(node, path, "a value must not hold half a character (a lone surrogate)", "remove it")
+            return text.encode("utf-8", "replace").decode()
         if getattr(node, "style", None) is not None:
             return text
         return _resolve(text)

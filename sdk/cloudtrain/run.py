@@ -705,12 +705,14 @@ EVERY_RUN = RunFilter()
 class LogLine:
     """One line of a run's log, without its newline.
 
-    `time` is when the backend took it in, in seconds since the epoch, or None where it keeps no such time.
+    `time` is when the backend took it in, in seconds since the epoch, or None where it keeps no such time. `raw` holds
+    its bytes where the text lacks some of them: the line is not UTF-8, or ends with a carriage return.
     """
 
     host: str
     text: str
     time: float | None = None
+    raw: bytes | None = None
 
 
 RANK_MARK = re.compile(
@@ -978,4 +980,4 @@ class Run:
 
 def _without_secrets(line: LogLine) -> LogLine:
     text = redact(line.text)
-    return line if text == line.text else dataclasses.replace(line, text=text)
+    return line if text == line.text else dataclasses.replace(line, text=text, raw=None)

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mean
+from cloudtrain.whole import read_bounded
 
 if TYPE_CHECKING:
     from cloudtrain.tables import Tables
 
 SETTINGS_FILE = "cloudtrain.toml"
 TRANSPORTS = ("estimator", "boto3")
+_MAX_BYTES = 1_000_000
 PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
 PROFILES = "profiles"
 """The table of a settings file that holds a table for each named profile."""
@@ -235,9 +237,12 @@ def read_tables(path: Path) -> Tables:
 
     try:
         # In bytes, so that the ends of its lines stay what they are.
-        text = path.read_bytes().decode("utf-8")
+        raw = read_bounded(path, _MAX_BYTES)
+        text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'") from None
+    if len(raw) > _MAX_BYTES:
+        raise SettingsError(f"{path}: more than {_MAX_BYTES} bytes", "write TOML such as: bucket = 'my-bucket'")
     tables = Tables(text, str(path))
     profiles = tables.values.get(PROFILES, {})
     if not isinstance(profiles, dict) or not all(isinstance(inner, dict) for inner in profiles.values()):

@@ -119,6 +119,9 @@ def test_a_variable_that_is_set_here_wins_and_needs_no_account(cli: Cli, job: Jo
     assert done.code == 0, done.err
     folder = Path(done.json["artifacts"]["folder"])
     assert (folder / "hosts/algo-1/opt/ml/model/rank-0.txt").read_text() == f"{VALUE}|{LINES}"
+    held = json.loads((folder / "hosts/algo-1/opt/ml/output/data/held.json").read_text())
+    assert [found for line, found in held.items() if "cloudtrain_runtime.launch" in line and found["environ"]]
+    assert not [line for line, found in held.items() if found["line"]]
     assert not [name for name, text in everything_below(folder).items() if VALUE in text]
 
 

@@ -226,7 +226,8 @@ class LocalBackend:
                     if path not in tails:
                         tails[path] = LineTail(path, start=0 if since is None else _find_since(path, since))
                     for line in tails[path].read(final=is_over):
-                        yield LogLine(path.stem, _text(line))
+                        text = _text(line)
+                        yield LogLine(path.stem, text, raw=None if text.encode() == line else line)
                 if is_over:
                     return
                 time.sleep(_LOG_POLL_SECONDS)

@@ -14,6 +14,7 @@ import click
 from cloudtrain import console
 from cloudtrain.cli.machine import describe_os_error, discard_output
 from cloudtrain.cli.options import profile_option, trust_option
+from cloudtrain.console.terminal import filtered_streams
 from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError, UntrustedSettingsError
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
@@ -92,6 +93,11 @@ def cli() -> None:
 
 def run(argv: list[str]) -> int:
     """Run a command line; return its exit code. Only a bug of ours shows a traceback."""
+    with filtered_streams():
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     # Start-up makes many objects and little garbage: collecting it again and again takes a tenth of a plan's time.
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     # Else pydantic reads the entry points of every installed package to find plugins for itself.
@@ -139,7 +145,7 @@ def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: boo
     except CloudtrainError as refusal:
         console.print_error(refusal, as_json=as_json)
         return refusal.exit_code
-    return run(argv)
+    return _run(argv)
 
 
 def _report_bug(error: Exception, *, as_json: bool) -> int:

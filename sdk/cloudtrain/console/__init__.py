@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.console.terminal import safe, unfiltered
 from cloudtrain.errors import CloudtrainError, SpecError
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -46,7 +47,7 @@ def print_text(text: str) -> None:
 
 def say(text: str) -> None:
     """Print a line for people to standard error."""
-    print(redact(text), file=sys.stderr, flush=True)
+    print(safe(redact(text)), file=sys.stderr, flush=True)
 
 
 def print_error(error: CloudtrainError, *, as_json: bool) -> None:
@@ -141,8 +142,9 @@ def waiting(text: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console
+    from rich.markup import escape
 
-    with Console(stderr=True).status(text):
+    with Console(file=unfiltered(sys.stderr), stderr=True).status(escape(text)):
         yield
 
 
@@ -163,7 +165,7 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
         began = now if began is None else began
         if bar is None and now - began >= _PROGRESS_AFTER_SECONDS and sys.stderr.isatty():
             bar = _start_bar()
-            task = bar.add_task(text, total=total, completed=done)
+            task = bar.add_task(safe(text), total=total, completed=done)
         if bar is not None and task is not None:
             bar.update(task, completed=done, total=total)
         if done >= total:
@@ -186,8 +188,8 @@ def _start_bar() -> Bar:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Bar(*columns, console=Console(file=unfiltered(sys.stderr), stderr=True), transient=True)
     bar.start()
     return bar
 

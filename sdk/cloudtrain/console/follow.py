@@ -31,6 +31,7 @@ from cloudtrain.console.runs import (
     status_json,
     status_rows,
 )
+from cloudtrain.console.terminal import last_drawn, safe, unfiltered
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.patience import OUTAGE_SECONDS
@@ -494,7 +495,7 @@ class _Plain:
 
     def print(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
-            print(f"{line.host}  {readable(line)}", file=self._out.file)
+            print(safe(f"{line.host}  {readable(line)}"), file=self._out.file)
         self._out.file.flush()
 
     def say(self, text: str) -> None:
@@ -570,11 +571,11 @@ def _segments(line: str, out: Console) -> Iterator[Segment]:
     from rich.segment import Segment
     from rich.text import Text
 
-    text = line.rstrip("\r").rpartition("\r")[2]
+    text = safe(last_drawn(line))
     if "\x1b" in text:
         yield from Text.from_ansi(text).render(out)
     else:
-        yield Segment(harmless(text))
+        yield Segment(text)
     yield Segment.line()
 
 
@@ -584,7 +585,8 @@ def _segments(line: str, out: Console) -> Iterator[Segment]:
 def _people(*, as_json: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=as_json)
+    # It draws on the terminal; what others have written passes `safe` or `harmless` before.
+    return Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
 
 
 def _summary(out: Console, status: Status, job: str | None, *, is_drawn: bool) -> None:
@@ -594,7 +596,7 @@ def _summary(out: Console, status: Status, job: str | None, *, is_drawn: bool) -
     """
     rows = place_rows(status) if is_drawn else status_rows(status)
     for line in ["", *table_lines(rows), "", f"next: {next_command(status, job)}"]:
-        print(line, file=out.file)
+        print(safe(line), file=out.file)
 
 
 def _explain(out: Console, run: Run) -> None:
@@ -606,4 +608,4 @@ def _explain(out: Console, run: Run) -> None:
     except CloudError as error:
         lines = [f"not explained: {error}"]
     for line in ("", *lines):
-        print(line, file=out.file)
+        print(safe(line), file=out.file)

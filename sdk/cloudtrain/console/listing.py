@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import program, say
+from cloudtrain.console.view import harmless
 
 if TYPE_CHECKING:
     from cloudtrain.run import Status
@@ -44,7 +45,7 @@ def _row(status: Status, now: datetime) -> tuple[str, ...]:
         f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
         _took(status, now),
         (f"{count} x {name}" if count else name) if name else "",
-        "; ".join(filter(None, (_one_line(status), _pool(status)))),
+        harmless("; ".join(filter(None, (_one_line(status), _pool(status))))),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.console import say
 from cloudtrain.console.runs import detached, readable
+from cloudtrain.console.terminal import unfiltered
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -25,12 +26,25 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, i
     try:
         for line in lines:
             is_empty = False
-            print(f"{prefix(line.host)}  {line.text if raw else readable(line)}", flush=follow)
+            if raw:
+                _print_raw(prefix(line.host), line, flush=follow)
+            else:
+                print(f"{prefix(line.host)}  {readable(line)}", flush=follow)
     except KeyboardInterrupt:
         return detached(run, "logs -f")
     if is_empty:
         say("no line of the log matches" if is_filtered else "the log is empty")
     return EXIT_DONE
+
+
+def _print_raw(host: str, line: LogLine, *, flush: bool) -> None:
+    """Print a line byte for byte as it was written."""
+    out = unfiltered(sys.stdout)
+    content = line.raw if line.raw is not None else line.text.encode("utf-8", "surrogatepass")
+    out.flush()
+    out.buffer.write(host.encode() + b"  " + content + b"\n")
+    if flush:
+        out.buffer.flush()
 
 
 def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import program, red, say, table, table_lines
 from cloudtrain.console.pools import pool_rows
+from cloudtrain.console.terminal import last_drawn
 from cloudtrain.console.view import (
     alarm_rows,
     checkpoint_row,
@@ -172,11 +173,11 @@ def readable(line: LogLine) -> str:
     event = parse_event(line.text)
     describe = _EVENTS.get(event["event"]) if event is not None else None
     if event is None or describe is None:
-        return line.text
+        return last_drawn(line.text)
     try:
         return describe(event)
     except (KeyError, TypeError, ValueError):
-        return line.text  # an optional field is missing: the event is of another version, or a script's own
+        return last_drawn(line.text)  # an optional field is missing: the event is of another version, or a script's own
 
 
 def _started(event: Mapping[str, Any]) -> str:

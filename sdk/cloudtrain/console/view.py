@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cloudtrain.console.terminal import plain
 from cloudtrain.errors import EXIT_DONE
 from cloudtrain.run import STEP_PARTS
 from cloudtrain.units import format_duration
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """What a line is about, and what it says."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
 _METRICS = 6
@@ -181,7 +180,7 @@ def spent_row(status: Status, now: float, *, told: float) -> Row | None:
 
 def harmless(text: str) -> str:
     """Return one line without what moves a terminal's cursor or changes its colours."""
-    return _CONTROL.sub("", text)
+    return plain(text).replace("\n", "")
 
 
 def describe_phases(status: Status, now: float) -> str:

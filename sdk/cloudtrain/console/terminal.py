@@ -1,0 +1,102 @@
+"""What may reach a terminal: text, tabs, newlines and colours.
+
+Logs, reasons, names and errors hold text that others have written. A terminal would obey escape sequences in it: set
+the window's title or the clipboard, move the cursor, answer as if the user had typed. `filtered_streams` puts one
+filter in front of standard output and standard error.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+_SEQUENCE = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, the clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: the cursor, the screen, colours
+    r"|\x1b[ -/]*[0-~]?"  # other escapes, and the beginning of one that does not end
+    r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"  # control characters but tab and newline
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_RESETS = frozenset({"\x1b[m", "\x1b[0m"})
+
+
+def plain(text: str) -> str:
+    """Return a text without control characters and escape sequences, colours included; tabs and newlines stay."""
+    return _SEQUENCE.sub("", text)
+
+
+def safe(text: str) -> str:
+    """Return a text without control characters and escape sequences but colours, which end with their line."""
+    if text.isprintable() or _SEQUENCE.search(text) is None:
+        return text
+    return "\n".join(_safe_line(line) for line in text.split("\n"))
+
+
+def _safe_line(line: str) -> str:
+    last = ""
+
+    def keep(match: re.Match[str]) -> str:
+        nonlocal last
+        if _COLOUR.fullmatch(match[0]) is None:
+            return ""
+        last = match[0]
+        return last
+
+    kept = _SEQUENCE.sub(keep, line)
+    return kept if not last or last in _RESETS else f"{kept}\x1b[0m"
+
+
+def last_drawn(text: str) -> str:
+    """Return the part of a line that remains visible where a progress bar has drawn over it."""
+    return text.rstrip("\r").rpartition("\r")[2]
+
+
+class FilteredStream:
+    """A text stream that passes on only what may reach a terminal.
+
+    Args:
+        stream: The stream to write to. Its other attributes are this one's, too.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        """Write a text. What the stream's encoding lacks is written with backslash escapes."""
+        kept = safe(text)
+        try:
+            self.unfiltered.write(kept)
+        except UnicodeEncodeError:
+            encoding = self.unfiltered.encoding or "ascii"
+            self.unfiltered.write(kept.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write texts one after the other."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+def unfiltered(stream: TextIO) -> TextIO:
+    """Return the stream behind the filter, for what draws on the terminal itself and for `--raw`."""
+    return stream.unfiltered if isinstance(stream, FilteredStream) else stream
+
+
+@contextmanager
+def filtered_streams() -> Iterator[None]:
+    """Filter what is written to standard output and standard error."""
+    before = sys.stdout, sys.stderr
+    for name, stream in zip(("stdout", "stderr"), before, strict=True):
+        if stream is not None and not isinstance(stream, FilteredStream):
+            setattr(sys, name, cast("TextIO", FilteredStream(stream)))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
