@@ -131,7 +131,7 @@ class Checkpoints:
         self._agreement = Agreement(place, flags=2, numbers=numbers)
         self.group = self._agreement.group
         attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
-        keeping = Keeping(config.keep, config.resume == "auto", mesh or {"data": place.world_size})
+        keeping = Keeping(config.keep, mesh or {"data": place.world_size})
         group, notice = self._agreement.group, self.notice
         self._saver = Saver(self.storage, keeping, place, attempt, group, lambda: notice.is_given)
         self._guarded: set[int] = set()
@@ -192,9 +192,9 @@ class Checkpoints:
             place: Uri of the folder that it lies in; by default where this run saves.
         """
         storage = open_storage(place) if place else self.storage
-        run = "" if place or self._config.resume == "auto" else self._place.run
+        is_shared = bool(place) or self._config.resume == "auto"
         states = model_state_of(model)
-        if not load_step(storage, step, run, self._place, states):
+        if not load_step(storage, step, self._place, states, is_shared=is_shared):
             return False
         with _told_of(f"{storage.uri}, step {step}"):
             put_back_model(states, model)

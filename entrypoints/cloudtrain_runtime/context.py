@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ class Context:
         code: Digest of the code.
         request: Identity of the plan.
         train: The job's train section, or None for a script.
+        training: Identity of the training, which its checkpoints hold; empty outside of a run.
     """
 
     run: str
@@ -71,6 +73,7 @@ class Context:
     code: str = ""
     request: str = ""
     train: TrainConfig | None = None
+    training: Mapping[str, Any] = field(default_factory=dict, repr=False)
     progress: Progress = field(default_factory=Progress, repr=False)
 
     @property
@@ -127,6 +130,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
         code=config.code if config else "",
         request=config.request if config else "",
         train=config.train if config else None,
+        training=config.training if config else {},
     )
 
 

@@ -18,14 +18,14 @@ import torch
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.analysis import Analysis
 from cloudtrain_runtime.best import Best, Mark, measured
-from cloudtrain_runtime.checkpoint import Checkpoints
+from cloudtrain_runtime.checkpoint import Checkpoints, Resumed
 from cloudtrain_runtime.checkpoints.plain import refuse_others
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
-from cloudtrain_runtime.errors import JobError, TaskError
+from cloudtrain_runtime.errors import CheckpointError, JobError, TaskError
 from cloudtrain_runtime.evaluation import Evaluations, Measured
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.measures import NUMBERS, Meter, Phase
@@ -536,13 +536,11 @@ class Trainer:
         objects = found.objects
         if not found.has_random:  # more ranks than saved it: this one's go on from nobody's
             seed_everything(self.own_seed + 1_000_003 * found.step)
-        notes = self.feeder.resume(DataState.from_json(found.state["data"]))
-        self.patience = Patience(**found.state["patience"])
-        self.evaluated_step = found.state["evaluated_step"]
-        if self.best is not None:
-            self.best.resume(found.state, "" if found.is_own else found.uri.rpartition("/")[0])
-        if self.guard is not None and found.state.get("nonfinite") is not None:
-            self.guard.load_state_dict(found.state["nonfinite"])
+        try:
+            notes = self._take_state(found)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"the state in {found.uri}/manifest.json is not what a Task saves ({why})") from None
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(objects["scaler"])
         if self.schedule is not None and objects["schedule"] is not None:
@@ -555,6 +553,18 @@ class Trainer:
         for note in notes if self.place.is_main else ():
             say(note)
         return found.uri
+
+    def _take_state(self, found: Resumed) -> list[str]:
+        """Take the position in the data and the state of early stopping; return what people should know of it."""
+        state = found.state
+        data, patience = DataState.from_json(state["data"]), Patience(**state["patience"])
+        self.evaluated_step = int(state["evaluated_step"])
+        if self.best is not None:
+            self.best.resume(state, "" if found.is_own else str(found.uri).rpartition("/")[0])
+        if self.guard is not None and state.get("nonfinite") is not None:
+            self.guard.load_state_dict(state["nonfinite"])
+        self.patience = patience
+        return self.feeder.resume(data)
 
     def _export(self, final: Mapping[str, Any], analysis: Analysis | None) -> None:
         """Write the model folder: model.pt, metrics.json and the analysis."""

@@ -45,7 +45,19 @@ def saved_by(content: Mapping[str, Any], run: str) -> Resumed:
     except KeyError:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
-    return Resumed(folder, steps or folder, run)
+    return Resumed(folder, steps or folder, run, _uploaded(plan))
+
+
+def _uploaded(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the user wrote for each channel, by the uri that the run has it at."""
+    written = _fields(_fields(plan.get("job")).get("data"))
+    channels = _fields(plan.get("request")).get("InputDataConfig") or []
+    placed = {
+        channel.get("ChannelName"): channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+        for channel in channels
+    }
+    uris = {name: _fields(channel).get("uri", channel) for name, channel in written.items()}
+    return {_place(placed[name]): uri for name, uri in uris.items() if placed.get(name) and isinstance(uri, str)}
 
 
 class EarlierRun:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudtrain.notes import Notes
@@ -25,11 +26,13 @@ class Resumed:
         folder: Folder of checkpoints that is meant: where the service syncs it, the folder that it brings back.
         steps: What the runtime reads: a folder of checkpoints, or one of them.
         run: Whose checkpoints are meant where several runs share the folder; an empty string for any.
+        uploaded: What the user of that run wrote for its data, by the uri that the run has it at.
     """
 
     folder: str
     steps: str
     run: str = ""
+    uploaded: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_one(self) -> bool:

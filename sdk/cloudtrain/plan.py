@@ -49,6 +49,7 @@ from cloudtrain.script_warnings import warn_of_script
 from cloudtrain.service_job import render_service_job
 from cloudtrain.settings import Origin, Settings
 from cloudtrain.spec import REQUEST_TAG, JobSpec, Parallel
+from cloudtrain.training import training_of
 from cloudtrain.units import format_duration
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
@@ -349,6 +350,7 @@ def make_plan(
         local_rank_option=local_rank,
         starts_ranks=code.conventions.starts_ranks,
         bucket_owners=settings.bucket_owners,
+        training=training_of(spec, config.args, resumed.uploaded if resumed is not None else None),
     )
     identity = _identify([request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp], run)
     request["Tags"] = sorted([*request["Tags"], {"Key": REQUEST_TAG, "Value": identity}], key=itemgetter("Key"))

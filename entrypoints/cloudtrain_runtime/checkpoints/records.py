@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cloudtrain_runtime.checkpoints.storage import WRITER_FILE, Storage, step_of_folder
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest
+from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, checked_run
+from cloudtrain_runtime.contract.schema import MismatchError, normalise
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Verdict = Literal["complete", "unfinished", "damaged"]
@@ -60,7 +61,10 @@ def writer_of(storage: Storage, record: Record) -> str:
     """Return the run that has written a checkpoint, finished or not, or an empty string."""
     if record.manifest is not None:
         return record.manifest.run
-    return str(_object(storage.read(record.folder, WRITER_FILE)).get("run", ""))
+    try:
+        return checked_run(_object(storage.read(record.folder, WRITER_FILE)).get("run", ""))
+    except MismatchError:
+        return ""
 
 
 def set_aside(storage: Storage, folder: str, details: Iterable[str]) -> None:
@@ -80,9 +84,12 @@ def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> Record:
     except ValueError as error:
         return Record(folder, step, "damaged", str(error), None, files)
     if DAMAGED_FILE in files:
-        why = _object(storage.read(folder, DAMAGED_FILE)).get("why") or ["it was set aside"]
+        why = normalise(_object(storage.read(folder, DAMAGED_FILE)).get("why"))
+        why = why if isinstance(why, list) and why else ["it was set aside"]
         return Record(folder, step, "damaged", "; ".join(map(str, why)), manifest, files)
     wrong = manifest.misfits(files)
+    if manifest.step != step:
+        wrong.append(f"{MANIFEST_FILE} is of step {manifest.step}")
     if wrong:
         return Record(folder, step, "damaged", "; ".join(wrong), manifest, files)
     return Record(folder, step, "complete", "", manifest, files)
@@ -91,6 +98,6 @@ def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> Record:
 def _object(text: bytes | None) -> dict[str, Any]:
     try:
         content = json.loads(text or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

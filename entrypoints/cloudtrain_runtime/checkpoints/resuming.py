@@ -22,6 +22,7 @@ from cloudtrain_runtime.checkpoints.storage import Storage, open_storage
 from cloudtrain_runtime.context import Context
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest, step_of
+from cloudtrain_runtime.contract.training import describe_differences, is_same_training
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.ranks import gather
@@ -72,8 +73,9 @@ def resume(
     One that turns out to be damaged is set aside, and the one before it is taken. Called by all ranks together.
 
     Args:
-        config: Where to look. `auto` takes the newest under this run's own uri; `never` and a uri only what this run
-            has saved itself (an attempt that was restarted goes on from its own), and then what lies at the uri.
+        config: Where to look. `auto` takes this run's newest under its own uri, or else the newest of the same
+            training; `never` and a uri only what this run has saved itself (a restarted attempt continues from its
+            own), and then what lies at the uri.
         storage: This run's own place.
         place: This rank's place.
         states: Returns the states to load into, in place where they are tensors.
@@ -102,20 +104,20 @@ def state_ahead(config: CheckpointConfig, storage: Storage, place: Context) -> M
     return {} if found is None else found.manifest.state
 
 
-def load_step(storage: Storage, step: int, run: str, place: Context, target: States) -> bool:
+def load_step(storage: Storage, step: int, place: Context, target: States, *, is_shared: bool) -> bool:
     """Load a complete checkpoint of a step into states; return whether there is one. Called by all ranks together.
 
     Args:
         storage: Where it lies.
         step: Optimizer steps done.
-        run: The run that must have written it; an empty string for any.
         place: This rank's place.
         target: The states to load into; what else is in the checkpoint is left out.
+        is_shared: Whether another run of the same training may have written it; this run's own is preferred.
 
     Raises:
         CheckpointError: it is another model's, or it cannot be read.
     """
-    found: Found | None = gather(_of_step(storage, step, run) if place.is_main else None, place)[0]
+    found: Found | None = gather(_of_step(storage, step, place, is_shared) if place.is_main else None, place)[0]
     if found is None:
         return False
     look = _load(found, target, place)
@@ -124,9 +126,12 @@ def load_step(storage: Storage, step: int, run: str, place: Context, target: Sta
     return not look.damage
 
 
-def _of_step(storage: Storage, step: int, run: str) -> Found | None:
+def _of_step(storage: Storage, step: int, place: Context, is_shared: bool) -> Found | None:
     try:
-        chosen = newest(survey(storage), run=run, step=step)
+        records = survey(storage)
+        chosen = newest(records, run=place.run, step=step)
+        if chosen is None and is_shared:
+            chosen = newest([record for record in records if _is_of_training(record, place)], step=step)
     except OSError as error:
         say(f"what checkpoints there are cannot be told: {error}")
         return None
@@ -163,7 +168,7 @@ def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged:
     problem: str | None = None
     if place.is_main:
         try:
-            chosen = _choose(config, storage, place.run, damaged)
+            chosen = _choose(config, storage, place, damaged)
         except CheckpointError as error:
             problem = str(error)
         except OSError as error:
@@ -174,9 +179,10 @@ def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged:
     return chosen
 
 
-def _choose(config: CheckpointConfig, storage: Storage, run: str, damaged: list[str]) -> Found | None:
+def _choose(config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]) -> Found | None:
+    run = place.run
     if config.resume == "auto":
-        return _best(storage, damaged)
+        return _of_training(storage, place, damaged)
     own = _best(storage, damaged, run=run) if run else None
     if own is not None or config.resume == "never":
         return own
@@ -188,23 +194,75 @@ def _choose(config: CheckpointConfig, storage: Storage, run: str, damaged: list[
     return found
 
 
-def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None = None) -> Found | None:
+def _of_training(storage: Storage, place: Context, damaged: list[str]) -> Found | None:
+    """Choose this run's newest checkpoint, or else the newest of the same training.
+
+    Raises:
+        CheckpointError: there are only another training's, or all are damaged.
+    """
     records = survey(storage)
+    _report_unused(storage, records)
+    without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
+    of_training = [record for record in records if _is_of_training(record, place)]
+    chosen = (newest(records, run=place.run, without=without) if place.run else None) or newest(
+        of_training, without=without
+    )
+    if chosen is not None and chosen.manifest is not None:
+        if place.training and not chosen.manifest.training:
+            say(
+                f"warning: {storage.uri}/{chosen.folder} does not name its training (cloudtrain 0.1 saved it): "
+                "it is taken to be this one's"
+            )
+        return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+    _refuse_damaged(storage, of_training)
+    stranger = newest([record for record in records if record not in of_training], without=without)
+    if stranger is not None and stranger.manifest is not None:
+        differences = describe_differences(stranger.manifest.training, place.training)
+        raise CheckpointError(
+            f"checkpoint.resume is auto, and the checkpoints at {storage.uri} are another training's (step "
+            f"{stranger.step} of run {stranger.manifest.run}: {differences}). To continue from it: "
+            f"checkpoint.resume={stranger.manifest.run or 'its uri'}; to start anew: another checkpoint.uri, or "
+            "checkpoint.resume=never"
+        )
+    return None
+
+
+def _is_of_training(record: Record, place: Context) -> bool:
+    return record.manifest is None or is_same_training(record.manifest.training, place.training)
+
+
+def _report_unused(storage: Storage, records: list[Record]) -> None:
+    for name in storage.strays():
+        say(f"warning: {storage.uri}/{name} is a file and not a checkpoint: it is ignored")
     for record in records:
         if not record.is_complete:
             say(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
+
+
+def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None = None) -> Found | None:
+    records = survey(storage)
+    _report_unused(storage, records)
     without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
     chosen = newest(records, run=run, step=step, without=without)
     if chosen is not None and chosen.manifest is not None:
         return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+    _refuse_damaged(storage, [record for record in records if record.may_be_of(run)])
+    return None
+
+
+def _refuse_damaged(storage: Storage, records: list[Record]) -> None:
+    """Refuse to start anew where every checkpoint is damaged.
+
+    Raises:
+        CheckpointError: at least one is.
+    """
     # To begin anew would be worse than to stop: nobody asked for that, and days of work may still be saved by hand.
-    of_run = [other for other in records if other.verdict == "damaged" and other.may_be_of(run)]
-    if of_run:
+    damaged = [other.folder for other in records if other.verdict == "damaged"]
+    if damaged:
         raise CheckpointError(
-            f"every checkpoint at {storage.uri} is damaged ({', '.join(other.folder for other in of_run)}): "
+            f"every checkpoint at {storage.uri} is damaged ({', '.join(damaged)}): "
             "checkpoint.resume=never starts anew, a uri goes on from elsewhere"
         )
-    return None
 
 
 def _load(found: Found, target: States, place: Context) -> _Look:

@@ -70,12 +70,10 @@ class Keeping:
 
     Attributes:
         keep: Complete checkpoints to keep.
-        is_shared: Whether checkpoints of other runs in the same place belong to this one's history.
         mesh: Size of each dimension of parallelism by name.
     """
 
     keep: int
-    is_shared: bool
     mesh: Mapping[str, int]
 
 
@@ -389,6 +387,7 @@ class Saver:
             request=self._place.request,
             state=save.state,
             files=files,
+            training=self._place.training,
         )
         lost = manifest.misfits(self.storage.sizes(reserved))
         if lost:
@@ -455,6 +454,8 @@ class Saver:
     def _doomed(self, save: _Save) -> list[str]:
         """Return the folders to delete: complete ones beyond those to keep, and what was never finished before them.
 
+        Only what this run has written: another run's checkpoints are that run's to delete.
+
         What was found damaged stays: it may be all that is left of a run. So does the one with the best weights, or
         with the next best when that could not be saved.
         """
@@ -472,7 +473,7 @@ class Saver:
         ]
 
     def _is_ours(self, record: Record) -> bool:
-        return self._keeping.is_shared or writer_of(self.storage, record) == self._place.run
+        return writer_of(self.storage, record) == self._place.run
 
     def _finish_retiring(self, step: int, folder: str, damage: list[str], doomed: list[str]) -> None:
         if damage:

@@ -45,6 +45,10 @@ class Storage(Protocol):
         """Return the folders of checkpoints, finished or not, with the sizes of their files in bytes."""
         ...
 
+    def strays(self) -> list[str]:
+        """Return the names of what is no checkpoint though it has the name of one."""
+        ...
+
     def read(self, folder: str, file: str) -> bytes | None:
         """Return a small file, or None when there is no such file."""
         ...
@@ -129,13 +133,21 @@ class FolderStorage:
             found = [path.name for path in self.root.iterdir()]
         except FileNotFoundError:  # nothing else means that there are none: a disk that fails may hold the run
             return {}
-        names = sorted(name for name in found if step_of_folder(name) is not None)
+        names = sorted(name for name in found if step_of_folder(name) is not None and (self.root / name).is_dir())
         return {name: _sizes(self.root / name) for name in names}
+
+    def strays(self) -> list[str]:
+        """Return the names of files that have the name of a checkpoint, which is a folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(
+                path.name for path in self.root.iterdir() if step_of(path.name) is not None and path.is_file()
+            )
+        return []
 
     def read(self, folder: str, file: str) -> bytes | None:
         try:
             return (self.root / folder / file).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
     @contextlib.contextmanager
@@ -249,6 +261,9 @@ class S3Storage:
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
         self._objects = Objects(self.uri)
+
+    def strays(self) -> list[str]:
+        return []  # a key without a slash is no folder
 
     def folders(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}

@@ -224,6 +224,7 @@ class RunConfig:
         outputs: Files and folders (these end with `/`) that a script writes into its code folder and that are kept.
             Left out of `run.json` where there are none.
         starts_ranks: Whether the script starts ranks of its own, as its text shows. Left out of `run.json` where not.
+        training: Identity of the training (see training.py). Left out of `run.json` where it is not known.
     """
 
     run: str
@@ -245,13 +246,15 @@ class RunConfig:
     bucket_owners: dict[str, str] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     starts_ranks: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, equal for equal plans."""
         fields = dataclasses.asdict(self)
         fields["args"] = encode_floats(fields["args"])  # a Task gets NaN where its job file has .nan
-        for name in ("secrets", "outputs", "starts_ranks"):
+        fields["training"] = encode_floats(fields["training"])
+        for name in ("secrets", "outputs", "starts_ranks", "training"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"
@@ -275,6 +278,7 @@ class RunConfig:
         secrets = {name: SecretConfig(**reference) for name, reference in fields.pop("secrets", {}).items()}
         saved = CheckpointConfig(**fields["checkpoint"])
         args = decode_floats(fields["args"])
+        fields["training"] = decode_floats(fields.get("training", {}))
         return cls(**{**fields, "args": args, "train": train, "checkpoint": saved, "secrets": secrets})
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cloudtrain_runtime.contract.schema import Check, Fields, MismatchError, array, count, integer, moment
 from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
 
 MANIFEST_FILE: Final = "manifest.json"
@@ -27,7 +28,7 @@ BLOCK_BYTES: Final = 8 * 2**20
 BEST_STATE: Final = "best"
 """Entry of `Manifest.state` that names the steps with the best weights so far."""
 
-_NAME = re.compile(r"step-(\d{8,})(?:-([0-9a-f]{8}))?")
+_NAME = re.compile(r"step-(\d{8,15})(?:-([0-9a-f]{8}))?", re.ASCII)
 
 
 def step_name(step: int, attempt: str = "") -> str:
@@ -43,8 +44,18 @@ def step_of(name: str) -> int | None:
 
 def best_steps(state: Mapping[str, Any]) -> list[int]:
     """Return the steps that had the best weights when a state was saved, of those in the same place; the best last."""
-    best = state.get(BEST_STATE) or {}
-    return [int(mark["step"]) for mark in best.get("marks", ()) if not mark["place"]]
+    best = state.get(BEST_STATE)
+    marks = best.get("marks") if isinstance(best, Mapping) else None  # a script may keep anything under that name
+    found = [mark for mark in marks if isinstance(mark, Mapping)] if isinstance(marks, list | tuple) else []
+    return [mark["step"] for mark in found if isinstance(mark.get("step"), int) and not mark.get("place")]
+
+
+def nothing_left(state: Mapping[str, Any], *, epochs: int | None, steps: int | None) -> bool:
+    """Return whether a Task's training of this length is done in the state of a checkpoint."""
+    data = state.get("data")
+    done = data if isinstance(data, Mapping) else {}
+    length, name = (steps, "step") if steps is not None else (epochs, "epoch")
+    return length is not None and isinstance(done.get(name), int) and done[name] >= length
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ class Manifest:
         state: What its writer wants back besides tensors: position in the data, early stopping.
         files: Every other file of the folder by name.
         block_bytes: Size of a block of `StoredFile.crc32`.
+        training: Identity of the training (see training.py); empty where it is not known, as in cloudtrain 0.1.
     """
 
     run: str
@@ -120,6 +132,7 @@ class Manifest:
     state: Mapping[str, Any]
     files: Mapping[str, StoredFile]
     block_bytes: int = BLOCK_BYTES
+    training: Mapping[str, Any] = field(default_factory=dict)
     version: int = field(default=MANIFEST_VERSION)
 
     @property
@@ -130,7 +143,8 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of `manifest.json`."""
         content = dataclasses.asdict(self)
-        content["state"] = encode_floats(content["state"])  # a script's best loss so far may be infinite
+        for name in ("state", "training"):
+            content[name] = encode_floats(content[name])  # a script's best loss so far may be infinite
         content["files"] = {
             name: {"bytes": file.bytes, "crc32": [f"{crc:08x}" for crc in file.crc32]}
             for name, file in sorted(self.files.items())
@@ -139,26 +153,27 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read `manifest.json`.
+        """Read `manifest.json`. Fields that this version does not know are left out.
 
         Raises:
             ValueError: the text is not a manifest of this version, or has changed since it was written.
         """
-        content = json.loads(text)
-        if not isinstance(content, dict) or content.get("version") != MANIFEST_VERSION:
-            found = content.get("version") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"{MANIFEST_FILE} has version {found!r}; expected {MANIFEST_VERSION}")
+        try:
+            content = json.loads(text)
+        except RecursionError:
+            raise ValueError(f"{MANIFEST_FILE} is nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"{MANIFEST_FILE} is not JSON: {error}") from None
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != MANIFEST_VERSION or isinstance(version, bool):
+            found = repr(version)[:40] if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"{MANIFEST_FILE} has version {found}; expected {MANIFEST_VERSION}")
         if content.pop("crc32", None) != _checksum(content):
             raise ValueError(f"{MANIFEST_FILE} has changed since it was written")
         try:
-            files = {
-                name: StoredFile(int(file["bytes"]), tuple(int(crc, 16) for crc in file["crc32"]))
-                for name, file in content.pop("files").items()
-            }
-            state = decode_floats(content["state"])
-            return cls(**{**content, "step": int(content["step"]), "state": state, "files": files})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{MANIFEST_FILE} is incomplete: {error}") from None
+            return _read_fields(content)
+        except MismatchError as error:
+            raise ValueError(f"{MANIFEST_FILE} is not valid: {error}") from None
 
     def misfits(self, sizes: Mapping[str, int]) -> list[str]:
         """Return what is wrong with the files of the folder, one phrase each; nothing for a whole one.
@@ -176,3 +191,109 @@ class Manifest:
 def _checksum(content: Mapping[str, Any]) -> str:
     # cloudtrain 0.1 wrote NaN, which a checksum must reproduce.
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"  # noqa: TID251
+
+
+# ---------------------------------------------------------------- the schema
+
+_RUN = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*", re.ASCII)
+_LONGEST_RUN = 63
+"""A run id is the name of a training job, which SageMaker limits so. Names outside of a run may have any such form."""
+
+_LARGEST_BLOCK = 2**28
+_MOST_RANKS = 2**20
+
+
+def checked_run(value: Any) -> str:
+    """Return the run that a file of a checkpoint names; an empty text stands for none.
+
+    Raises:
+        MismatchError: it has not the form of a run id.
+    """
+    if value == "" or (isinstance(value, str) and len(value) <= _LONGEST_RUN and _RUN.fullmatch(value)):
+        return str(value)
+    raise MismatchError("a run id", value)
+
+
+def _matching(pattern: str, expected: str) -> Check:
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or compiled.fullmatch(value) is None:
+            raise MismatchError(expected, value)
+        return value
+
+    return check
+
+
+def _within(least: int, most: int) -> Check:
+    def check(value: Any) -> int:
+        if not least <= integer(value) <= most:
+            raise MismatchError(f"an integer from {least} to {most}", value)
+        return int(value)
+
+    return check
+
+
+def _each(name_check: Check, check: Check) -> Check:
+    def apply(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise MismatchError("an object", value)
+        found = {}
+        for name, part in value.items():
+            try:
+                found[name_check(name)] = check(part)
+            except MismatchError as error:
+                raise error.below(ascii(name)[1:41]) from None
+        return found
+
+    return apply
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise MismatchError("an object", value)
+    try:
+        return decode_floats(value)  # type: ignore[no-any-return]
+    except RecursionError:
+        raise MismatchError("an object that is not nested so deeply", {}) from None
+
+
+_LABEL: Final = _matching(r"[!-~ ]{0,200}", "printable ASCII text of at most 200 characters")
+_FILE_NAME: Final = _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}", "the name of a file in the folder")
+_CRC: Final = _matching(r"[0-9a-f]{8}", "8 hex digits")
+_STORED: Final = Fields({"bytes": count, "crc32": array(_CRC)})
+_FIELDS: Final[Mapping[str, Check]] = {
+    "run": checked_run,
+    "attempt": _matching(r"[0-9a-f]{8}", "8 hex digits"),
+    "step": count,
+    "time": moment,
+    "world_size": _within(1, _MOST_RANKS),
+    "mesh": _each(_LABEL, _within(1, _MOST_RANKS)),
+    "rng": _object,
+    "torch": _LABEL,
+    "code": _LABEL,
+    "request": _LABEL,
+    "state": _object,
+    "files": _each(_FILE_NAME, _STORED),
+    "block_bytes": _within(1, _LARGEST_BLOCK),
+}
+
+
+def _read_fields(content: Mapping[str, Any]) -> Manifest:
+    """Return the manifest in a JSON object.
+
+    Raises:
+        MismatchError: a field is missing or has not the form that it must have.
+    """
+    found = Fields(_FIELDS, {"training": _object})({"training": {}, **content})
+    if not isinstance(content.get("training", {}), dict):
+        raise MismatchError("an object", content["training"], "training")
+    block_bytes = found["block_bytes"]
+    files = {}
+    for name, file in found.pop("files").items():
+        blocks = -(-file["bytes"] // block_bytes)
+        if len(file["crc32"]) != blocks:
+            raise MismatchError(f"{blocks} checksums", file["crc32"], f"files.{name}.crc32")
+        files[name] = StoredFile(file["bytes"], tuple(int(crc, 16) for crc in file["crc32"]))
+    known = {name: found[name] for name in (*_FIELDS, "training") if name in found}
+    return Manifest(**known, files=files)

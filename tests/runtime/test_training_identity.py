@@ -1,0 +1,160 @@
+"""Runs that share a place for checkpoints: which of them a run continues from, and which it may delete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cloudtrain_runtime.checkpoint import Checkpoints, Resumed
+from cloudtrain_runtime.checkpoints.records import survey
+from cloudtrain_runtime.checkpoints.storage import open_storage
+from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract.manifest import Manifest
+from cloudtrain_runtime.contract.training import describe_differences, is_same_training
+from cloudtrain_runtime.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+
+OURS = {"entry": "small:Small", "args": {"width": 3}, "data": {"train": "data"}, "train": {"learning_rate": 0.1}}
+OTHER = {**OURS, "train": {"learning_rate": 0.2, "seed": 1}}
+FIRST, SECOND = "demo-261122-101500-aaaaaa", "demo-261122-111500-bbbbbb"
+
+
+def checkpoints_of(
+    run: str, training: Mapping[str, Any], root: Path, place: Context, resume: str = "auto"
+) -> Checkpoints:
+    config = CheckpointConfig(root.as_uri(), None, None, 2, resume)
+    return Checkpoints(config, replace(place, run=run, training=training))
+
+
+def save(checkpoints: Checkpoints, *steps: int, weight: float = 0.0) -> None:
+    model, optimizer = pair()
+    nn.init.constant_(model.weight, weight)
+    for step in steps:
+        assert checkpoints.save(step, model, [optimizer], {}, {}, wait=True)
+
+
+def pair() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def resumed(checkpoints: Checkpoints) -> tuple[Resumed, float]:
+    model, optimizer = pair()
+    nn.init.constant_(model.weight, -1.0)
+    found = checkpoints.resume(model, [optimizer])
+    return found, float(model.weight[0, 0])
+
+
+def steps_by_run(root: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for record in survey(open_storage(root.as_uri())):
+        assert record.manifest is not None
+        found.setdefault(record.manifest.run, []).append(record.step)
+    return found
+
+
+def test_another_trainings_checkpoints_are_refused(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OTHER, tmp_path, place), 4)
+    for checkpoints in (checkpoints_of(SECOND, OURS, tmp_path, place),):
+        with pytest.raises(CheckpointError) as caught:
+            resumed(checkpoints)
+        with pytest.raises(CheckpointError):
+            checkpoints.state_ahead()
+    message = str(caught.value)
+    assert f"step 4 of run {FIRST}" in message
+    assert "train.learning_rate is 0.2 there and 0.1 here, train.seed is 1 there and not given here" in message
+    assert f"checkpoint.resume={FIRST}" in message
+
+
+def test_the_same_training_is_continued(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, place), 4, weight=3.0)
+    save(checkpoints_of("stranger-261122-101500-cccccc", OTHER, tmp_path, place), 9, weight=9.0)
+    found, weight = resumed(checkpoints_of(SECOND, json.loads(json.dumps(OURS)), tmp_path, place))
+    assert (found.step, weight) == (4, 3.0), "and not the newer one of another training"
+
+
+def test_a_restarted_attempt_prefers_its_own(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, place), 4, weight=1.0)
+    save(checkpoints_of(SECOND, OURS, tmp_path, place), 8, weight=2.0)
+    found, weight = resumed(checkpoints_of(FIRST, OURS, tmp_path, place))
+    assert (found.step, weight) == (4, 1.0)
+
+
+def test_a_resume_that_is_named_is_never_refused(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OTHER, tmp_path / "first", place), 4, weight=3.0)
+    uri = (tmp_path / "first").as_uri()
+    found, weight = resumed(checkpoints_of(SECOND, OURS, tmp_path / "second", place, resume=uri))
+    assert (found.step, weight) == (4, 3.0)
+
+
+def test_retention_leaves_what_another_run_saved(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, place), 1, 2)
+    second = checkpoints_of(SECOND, OURS, tmp_path, place)
+    resumed(second)
+    save(second, 3, 4, 5, 6)
+    save(checkpoints_of("stranger-261122-101500-cccccc", OTHER, tmp_path, place), 10, 11, 12)
+    assert steps_by_run(tmp_path) == {FIRST: [1, 2], SECOND: [5, 6], "stranger-261122-101500-cccccc": [11, 12]}
+
+
+def test_two_runs_of_one_step_keep_their_weights_apart(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, place), 4, weight=1.0)
+    second = checkpoints_of(SECOND, OTHER, tmp_path, place)
+    save(second, 4, weight=2.0)
+    for run, training, expected in ((FIRST, OURS, 1.0), (SECOND, OTHER, 2.0)):
+        checkpoints = checkpoints_of(run, training, tmp_path, place)
+        model, _ = pair()
+        assert checkpoints.load_weights(4, model)
+        assert float(model.weight[0, 0]) == expected
+        assert resumed(checkpoints)[1] == expected
+    stranger = checkpoints_of("third-261122-101500-cccccc", {"entry": "other:Task"}, tmp_path, place)
+    assert not stranger.load_weights(4, pair()[0])
+
+
+def test_checkpoints_of_01_are_accepted_with_a_warning(
+    place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    golden = Path(__file__).parent.parent / "golden_checkpoints" / "cloudtrain-0.1"
+    shutil.copytree(golden, tmp_path / "saved")
+    model = nn.Linear(3, 1)
+    checkpoints = checkpoints_of(SECOND, OURS, tmp_path / "saved", place)
+    found = checkpoints.resume(model, [torch.optim.AdamW(model.parameters())])
+    assert (found.step, found.state["data"]["step"]) == (4, 4)
+    assert "does not name its training (cloudtrain 0.1 saved it)" in capfd.readouterr().out
+    assert model.weight.abs().sum() > 0
+
+
+def test_a_manifest_holds_its_training(place: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, {**OURS, "args": {"rate": float("inf")}}, tmp_path, place), 1)
+    text = (tmp_path / "step-00000001" / "manifest.json").read_bytes()
+    assert Manifest.from_json(text).training == {**OURS, "args": {"rate": float("inf")}}
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "expected"),
+    [
+        (OURS, OURS, ""),
+        ({}, OURS, ""),
+        (OURS, {}, ""),
+        ({"args": {"rate": float("nan")}}, {"args": {"rate": float("nan")}}, ""),
+        (
+            {"args": ["--seed", "1"]},
+            {"args": ["--seed", "2"]},
+            "args is ['--seed', '1'] there and ['--seed', '2'] here",
+        ),
+        ({"data": {"a": "\x1b[2J"}}, {"data": {"a": "x"}}, "data.a is '\\x1b[2J' there and 'x' here"),
+        ({"train": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}}, {"entry": "x"}, "and 3 more"),
+    ],
+)
+def test_differences_are_named(saved: dict[str, Any], own: dict[str, Any], expected: str) -> None:
+    assert is_same_training(saved, own) == (not expected)
+    assert not expected or expected in describe_differences(saved, own) or expected == "and 3 more"
