@@ -106,7 +106,11 @@ def _fetch_model(told: dict[str, Any], uri: str, folder: Path) -> Path:
     import boto3
 
     s3 = boto3.client(
-        "s3", endpoint_url=told["endpoint"], aws_access_key_id="x", aws_secret_access_key="x", region_name="us-west-2"
+        "s3",
+        endpoint_url=told["endpoint"],
+        aws_access_key_id=told["environment"]["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key="x",
+        region_name="us-west-2",
     )
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     s3.download_file(bucket, key, str(folder / "model.tar.gz"))

@@ -405,10 +405,9 @@ class SageMakerBackend:
         from cloudtrain.explain import read_facts
 
         job = self._describe(run)
-        channels = {channel["ChannelName"]: channel for channel in job.get("InputDataConfig", [])}
-        uri = channels.get(CONFIG_CHANNEL, {}).get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+        folder = _config_folder(job)
         try:
-            config = self._read_json(f"{uri}/{CONFIG_FILE}") if uri else {}
+            config = self._read_json(f"{folder}/{CONFIG_FILE}") if folder else {}
         except CloudError:
             config = {}
         return read_facts(job, read_fields(config, CONFIG))
@@ -425,11 +424,10 @@ class SageMakerBackend:
     def _read_plan(self, run: str, job: Mapping[str, Any]) -> Mapping[str, Any]:
         from botocore.exceptions import ClientError
 
-        channels = {channel["ChannelName"]: channel for channel in job.get("InputDataConfig", [])}
-        config = channels.get(CONFIG_CHANNEL)
-        if config is None:
+        folder = _config_folder(job)
+        if not folder:
             raise UserError(f"{run} was not submitted by cloudtrain", "submit its job: cloudtrain submit JOB")
-        uri = f"{config['DataSource']['S3DataSource']['S3Uri'].rpartition('/')[0]}/{PLAN_FILE}"
+        uri = f"{folder.rpartition('/')[0]}/{PLAN_FILE}"
         try:
             return read_fields(self._read_json(uri), PLAN)
         except CloudError as error:
@@ -528,3 +526,13 @@ def _why_no_pool(pool: WarmPool | None) -> str:
     if pool.reused_by:
         return f"{pool.reused_by} has taken it over"
     return "the job has not ended" if pool.status == "InUse" else "it has ended already"
+
+
+def _config_folder(job: Mapping[str, Any]) -> str:
+    """Return the uri of a job's configuration without a slash at its end, or an empty string where it has none.
+
+    Runs submitted by version 0.1 have none there in their requests, later ones do.
+    """
+    channels = {channel["ChannelName"]: channel for channel in job.get("InputDataConfig", [])}
+    source = channels.get(CONFIG_CHANNEL, {}).get("DataSource", {}).get("S3DataSource", {})
+    return str(source.get("S3Uri", "")).rstrip("/")
