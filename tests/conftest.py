@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from aws_calls import RECORD, unknown_calls
 from hypothesis import settings
+from strict import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
 from support import Cli, Finished, command, serve_moto
 
 # A machine that others use, too, may stop for longer than any example takes.
@@ -38,7 +39,7 @@ os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"] = (
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["TERM"] = "dumb"
 of_tests = (
-    *("CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_TEST_RECORD", "CLOUDTRAIN_PASS_ENVIRONMENT"),
+    *("CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_TEST_RECORD", "CLOUDTRAIN_TEST_STRICT", "CLOUDTRAIN_PASS_ENVIRONMENT"),
     *(
         "CLOUDTRAIN_TF_PLUGINS",
         "CLOUDTRAIN_CHECKOV",

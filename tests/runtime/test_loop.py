@@ -394,7 +394,7 @@ def test_to_resume_at_the_end_says_that_nothing_is_left(train: Run, capfd: pytes
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_curves_are_written_where_they_are_asked_for(asked: bool, train: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = train(replace(TRAIN, tensorboard=asked, steps=8, epochs=None))

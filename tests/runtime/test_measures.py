@@ -408,7 +408,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own imports
 def test_curves_are_read_back(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    pytest.importorskip("tensorboard")
     board = Board(tmp_path / "board", first_step=0)
     for step in (1, 10, 20):
         board.step(step, {"loss": 1.0 / step, "epoch": 0, "split": {"data": 0.5}, "device": "cpu", "lr": None})
