@@ -188,8 +188,13 @@ def _plan(
 
 
 def _conventions(spec: JobSpec) -> Conventions:
-    script = spec.code.script
-    return Conventions() if script is None else read_conventions(spec.code_directory, script)
+    if spec.code.script is not None:
+        return read_conventions(spec.code_directory, spec.code.script)
+    module = find_module(spec.code_directory, (spec.code.task or "").partition(":")[0])
+    if module is None:
+        return Conventions()
+    read = read_conventions(spec.code_directory, module.relative_to(spec.code_directory).as_posix())
+    return Conventions(ml_paths=read.ml_paths)
 
 
 def _stamp_data(spec: JobSpec) -> str:
@@ -265,8 +270,14 @@ def _decide(
 
 def _this_machine() -> Machine:
     from cloudtrain.container.machine import usable_cpus, visible_gpus
+    from cloudtrain.container.ml_namespace import is_available
 
-    return Machine(gpus=len(visible_gpus()), cpus=usable_cpus(), variables=frozenset(os.environ))
+    return Machine(
+        gpus=len(visible_gpus()),
+        cpus=usable_cpus(),
+        variables=frozenset(os.environ),
+        has_ml_namespace=is_available(),
+    )
 
 
 def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tuple[Check, ...]:

@@ -38,11 +38,19 @@ _AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a local run finds here. `variables` are the names of what is set in the environment."""
+    """What a local run finds here.
+
+    Attributes:
+        gpus: GPUs that CUDA would show.
+        cpus: CPUs that this process may use.
+        variables: Names of what is set in the environment.
+        has_ml_namespace: Whether a run can have an /opt/ml of its own.
+    """
 
     gpus: int
     cpus: int
     variables: frozenset[str] = frozenset()
+    has_ml_namespace: bool = True
 
 
 @dataclass(frozen=True)

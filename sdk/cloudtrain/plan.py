@@ -341,7 +341,8 @@ def make_plan(
     if sync:
         checkpoints = "" if isolated else script_saves_to(spec, locations, run, go_on_in, notes, is_local=is_local)
     local_rank = choose_local_rank(spec, code.conventions, notes)
-    warn_of_script(spec, code.conventions, placement.processes, is_local=is_local, notes=notes)
+    here = machine if is_local else None
+    warn_of_script(spec, code.conventions, placement.processes, machine=here, notes=notes)
     config = _run_config(spec, run, placement, code.digest, checkpoints=checkpoints, resume=resume, resumed=resumed)
     network_gbps = None if is_local else _network_gbps(spec)
     config = replace(

@@ -65,7 +65,7 @@ def overwrites_rank(tree: ast.Module) -> tuple[int, str] | None:
 
 def ml_literals(tree: ast.Module) -> list[int]:
     """Return the lines of texts that begin with `/opt/ml/`."""
-    return [line for line, text in _texts(tree) if text == "/opt/ml" or text.startswith("/opt/ml/")]
+    return sorted({line for line, text in _texts(tree) if text == "/opt/ml" or text.startswith("/opt/ml/")})
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from cloudtrain.conventions import Conventions
 from cloudtrain.notes import Notes
+from cloudtrain.placement import Machine
 from cloudtrain.spec import JobSpec
 
+_MOST_NAMED = 3
 _CHECKPOINTS = "/opt/ml/checkpoints"
 
 
 def warn_of_script(
-    spec: JobSpec, conventions: Conventions, processes: int | None, *, is_local: bool, notes: Notes
+    spec: JobSpec, conventions: Conventions, processes: int | None, *, machine: Machine | None, notes: Notes
 ) -> None:
     """Note what a script's text says about its ranks and its checkpoints.
 
@@ -18,14 +20,16 @@ def warn_of_script(
         spec: The job.
         conventions: What was read of the script.
         processes: Ranks per instance that cloudtrain starts; None where only the container can tell.
-        is_local: Whether the plan is for this machine.
+        machine: This machine in a local plan, else None.
         notes: Takes the warnings.
     """
+    if machine is not None:
+        _note_ml_root(conventions, machine, notes)
     if spec.code.script is None:
         return
     if processes != 1:
         _warn_of_own_ranks(conventions, processes, notes)
-    if is_local and conventions.spawn is not None and spec.cluster.instances > 1:
+    if machine is not None and conventions.spawn is not None and spec.cluster.instances > 1:
         notes.warn(
             f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of "
             "its own finds the first host's address in MASTER_ADDR, here and on SageMaker"
@@ -42,6 +46,21 @@ def warn_of_script(
             f"{spec.code.script} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
             f"names {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the beginning"
             + ("" if spec.limits.hang is None else ", and limits.hang, which needs reports of progress, has no effect")
+        )
+
+
+def _note_ml_root(conventions: Conventions, machine: Machine, notes: Notes) -> None:
+    """Note how `/opt/ml` reaches a local run, and where its code names what will not be there."""
+    if machine.has_ml_namespace:
+        notes.decide("/opt/ml is the run's own folder, in its code as well: each instance has a mount namespace")
+        return
+    notes.decide("/opt/ml is the run's own folder in code.args and code.env: this machine allows no mount namespace")
+    if conventions.ml_paths:
+        named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
+        more = f" and {len(conventions.ml_paths) - _MOST_NAMED} more" if len(conventions.ml_paths) > _MOST_NAMED else ""
+        notes.warn(
+            f"{named}{more}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
+            "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
         )
 
 

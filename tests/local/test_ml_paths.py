@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from support import Cli
 
+from cloudtrain.container.ml_namespace import is_available
 from cloudtrain.container.paths import map_hyperparameters, map_text, map_values
 from cloudtrain_runtime.contract import MlTree
 
@@ -100,3 +102,59 @@ def test_a_tasks_arguments_name_the_instances_folder(cli: Cli, small: Callable[.
     done = cli("submit", path, "--local", "--follow", "--json", folders)
     assert done.code == 0, done.err
     assert _packed(done.json["artifacts"], "output")["task.txt"] == "task"
+
+
+LITERAL = """\
+import os
+from pathlib import Path
+
+print("reads", Path("/opt/ml/input/data/train/x.txt").read_text())
+Path("/opt/ml/model/model.txt").write_text(os.environ["SM_CURRENT_HOST"])
+print("user", os.getuid(), "tree", os.path.samefile("/opt/ml", os.environ["CLOUDTRAIN_ML_ROOT"]))
+"""
+LITERAL_JOB = JOB.partition("  args:")[0] + "  env: {}\n" + JOB[JOB.index("cluster:") :] + "data: {train: data}\n"
+HAS_NAMESPACE = is_available()
+
+
+@pytest.fixture
+def literal(job: Callable[..., Path]) -> Path:
+    path = job(LITERAL_JOB, train_py=LITERAL)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "x.txt").write_text("a sample")
+    return path
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not HAS_NAMESPACE, reason="NOT TESTED: this machine allows no mount namespace")
+def test_opt_ml_in_the_code_is_the_instances_folder(cli: Cli, literal: Path) -> None:
+    before = sorted(path.name for path in Path("/opt").iterdir())
+    plan = cli("plan", literal, "--local", "--json").json
+    assert any("in its code as well" in text for text in plan["decisions"])
+    assert not any("/opt/ml in the code" in text for text in plan["warnings"])
+    done = cli("submit", literal, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("reads a sample") == 2
+    assert done.err.count(f"user {os.getuid()} tree True") == 2
+    assert _packed(done.json["artifacts"], "model") == {"model.txt": "algo-1"}
+    assert sorted(path.name for path in Path("/opt").iterdir()) == before
+
+
+@pytest.mark.processes
+def test_without_a_namespace_the_plan_names_the_lines(cli: Cli, literal: Path) -> None:
+    off = {"CLOUDTRAIN_ML_NAMESPACE": "off"}
+    plan = cli("plan", literal, "--local", "--json", environ=off).json
+    assert any("in code.args and code.env" in text for text in plan["decisions"])
+    warning = next(text for text in plan["warnings"] if "/opt/ml in the code" in text)
+    assert warning.startswith("train.py:4, train.py:5, train.py:6: ")
+    assert not any("/opt/ml in the code" in text for text in cli("plan", literal, "--json").json["warnings"])
+    done = cli("submit", literal, "--local", "--follow", "--json", environ=off)
+    assert done.code == 4, done.err
+    assert "FileNotFoundError" in done.err
+
+
+def test_the_plan_reads_a_tasks_source_as_well(cli: Cli, small: Callable[..., Path]) -> None:
+    path = small()
+    task = path.with_name("small.py")
+    task.write_text(task.read_text().replace("import torch\n", "import torch\nPLACE = '/opt/ml/output'\n", 1))
+    plan = cli("plan", path, "--local", "--json", environ={"CLOUDTRAIN_ML_NAMESPACE": "off"}).json
+    assert any(text.startswith("small.py:4: /opt/ml in the code") for text in plan["warnings"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.container import processes
+from cloudtrain.container import ml_namespace, processes
 from cloudtrain.container.event_tail import EventTail
 from cloudtrain.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.container.paths import map_arguments, map_values
@@ -189,7 +189,7 @@ class _Job:
             environment = self._environment(host) | {PORT_VARIABLE: str(port), ADDRESSES_VARIABLE: addresses}
             with self.folder.log(host).open("ab") as log:
                 self.started[host] = subprocess.Popen(
-                    self._command(host),
+                    ml_namespace.wrap(str(self.folder.tree(host).root), self._command(host)),
                     cwd=self.folder.tree(host).root,
                     env=environment,
                     stdin=subprocess.DEVNULL,
