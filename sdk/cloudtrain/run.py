@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -210,10 +212,11 @@ def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progre
         events: Events as `parse_event` and `check_event` return them: their fields have the types of the schema.
         progress: What the events before them reported.
     """
-    for event in events:
-        fold = _FOLDS.get(event["event"])
-        if fold is not None:
-            progress = fold(progress, event)
+    for kind, group in itertools.groupby(events, key=lambda event: event["event"]):
+        if kind == "step":
+            progress = _fold_steps(progress, group)
+        elif (fold := _FOLDS.get(kind)) is not None:
+            progress = functools.reduce(fold, group, progress)
     return progress
 
 
@@ -234,17 +237,23 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 
 def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    values = {f"train/{name}": event[name] for name in _STEP_METRICS if event.get(name) is not None}
-    values |= {f"train/{name}": None for name in _ALWAYS_KNOWN if name in event and event[name] is None}
-    split = event.get("split", {})
-    values |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
-    return dataclasses.replace(
-        progress,
-        last_step=event.get("step", progress.last_step),
-        last_epoch=event.get("epoch", progress.last_epoch),
-        metrics={**progress.metrics, **values},
-        marks=_add_mark(progress.marks, event),
-    )
+    return _fold_steps(progress, (event,))
+
+
+def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
+    """Fold events of steps, of which there are many: one new record for all of them."""
+    metrics, marks = dict(progress.metrics), progress.marks
+    last_step, last_epoch = progress.last_step, progress.last_epoch
+    for event in events:
+        last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
+        marks = _add_mark(marks, event)
+        for name in _STEP_METRICS:
+            value = event.get(name)
+            if value is not None or (name in event and name in _ALWAYS_KNOWN):
+                metrics[f"train/{name}"] = value
+        split = event.get("split", {})
+        metrics |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
+    return dataclasses.replace(progress, last_step=last_step, last_epoch=last_epoch, metrics=metrics, marks=marks)
 
 
 _STEP_METRICS = (

@@ -21,8 +21,8 @@ from cloudtrain_runtime.contract.schema import (
     count,
     integer,
     mapping,
+    measured,
     moment,
-    normalise,
     nullable,
     number,
     text,
@@ -32,7 +32,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
 _EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
-_VALUE: Final = nullable(number)  # null stands for a value that is not finite
+_VALUE: Final = measured  # null stands for a value that is not finite
 
 _COMMON: Final[Mapping[str, Check]] = {
     "event": text,
@@ -123,6 +123,6 @@ def check_event(content: Any) -> dict[str, Any] | None:
     if not isinstance(content, dict) or not isinstance(content.get("event"), str):
         return None
     try:
-        return EVENTS.get(content["event"], _UNKNOWN)(normalise(content))
+        return EVENTS.get(content["event"], _UNKNOWN)(content)
     except MismatchError:
         return None

@@ -17,6 +17,7 @@ LARGEST_INTEGER: Final = 2**53
 """Larger integers are not exact in every JSON reader, and no count of ours is as large."""
 
 _DEEPEST = 16
+_TOO_LARGE = 2**63
 
 
 class MismatchError(ValueError):
@@ -51,7 +52,7 @@ def normalise(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int):
-        return value if abs(value) < 2**63 else None
+        return value if abs(value) < _TOO_LARGE else None
     if isinstance(value, dict) and depth < _DEEPEST:
         return {normalise(str(name)): normalise(part, depth + 1) for name, part in value.items()}
     return [normalise(part, depth + 1) for part in value] if isinstance(value, list) and depth < _DEEPEST else None
@@ -64,7 +65,7 @@ def text(value: Any) -> str:
     """Check a text."""
     if not isinstance(value, str):
         raise MismatchError("text", value)
-    return value
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def boolean(value: Any) -> bool:
@@ -76,9 +77,22 @@ def boolean(value: Any) -> bool:
 
 def number(value: Any) -> float:
     """Check a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise MismatchError("a number", value)
-    return value
+    kind = type(value)
+    if (kind is float and math.isfinite(value)) or (kind is int and abs(value) < _TOO_LARGE):
+        return float(value) if kind is float else value
+    raise MismatchError("a number", value)
+
+
+def measured(value: Any) -> float | None:
+    """Check a measured number, or null for one that is not finite."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is int:
+        return value if abs(value) < _TOO_LARGE else None
+    if value is None:
+        return None
+    raise MismatchError("a number", value)
 
 
 def integer(value: Any) -> int:
@@ -124,7 +138,7 @@ def mapping(check: Check) -> Check:
     def apply(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise MismatchError("an object", value)
-        return {name: part for name, each in value.items() if (part := _try(check, each)) is not _WRONG}
+        return _keep(value, {}, check)
 
     return apply
 
@@ -136,7 +150,7 @@ class Fields:
     Attributes:
         required: Checks of the fields without which the object is of no use.
         optional: Checks of the others. One of a wrong type is left out of the result.
-        others: Check of the fields that the schema does not name; None keeps them.
+        others: Check of the fields that the schema does not name; None keeps them, normalised.
     """
 
     required: Mapping[str, Check] = dataclasses.field(default_factory=dict)
@@ -151,22 +165,21 @@ class Fields:
         """
         if not isinstance(value, dict):
             raise MismatchError("an object", value)
-        found = {name: _apply(check, value.get(name), name) for name, check in self.required.items()}
-        for name, part in value.items():
-            check = self.optional.get(name, self.others)
-            if name not in self.required and (kept := part if check is None else _try(check, part)) is not _WRONG:
-                found[name] = kept
-        return {name: found[name] for name in value if name in found} | found
+        needed = {name: _apply(check, value.get(name), name) for name, check in self.required.items()}
+        return {**_keep(value, self.optional, self.others), **needed}
 
 
-_WRONG: Final = object()
-
-
-def _try(check: Check, value: Any) -> Any:
-    try:
-        return check(value)
-    except MismatchError:
-        return _WRONG
+def _keep(value: dict[str, Any], checks: Mapping[str, Check], others: Check | None) -> dict[str, Any]:
+    """Return the fields that pass their checks."""
+    found = {}
+    for name, part in value.items():
+        check = checks.get(name, others)
+        key = name if name.isascii() else normalise(name)
+        try:
+            found[key] = normalise(part) if check is None else check(part)
+        except MismatchError:
+            continue
+    return found
 
 
 def _apply(check: Check, value: Any, name: str) -> Any:

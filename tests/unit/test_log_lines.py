@@ -1,0 +1,129 @@
+"""Logs and events are read in bounded memory, and only where they have grown."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudtrain.backends.local import LocalBackend
+from cloudtrain.container import JobFolder
+from cloudtrain.container.event_tail import EventTail
+from cloudtrain.container.lines import LINE_BYTES, LineTail
+from cloudtrain.container.state import RecordedState, write_state
+from cloudtrain.run import Progress, Run, State, fold_events
+from cloudtrain.sandbox.logs import batches
+
+RUN = "long-261120-101500-1a2b3c"
+LONG_BYTES = 300_000_000
+NOTE = b" [cloudtrain: the line is cut here, %d bytes are left out]"
+
+
+@contextlib.contextmanager
+def memory_below(most_bytes: int) -> Iterator[None]:
+    """Fail when Python objects need more memory at one time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JobFolder:
+    """Make a run with a line of 300 MB, without a disk that holds it, and an event behind it."""
+    folder = JobFolder(tmp_path / "runs" / RUN)
+    folder.logs.mkdir(parents=True)
+    write_state(folder.root, RecordedState(State.SUCCEEDED))
+    with folder.log("algo-1").open("wb") as log:
+        log.write(b"first\n")
+        log.truncate(LONG_BYTES)
+        log.seek(0, 2)
+        log.write(b'\nCLOUDTRAIN {"event": "step", "step": 7}\nlast')
+    return folder
+
+
+def test_a_line_of_300_mb_is_cut_with_a_note(folder: JobFolder) -> None:
+    with memory_below(16 * LINE_BYTES):
+        lines = [line.text for line in Run(RUN, LocalBackend(folder.root.parents[1])).logs()]
+    assert [lines[0], *lines[2:]] == ["first", 'CLOUDTRAIN {"event": "step", "step": 7}', "last"]
+    assert lines[1].endswith((NOTE % (LONG_BYTES - 6 - LINE_BYTES)).decode())
+
+
+def test_events_behind_a_long_line_are_found_in_little_memory(folder: JobFolder) -> None:
+    with memory_below(8 * LINE_BYTES):
+        tail = EventTail({"algo-1": folder.log("algo-1")}, folder.events)
+        tail.read()
+        tail.close()
+    assert folder.events.read_text() == '{"event": "step", "step": 7}\n'
+
+
+def test_the_sandbox_sends_all_of_a_long_line_in_little_memory(folder: JobFolder) -> None:
+    tail = LineTail(folder.log("algo-1"), splits=True)
+    with memory_below(16 * LINE_BYTES):
+        lines = (line.decode() for line in tail.read(final=True))
+        sizes = [sum(map(len, batch)) for batch in batches(lines)]
+    tail.close()
+    assert sum(sizes) == folder.log("algo-1").stat().st_size - 3  # without the newlines
+    assert max(sizes) <= 1_048_576
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.booleans())
+def test_lines_are_those_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], splits: bool
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "log"
+    tail = LineTail(path, splits=splits)
+    found: list[bytes] = list(tail.read())
+    with path.open("ab", buffering=0) as log:
+        for piece in pieces:
+            log.write(piece)
+            found += tail.read()
+            assert path.read_bytes()[: tail.place].count(b"\n") == len(found)
+    found += tail.read(final=True)
+    tail.close()
+    expected = b"".join(pieces).split(b"\n")
+    assert found == (expected if expected[-1] else expected[:-1])
+
+
+def write_events(path: Path, steps: range, mode: str = "a") -> None:
+    with path.open(mode) as events:
+        events.writelines(json.dumps({"event": "step", "step": step, "loss": 1.0}) + "\n" for step in steps)
+
+
+def test_a_later_status_reads_only_new_events(folder: JobFolder) -> None:
+    backend = LocalBackend(folder.root.parents[1])
+    write_events(folder.events, range(1, 11))
+    assert backend.status(RUN).progress.last_step == 10
+    # What was read once could be anything now.
+    folder.events.write_bytes(b"x" * folder.events.stat().st_size)
+    with folder.events.open("a") as events:
+        events.write('{"event": "evaluation", "split": "test", "loss": 2.0}\n{"event": "step", "st')
+    progress = backend.status(RUN).progress
+    assert (progress.last_step, dict(progress.metrics)) == (10, {"train/loss": 1.0, "test/loss": 2.0})
+    with folder.events.open("a") as events:
+        events.write('ep": 11}\n')
+    assert backend.status(RUN).progress.last_step == 11
+    write_events(folder.events, range(1, 3), mode="w")  # written anew
+    assert backend.status(RUN).progress.last_step == 2
+
+
+def test_events_fold_alike_at_once_and_one_by_one() -> None:
+    events: list[dict[str, Any]] = [{"event": "started", "total_steps": 900, "world_size": 2}]
+    for step in range(300):
+        extra = {"mfu": 0.4} if step == 7 else {"split": {"data": step / 10}}
+        events.append({"event": "step", "step": step, "epoch": step // 90, "loss": None, "time": 3.0 * step, **extra})
+        if step % 50 == 0:
+            events.append({"event": "checkpoint", "step": step, "uri": f"file:///c/{step}", "time": 3.0 * step})
+    one_by_one = functools.reduce(lambda progress, event: fold_events([event], progress), events, Progress())
+    assert fold_events(events) == one_by_one
+    assert one_by_one.metrics["train/mfu"] == 0.4
