@@ -1,6 +1,8 @@
 """Models that are not as usual, and runs that are killed, in the ways a model can be spread."""
 
+import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,13 +29,21 @@ def saving(folder: Path) -> CheckpointConfig:
     return CheckpointConfig((folder / "checkpoints").as_uri(), None, 1, 2, "auto")
 
 
+@cache
+def of_one_process(kind: str) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        alone = train(kind, 1, Path(folder), FEW)
+    assert alone.reason is None, alone.text
+    return alone
+
+
+# Both layouts of a kind follow each other, so that they share its run of one process.
 @pytest.mark.parametrize("parallel", [ParallelConfig(), FSDP], ids=["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "kind", ["buffers", "tied blocks", "same block", "lists", "mapping", "single", "tied", "frozen"]
 )
 def test_an_odd_model_makes_the_steps_of_one_process(kind: str, parallel: ParallelConfig, tmp_path: Path) -> None:
-    alone = train(kind, 1, tmp_path / "alone", FEW)
-    assert alone.reason is None, alone.text
+    alone = of_one_process(kind)
     job = replace(FEW, parallel=parallel, activation_checkpointing=parallel.data == "fsdp")
     begun = train(kind, 2, tmp_path, replace(job, steps=2))
     rest = train(kind, 2, tmp_path, job)
@@ -92,7 +102,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(layout: str, tmp_path: Path)
         accumulate=3,
         evaluate_every_steps=2,
         export="best",
-        workers=1,
+        workers=1 if ranks == 2 else 0,  # processes of their own, which the largest layout can do without
         schedule="cosine",
         warmup_steps=2,
         skip_nonfinite=2,

@@ -87,15 +87,6 @@ def test_activations_are_computed_again_where_they_are_not_kept(layout: str, tmp
     assert passes[True][1] == 2 * passes[False][1]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-def test_compiled_and_deterministic_are_what_they_say(layout: str, tmp_path: Path) -> None:
-    for name, changes in {"plain": {}, "compile": {"compile": True}, "deterministic": {"deterministic": True}}.items():
-        options = {"looks_inside": name != "compile"}
-        for rank in seen(tmp_path / name, job(2, parallel=LAYOUTS[layout], **changes), 2, **options):
-            assert rank["compiled"] == (name == "compile")
-            assert rank["deterministic"] == (name == "deterministic")
-
-
 # ---------------------------------------------------------------- what layouts must do together
 
 

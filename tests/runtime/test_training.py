@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from spread_support import SIX_DIGITS, TRAIN, Model, Outcome, Small, losses
-from training_support import Broken, Counted, Overflowing, Told
+from training_support import Broken, Counted, Overflowing, Seen, Told
 
 from cloudtrain_runtime.checkpoints.inspection import Inspection
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, ParallelConfig, TrainConfig
@@ -225,8 +225,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile", "deterministic"])
-def test_options_do_not_change_the_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
+def test_options_are_on_and_do_not_change_the_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
-    found = losses(job(ranks, parallel, **{option: True}), ranks, tmp_path, dtype=torch.float64)
+    arguments = {"folder": str(tmp_path), "looks_inside": option != "compile"}
+    train = job(ranks, parallel, **{option: True})
+    found = losses(train, ranks, tmp_path, task=Seen, arguments=arguments, dtype=torch.float64)
     assert found.reason is None, found.text
+    for rank in range(ranks):
+        seen = json.loads((tmp_path / f"seen-{rank}").read_text())
+        assert seen["compiled"] == (option == "compile")
+        assert seen["deterministic"] == (option == "deterministic")
     assert found.losses == pytest.approx(plain.losses, rel=SIX_DIGITS)
