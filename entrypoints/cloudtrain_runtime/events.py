@@ -11,6 +11,9 @@ from typing import Any
 from cloudtrain_runtime.contract import format_event
 from cloudtrain_runtime.contract.redaction import redact
 
+_EXACT_FROM = 1e9
+"""Numbers of this size are times in seconds since the epoch, of which six digits would be days."""
+
 
 def emit(event: str, **fields: Any) -> None:
     """Print one event line, whole.
@@ -32,7 +35,9 @@ def say(text: str) -> None:
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.6g}") if abs(value) < _EXACT_FROM else round(value, 3)
     if isinstance(value, dict):
         return {name: _json_value(part) for name, part in value.items()}
     return redact(value) if isinstance(value, str) else value

@@ -43,6 +43,7 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.signatures import check_task
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host import forking, secrets
+from cloudtrain_runtime.host.failures import REPORTED_EXIT_CODE
 from cloudtrain_runtime.host.hang import HostWatch, trace_variables
 from cloudtrain_runtime.host.kept_files import CodeFolder
 from cloudtrain_runtime.host.machine import Host, count_gpus, read_host, usable_cpus
@@ -124,6 +125,8 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         return hung
     if exit_code != 0 and not stop.was_asked():
         watch.keep_traces()
+    if exit_code == REPORTED_EXIT_CODE:
+        return 1
     if exit_code != 0 and not stop.was_asked() and not tree.failure.exists():
         text = f"torchrun on {host.name} ended with {describe_exit(exit_code)}"
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)

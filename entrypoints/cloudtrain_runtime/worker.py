@@ -19,11 +19,12 @@ from types import TracebackType
 
 from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
+from cloudtrain_runtime.contract.effects import is_effect
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.events import say
-from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
+from cloudtrain_runtime.host.failures import Failure, reason_of, tell, write_reason
 from cloudtrain_runtime.host.groups import keep_groups
 from cloudtrain_runtime.host.joins import note_join
 from cloudtrain_runtime.host.variables import mpirun_variables
@@ -105,7 +106,7 @@ def let_the_cause_be_first(callstack: str) -> None:
 
     It quotes from the first error on, and what another host's ranks print is on its way for longer.
     """
-    if is_by_mpirun(os.environ) and is_echo(callstack):
+    if is_by_mpirun(os.environ) and is_effect(callstack):
         time.sleep(_ECHO_SECONDS)
 
 
@@ -132,7 +133,9 @@ def record_failure(message: str, callstack: str) -> None:
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return
-    details = {"py_callstack": redact(callstack), "timestamp": str(int(time.time()))}
+    now = time.time()
+    # torch reads whole seconds; our agent compares hosts that fail within one.
+    details = {"py_callstack": redact(callstack), "timestamp": str(int(now)), "failed_at": now}
     content = {"message": {"message": redact(message), "extraInfo": details}}
     part = Path(f"{path}.part")
     part.write_text(dump_json(content), encoding="utf-8")
@@ -153,12 +156,12 @@ def report_alone(title: str, callstack: str = "", exit_code: int = 1) -> None:
         title=title,
         traceback=callstack,
         exit_code=exit_code,
-        failed_at=int(time.time()),
-        secondary=is_echo(f"{title}\n{callstack}"),
+        failed_at=time.time(),
+        secondary=is_effect(f"{title}\n{callstack}"),
     )
     tell(failure)
     if not failure.secondary:
-        write_reason(failure, replace=False)
+        write_reason(reason_of(failure), replace=False)
 
 
 def run_script(config: RunConfig) -> None:

@@ -18,8 +18,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import describe_exit
+from cloudtrain_runtime.contract.effects import is_effect
 from cloudtrain_runtime.events import say
-from cloudtrain_runtime.host.failures import Failure, is_echo, tell, write_reason
+from cloudtrain_runtime.host.cause import agree_on_cause
+from cloudtrain_runtime.host.failures import REPORTED_EXIT_CODE, Failure, reason_of, tell, write_reason
 from cloudtrain_runtime.host.machine import count_gpus
 from cloudtrain_runtime.host.template import COMMAND, Template, start_template
 
@@ -48,8 +50,9 @@ def main(argv: list[str]) -> int:
     try:
         run(parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        _report(error.failures)
-        return 1
+        # The error's frames keep the rendezvous store open, which the hosts need to agree on the cause.
+        _report(error.failures, argv)
+        return REPORTED_EXIT_CODE
     except SignalException as error:
         return 128 + int(error.sigval)
     finally:
@@ -140,9 +143,9 @@ def _record_collectives() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
-def _report(failures: Mapping[int, ProcessFailure]) -> None:
-    """Write the failure file and the event for the rank that failed first on this host."""
-    rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), item[1].timestamp))
+def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
+    """Emit the event of the rank that failed first on this host, and write the run's cause into the failure file."""
+    rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), _time_of(item[1])))
     title, traceback = _describe(failure)
     told = Failure(
         rank=rank,
@@ -150,17 +153,34 @@ def _report(failures: Mapping[int, ProcessFailure]) -> None:
         title=title,
         traceback=traceback,
         exit_code=failure.exitcode,
-        failed_at=failure.timestamp,
+        failed_at=_time_of(failure),
         secondary=_is_secondary(failure),
     )
     tell(told)
-    write_reason(told, replace=True)
+    options = dict(argument.partition("=")[::2] for argument in argv)
+    reason = agree_on_cause(
+        reason_of(told),
+        is_effect=told.secondary,
+        endpoint=options.get("--rdzv-endpoint", ""),
+        hosts=int(options.get("--nnodes", "1")),
+        keeps_store="is_host=true" in options.get("--rdzv-conf", ""),
+    )
+    if reason:
+        write_reason(reason, replace=True)
+
+
+def _time_of(failure: ProcessFailure) -> float:
+    """Return when a rank failed, in seconds since the epoch: exactly where the rank has recorded it itself."""
+    data: Any = failure.error_file_data
+    content = data.get("message") if isinstance(data, dict) else None
+    recorded = content.get("extraInfo", {}).get("failed_at") if isinstance(content, dict) else None
+    return recorded if isinstance(recorded, float) else float(failure.timestamp)
 
 
 def _is_secondary(failure: ProcessFailure) -> bool:
     title, traceback = _describe(failure)
     # torchrun ends the other workers itself, with SIGTERM.
-    return failure.exitcode == -signal.SIGTERM or is_echo(f"{title}\n{traceback}")
+    return failure.exitcode == -signal.SIGTERM or is_effect(f"{title}\n{traceback}")
 
 
 def _describe(failure: ProcessFailure) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS
@@ -12,11 +11,8 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.place import ml_tree
 
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|DistBackendError|DistNetworkError"
-    r"|ncclRemoteError|Socket closed|Timed out waiting"
-)
-"""What a healthy rank says when another one has gone: an effect, not the cause."""
+REPORTED_EXIT_CODE = 3
+"""Of torchrun's agent: it has reported why the ranks failed. The container ends with exit code 1."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Failure:
     title: str
     traceback: str
     exit_code: int
-    failed_at: int
+    failed_at: float
     secondary: bool = False
 
     @property
@@ -42,11 +38,6 @@ class Failure:
         """The one line, with the place."""
         host = os.environ.get("SM_CURRENT_HOST", "")
         return f"rank {self.rank}{f' on {host} (local rank {self.local_rank})' if host else ''} {self.title}"
-
-
-def is_echo(text: str) -> bool:
-    """Return whether an error's text is what a healthy rank says when another one has gone."""
-    return _PEER_LOST.search(text) is not None
 
 
 def tell(failure: Failure) -> None:
@@ -64,20 +55,24 @@ def tell(failure: Failure) -> None:
     )
 
 
-def write_reason(failure: Failure, *, replace: bool) -> None:
+def reason_of(failure: Failure) -> str:
+    """Return what SageMaker shows of a failure: the message, and as much of the traceback's end as fits."""
+    message = redact(failure.message)
+    tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
+    return "\n".join([message, *tail])[:FAILURE_CHARACTERS]
+
+
+def write_reason(reason: str, *, replace: bool) -> None:
     """Write the file that SageMaker shows.
 
     Args:
-        failure: What to write.
+        reason: What to write.
         replace: Whether what another process has written there is replaced.
     """
-    message = redact(failure.message)
-    tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
-    text = "\n".join([message, *tail])
     path = ml_tree(os.environ).failure
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:
-        file.write(text[:FAILURE_CHARACTERS])
+        file.write(reason[:FAILURE_CHARACTERS])
 
 
 def _last_lines(text: str, characters: int) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.container import ml_namespace, processes
+from cloudtrain.container.cause import find_cause
 from cloudtrain.container.event_tail import EventTail
 from cloudtrain.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.container.paths import map_arguments, map_values
@@ -20,7 +21,6 @@ from cloudtrain.container.tree import StagingError, host_names, pack_folder, pat
 from cloudtrain.run import State
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
-    FAILURE_CHARACTERS,
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
@@ -28,7 +28,6 @@ from cloudtrain_runtime.contract import (
     MOST_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     MlTree,
-    describe_exit,
 )
 from cloudtrain_runtime.contract.owners import owners_from
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -273,28 +272,9 @@ class _Job:
 
     def _failed(self) -> Outcome:
         self._wait_for_all(_OTHERS_SECONDS)
-        return self.end(State.FAILED, self._failure_reason())
-
-    def _failure_reason(self) -> str:
-        """Return the failure that came first and was no echo of another host's."""
         self.events.read()
-        failures = [event for event in self.events.seen if event["event"] == "failed"]
-        # A failure that a restart has cured is history.
-        starts = [index for index, event in enumerate(self.events.seen) if event["event"] == "started"]
-        last_start = starts[-1] if starts else -1
-        recent = [event for event in failures if self.events.seen.index(event) > last_start] or failures
-        if recent:
-            first = min(recent, key=lambda e: (bool(e.get("secondary")), e.get("failed_at", e.get("time", 0.0))))
-            text = self.folder.tree(first["host"]).failure if first.get("host") in self.hosts else None
-            if text is not None and text.is_file():
-                return text.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]
-            return str(first.get("message", ""))[:FAILURE_CHARACTERS]
-        for host in self.hosts:
-            path = self.folder.tree(host).failure
-            if path.is_file():
-                return path.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]
-        host, code = next((host, code) for host, code in self.exit_codes.items() if code != 0)
-        return f"the container of {host} ended with {describe_exit(code)}; see its log"
+        files = {host: self.folder.tree(host).failure for host in self.hosts}
+        return self.end(State.FAILED, find_cause(self.events.seen, files, self.exit_codes))
 
     # ------------------------------------------------------------ end
 

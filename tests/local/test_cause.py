@@ -1,0 +1,135 @@
+"""The reason of a failed run names what failed first, on every host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support import Cli
+from torch import distributed
+
+from cloudtrain.container.cause import find_cause
+from cloudtrain_runtime.host.cause import agree_on_cause
+
+SCRIPT = """
+import os, signal, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(1000):
+    dist.all_reduce(torch.ones(1000))
+    if step == 20 and os.environ["RANK"] == sys.argv[2]:
+        if sys.argv[1] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("the cause")
+"""
+JOB = """\
+name: cause
+code: {script: train.py, args: [KIND, "RANK"]}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2, processes_per_instance: 1}
+"""
+LOST = "rank 0 on algo-1 (local rank 0) failed: RuntimeError: gloo/transport/tcp/pair.cc: Connection closed by peer"
+CAUSE = "rank 1 on algo-2 (local rank 0) failed: ValueError: the cause"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "rank"), [("raise", 0), ("raise", 1), ("kill", 0), ("kill", 1)])
+def test_every_host_writes_the_cause(job: Callable[..., Path], cli: Cli, kind: str, rank: int) -> None:
+    path = job(JOB.replace("KIND", kind).replace("RANK", str(rank)), train_py=SCRIPT)
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 4, done.err
+    host = f"algo-{rank + 1}"
+    expected = f"rank {rank} on {host} (local rank 0) "
+    assert done.json["reason"].startswith(expected), done.json["reason"]
+    for each in ("algo-1", "algo-2"):
+        file = Path(done.json["artifacts"]["folder"]) / "hosts" / each / "opt" / "ml" / "output" / "failure"
+        assert file.read_text().startswith(expected)
+
+
+def agree(reasons: dict[str, bool], *, keeps_store: bool = True) -> list[str]:
+    """Let hosts agree; each reason comes with whether it is an effect. Return what each writes."""
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=9))
+    endpoint = f"127.0.0.1:{store.port}"
+
+    def one(number: int, reason: str) -> str:
+        is_first = keeps_store and number == 0
+        return agree_on_cause(
+            reason, is_effect=reasons[reason], endpoint=endpoint, hosts=len(reasons), keeps_store=is_first
+        )
+
+    with ThreadPoolExecutor(len(reasons)) as pool:
+        return list(pool.map(one, range(len(reasons)), reasons))
+
+
+def test_hosts_that_saw_an_effect_write_the_cause() -> None:
+    assert agree({LOST: True, CAUSE: False, "other effect": True}) == [CAUSE] * 3
+
+
+def test_without_a_cause_each_host_writes_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain_runtime.host.cause._WAIT_SECONDS", 1.0)
+    assert agree({LOST: True, "other effect": True}) == [LOST, "other effect"]
+
+
+def test_without_the_first_host_an_effect_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain_runtime.host.cause._WAIT_SECONDS", 1.0)
+    asked = {"endpoint": "127.0.0.1:9", "hosts": 2, "keeps_store": False}
+    assert agree_on_cause(LOST, is_effect=True, **asked) == ""  # type: ignore[arg-type]
+    assert agree_on_cause(CAUSE, is_effect=False, **asked) == CAUSE  # type: ignore[arg-type]
+
+
+def test_one_host_writes_what_it_saw() -> None:
+    assert agree_on_cause(LOST, is_effect=True, endpoint="", hosts=1, keeps_store=True) == LOST
+
+
+def failed(host: str, message: str, at: float, *, secondary: bool = False) -> dict[str, object]:
+    return {"event": "failed", "host": host, "message": message, "failed_at": at, "secondary": secondary}
+
+
+def files(folder: Path, **texts: str) -> dict[str, Path]:
+    """Write failure files, one second after the other; return the places of two hosts' files."""
+    for second, (name, text) in enumerate(texts.items()):
+        path = folder / name.replace("_", "-")
+        path.write_text(text)
+        os.utime(path, (1000 + second, 1000 + second))
+    return {host: folder / host for host in ("algo-1", "algo-2")}
+
+
+BOTH = {"algo-1": 1, "algo-2": 1}
+
+
+def test_the_first_of_two_causes_within_a_second_counts(tmp_path: Path) -> None:
+    events = [failed("algo-1", "later", 100.4), failed("algo-2", "first", 100.3)]
+    assert find_cause(events, files(tmp_path), BOTH) == "first"
+
+
+def test_a_start_after_the_failure_hides_no_cause(tmp_path: Path) -> None:
+    """Rank 0 may report its start after another rank has failed."""
+    events = [failed("algo-2", "cause", 100.0), {"event": "started"}, failed("algo-1", LOST, 101.0, secondary=True)]
+    assert find_cause(events, files(tmp_path), BOTH) == "cause"
+
+
+def test_a_host_that_ended_without_a_word_is_the_cause(tmp_path: Path) -> None:
+    events = [failed("algo-1", LOST, 101.0, secondary=True)]
+    found = find_cause(events, files(tmp_path), {"algo-1": 1, "algo-2": -9})
+    assert found == "the container of algo-2 ended with SIGKILL; see its log"
+    assert find_cause(events, files(tmp_path), {"algo-1": 1}) == LOST
+
+
+def test_of_other_launchers_files_the_one_with_the_cause_counts(tmp_path: Path) -> None:
+    """AWS's toolkit writes a failure file on every host and emits no event."""
+    assert find_cause([], files(tmp_path, algo_1=LOST, algo_2=CAUSE), BOTH) == CAUSE
+    assert find_cause([], files(tmp_path, algo_2="first", algo_1="later"), BOTH) == "first"
+    assert find_cause([], files(tmp_path, algo_2=LOST, algo_1=LOST), BOTH) == LOST
+
+
+def test_event_times_keep_their_fraction(capfd: pytest.CaptureFixture[str]) -> None:
+    from cloudtrain_runtime.contract import parse_event
+    from cloudtrain_runtime.events import emit
+
+    emit("failed", message="m", failed_at=1_795_000_000.25)
+    found = parse_event(capfd.readouterr().out)
+    assert found is not None
+    assert found["failed_at"] == 1_795_000_000.25
