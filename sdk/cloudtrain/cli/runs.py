@@ -35,7 +35,7 @@ def status(run: str, as_json: bool) -> int:
 @click.command()
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--raw", is_flag=True, help="Event lines as they were written.")
+@click.option("--raw", is_flag=True, help="Every line byte for byte as it was written.")
 @log_options
 @json_option
 def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
