@@ -307,7 +307,7 @@ def test_a_loss_that_is_not_finite_is_null(train: Run) -> None:
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             return super().loss(model, batch) * float("nan")
 
-    events = train(replace(TRAIN, epochs=None, steps=2), task=Broken(), every_steps=1)
+    events = train(replace(TRAIN, epochs=None, steps=2, export_nonfinite=True), task=Broken(), every_steps=1)
     assert set(losses(events).values()) == {None}
     assert not any(event["event"] == "checkpoint" for event in events), "lost weights were saved"
     with pytest.raises(JobError, match=r"not finite at 3 logged steps in a row, the last is step 3"):
