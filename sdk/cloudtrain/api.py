@@ -126,6 +126,9 @@ def validate(
     return reading.spec
 
 
+_MOST_LEFT_OUT = 500
+"""Names of what stays behind that a plan keeps, for `explain`."""
+
 _NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
 """Stands for the code where only the job file is checked."""
 
@@ -184,7 +187,9 @@ def _plan(
     decided = _decide(
         spec, code, local=local, settings=settings, now=now, suffix=suffix, data_stamp=stamp, resumed=resumed
     )
-    return dataclasses.replace(decided, decisions=(*decided.decisions, *_left_out(contents))), contents
+    left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
+    decisions = (*decided.decisions, *_left_out(contents))
+    return dataclasses.replace(decided, decisions=decisions, left_out=left_out), contents
 
 
 def _conventions(spec: JobSpec) -> Conventions:

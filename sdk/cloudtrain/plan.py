@@ -168,6 +168,7 @@ class Plan:
         omitted_arguments: Arguments of the script that the job gives as `null`, as `--key`: they are not passed.
         checks: What was asked of the account before it was sent, as `check --json` prints it: among it what the image's
             tag meant then.
+        left_out: Name and reason of what stays behind of the code folder, bounded.
     """
 
     run: str
@@ -195,6 +196,7 @@ class Plan:
     omitted_arguments: tuple[str, ...] = ()
     settings_beside_job: tuple[Origin, ...] = ()
     checks: tuple[Mapping[str, str], ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def rename(self, run: str) -> Plan:
         """Return the same plan under another run id, which stands in it wherever this one does."""
@@ -265,6 +267,7 @@ class Plan:
             "job": self.job_document,
             "checks": [dict(check) for check in self.checks],
             "config": json.loads(self.config.to_json()),
+            "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
             "source": source and asdict(source),
         }
         return dump_json(everything, indent=2, sort_keys=True)

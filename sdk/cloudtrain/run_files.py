@@ -73,6 +73,7 @@ PLAN: Final = Fields(
         "cluster": Fields(optional={"world_size": nullable(count)}),
         "checkpoint": Fields({"uri": text}),
         "config": CONFIG,
+        "left_out": array(Fields({"name": text, "reason": text})),
     }
 )
 """Everything that was decided for a run."""

@@ -60,7 +60,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     assert done.json["exit_code"] == 4
     shown = done.err[done.err.index("state      FAILED: KeyError: 'label_17'") :].splitlines()
     assert shown[1:3] == ["why        the job's own code", "where      rank 1, algo-2"]
-    assert shown[-2] == "do         Mend train.py:11, and try it here first: cloudtrain submit JOB --local."
+    assert shown[-2] == "do         Mend train.py:11."
     found = cli("explain", done.json["run"], "--json").json
     assert found == {
         "run": done.json["run"],
@@ -79,7 +79,8 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
         ],
         "ranks": [1],
         "hosts": ["algo-2"],
-        "action": "Mend train.py:11, and try it here first: cloudtrain submit JOB --local.",
+        "last_lines": [],
+        "action": "Mend train.py:11.",
     }
     assert cli("explain", done.json["run"]).out.splitlines()[:3] == shown[:3]
 
@@ -89,7 +90,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     [
         ("kill", "host_memory", [1], "cluster.instance_type (now ml.g5.xlarge)"),
         ("data", "data", [1], "Look whether the file lies in the channel"),
-        ("module", "dependency_install", [0, 1], "Add package_that_is_not_there to code.requirements"),
+        ("module", "dependency_install", [0, 1], "Install it here, pip install package_that_is_not_there"),
     ],
 )
 def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action: str) -> None:
@@ -101,6 +102,31 @@ def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action
     assert found.rank in ranks
     assert action in found.action
     assert found == cloudtrain.explain(run.reference)
+
+
+def test_an_exit_without_traceback_quotes_the_last_lines(cli: Cli, boom: Boom) -> None:
+    path = boom("exit")
+    path.with_name("train.py").write_text("print('first')\nprint('no licence')\nraise SystemExit(3)\n")
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 4
+    found = cli("explain", done.json["run"], "--json").json
+    assert "exit code 3" in found["message"]
+    assert "no licence" in found["last_lines"]
+    assert "--local" not in found["action"]
+    assert "no licence" in cli("explain", done.json["run"]).out
+
+
+def test_a_file_that_an_ignore_rule_left_behind_is_named(cli: Cli, boom: Boom) -> None:
+    path = boom("well")
+    path.with_name("train.py").write_text("open('configs/base.txt')\n")
+    (path.parent / "configs").mkdir()
+    (path.parent / "configs" / "base.txt").write_text("x")
+    path.with_name(".gitignore").write_text("configs/\n")
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 4
+    action = cli("explain", done.json["run"], "--json").json["action"]
+    assert action.startswith("configs/ stayed behind (.gitignore:1")
+    assert "!/configs/" in action
 
 
 def test_what_has_not_failed_is_not_explained_away(cli: Cli, boom: Boom) -> None:

@@ -278,7 +278,8 @@ class LocalBackend:
 
         folder = self._folder(run)
         request = read_file(folder / _REQUEST_FILE, REQUEST)
-        return read_facts(request, read_file(folder / "config" / CONFIG_FILE, CONFIG))
+        config = read_file(folder / "config" / CONFIG_FILE, CONFIG)
+        return read_facts(request, config, read_file(folder / PLAN_FILE, PLAN))
 
     # ------------------------------------------------------------ stop
 

@@ -135,6 +135,7 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
     if where:
         rows.append(("where", ", ".join(where)))
     rows += [("" if index else "traceback", line) for index, line in enumerate(found.traceback)]
+    rows += [("" if index else "last lines", line) for index, line in enumerate(found.last_lines)]
     if len(found.ranks) > 1:
         rows.append(
             ("told by", f"ranks {_spans(found.ranks)}" + (f" on {', '.join(found.hosts)}" if found.hosts else ""))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain.explain.advice import advise, lacks_gpu
 from cloudtrain.explain.classes import FailureClass
 from cloudtrain.explain.facts import Facts, read_facts
 from cloudtrain.explain.findings import Group
@@ -45,6 +46,7 @@ class Explanation:
         traceback: The lines that its reader needs, the user's own frames; may be empty.
         ranks: All ranks that said the same.
         hosts: Hosts of all that said the same.
+        last_lines: The end of the log, where nothing in it tells why.
         action: The next thing to do, in one or two sentences; empty where there is nothing to do.
     """
 
@@ -59,6 +61,7 @@ class Explanation:
     traceback: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `explain --json` prints."""
@@ -73,6 +76,7 @@ class Explanation:
             "traceback": list(self.traceback),
             "ranks": list(self.ranks),
             "hosts": list(self.hosts),
+            "last_lines": list(self.last_lines),
             "action": self.action,
         }
 
@@ -89,6 +93,14 @@ def explain(status: Status, lines: Iterable[LogLine], facts: Facts | None = None
         facts: The job's own values by field of job.yaml, for the action.
     """
     known = {"run": status.run, **(facts or {})}
+    found = _explain(status, lines, known)
+    action = advise(found.action, found.message, backend=status.backend, facts=known)
+    lacks_image = found.failure is FailureClass.IMAGE_PULL
+    is_about_gpu = lacks_image and status.backend != "sagemaker" and lacks_gpu(found.message)
+    return dataclasses.replace(found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure)
+
+
+def _explain(status: Status, lines: Iterable[LogLine], known: Facts) -> Explanation:
     decided = _from_status(status, known)
     if decided is not None:
         return decided
@@ -274,11 +286,16 @@ def _unknown(status: Status, log: Reader) -> Explanation:
         return _bare(status, None, "nothing has failed so far")
     hosts = log.went_on.hosts.items()
     reported = {name: log_.root_rank for name, log_ in hosts if log_.root_rank is not None and log_.root_rank >= 0}
-    message = _first_line(status.reason) or _first_line(log.last_line) or "the run has left neither a reason nor a log"
+    message = (
+        _first_line(status.reason)
+        or _first_line(log.last_lines[-1] if log.last_lines else "")
+        or "the run has left neither a reason nor a log"
+    )
     action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
     host = next(iter(reported), None)
     told = _bare(status, FailureClass.UNKNOWN, message, action)
-    return dataclasses.replace(told, host=host, rank=reported[host] if host is not None else None)
+    rank = reported[host] if host is not None else None
+    return dataclasses.replace(told, host=host, rank=rank, last_lines=tuple(log.last_lines))
 
 
 # ---------------------------------------------------------------- words

@@ -11,14 +11,22 @@ Facts = Mapping[str, str]
 _SECONDS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
-def read_facts(request: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+LEFT_OUT = "left_out:"
+"""How the names of facts begin that tell of a file which stayed behind; the value is the reason."""
+
+
+def read_facts(
+    request: Mapping[str, Any], config: Mapping[str, Any], plan: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Return what is known of a job.
 
     Args:
         request: The CreateTrainingJob document, or the description of the job.
         config: The content of run.json, or nothing.
+        plan: The content of plan.json, or nothing.
     """
-    found = {**dict(_of_request(request)), **dict(_of_config(config))}
+    left_out = {f"{LEFT_OUT}{left['name']}": left["reason"] for left in (plan or {}).get("left_out", [])}
+    found = {**dict(_of_request(request)), **dict(_of_config(config)), **left_out}
     return {name: str(value) for name, value in found.items() if value not in (None, "", [], "[]")}
 
 

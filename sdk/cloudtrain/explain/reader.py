@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from cloudtrain.run import RANK_MARK, LogLine
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 _LINE_CHARACTERS = 4000
+_LAST_LINES = 5
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NAMED_RANK = re.compile(r"\b[Rr]ank (?P<rank>\d+)\b")
 _LINE_RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = line_rules()
@@ -60,7 +62,7 @@ class Reader:
         self.went_on = WentOn()
         self.findings = Findings(self.went_on)
         self.collectives = Collectives()
-        self.last_line = ""
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._streams: dict[tuple[str, int | None], _Stream] = {}
         self._order = 0
 
@@ -180,7 +182,7 @@ class Reader:
         if text and not _NOT_ORDINARY.match(text):
             host.lines += 1
             stream.previous = text
-            self.last_line = text
+            self.last_lines.append(text)
 
     def _add_line(
         self, host: HostLog, line: LogLine, stream: _Stream, text: str, matched: tuple[Rule, dict[str, str]]

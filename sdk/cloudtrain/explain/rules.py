@@ -490,7 +490,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.DATA,
         _RAISED,
-        r"Temporary failure in name resolution|Name or service not known|LocalEntryNotFoundError"
+        r"Temporary failure in name resolution|Name or service not known|LocalEntryNotFoundError|nodename nor servname"
+        r"|Error downloading \S+|urlopen error |getaddrinfo failed|Max retries exceeded|OfflineModeIsEnabled"
         r"|NewConnectionError|Network is unreachable|couldn't connect to 'https://huggingface\.co'",
         _INTERNET,
     ),
@@ -545,8 +546,9 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.IMAGE_PULL,
         _RAISED,
-        r"no kernel image is available|Found no NVIDIA driver|CUDA driver version is insufficient"
-        r"|PTX was compiled with an unsupported toolchain|NVIDIA driver on your system is too old",
+        r"no kernel image is available|Found no NVIDIA driver|No CUDA GPUs are available"
+        r"|CUDA driver version is insufficient|PTX was compiled with an unsupported toolchain"
+        r"|NVIDIA driver on your system is too old",
         "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework "
         "([cluster.image]).",
     ),
@@ -668,7 +670,9 @@ RULES: tuple[Rule, ...] = (
     _rule(
         C.NCCL,
         _ANY,
-        r"client socket has timed out|RendezvousTimeoutError|RendezvousConnectionError|rendezvous.*timed? ?out",
+        # not what torchrun logs when the first host, which keeps the store, has ended before this one
+        r"^(?!.*has failed to (?:shutdown|send a keep-alive)).*(?:client socket has timed out|RendezvousTimeoutError"
+        r"|RendezvousConnectionError|rendezvous.*timed? ?out)",
         "The hosts have not found each other: " + _WAY,
         Weight.SYMPTOM,
         needles=("client socket", "Rendezvous", "rendezvous"),

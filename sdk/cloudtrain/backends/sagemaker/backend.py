@@ -410,7 +410,11 @@ class SageMakerBackend:
             config = self._read_json(f"{folder}/{CONFIG_FILE}") if folder else {}
         except CloudError:
             config = {}
-        return read_facts(job, read_fields(config, CONFIG))
+        try:
+            plan = self._read_plan(run, job)
+        except (CloudError, UserError):
+            plan = {}
+        return read_facts(job, read_fields(config, CONFIG), read_fields(plan, PLAN))
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return what was decided for a run: the plan.json that lies beside its configuration in S3.
