@@ -88,3 +88,28 @@ def test_the_sm_variables(tmp_path: Path) -> None:
     assert (found["SM_CURRENT_HOST"], found["SM_NUM_GPUS"]) == ("algo-2", "4")
     assert found["SM_MODULE_NAME"] == "train"
     assert json.loads(found["SM_FRAMEWORK_PARAMS"]) == {"sagemaker_x": "y"}
+
+
+def test_the_sm_variables_of_groups_and_the_training_environment(tmp_path: Path) -> None:
+    tree = MlTree(tmp_path)
+    tree.config.mkdir(parents=True)
+    tree.run_config.parent.mkdir(parents=True)
+    tree.run_config.touch()
+    hosts = ["algo-1", "algo-2"]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.g5.xlarge", "hosts": hosts}
+    resources = {"hosts": hosts, "current_host": "algo-1", "current_group_name": "homogeneousCluster"}
+    (tree.config / "resourceconfig.json").write_text(json.dumps({**resources, "instance_groups": [group]}))
+    (tree.config / "inputdataconfig.json").write_text(json.dumps({"train": {}, "code": {}, "cloudtrain": {}}))
+    found = sagemaker_variables(tree, gpus=1, user_args=["--lr", "0.1"], entry_point="train.py")
+    assert json.loads(found["SM_CHANNELS"]) == ["train"]
+    assert {name for name in found if name.startswith("SM_CHANNEL_")} == {"SM_CHANNEL_TRAIN"}
+    assert found["SM_CURRENT_INSTANCE_GROUP"] == "homogeneousCluster"
+    assert json.loads(found["SM_CURRENT_INSTANCE_GROUP_HOSTS"]) == hosts
+    assert json.loads(found["SM_INSTANCE_GROUPS"]) == ["homogeneousCluster"]
+    assert json.loads(found["SM_INSTANCE_GROUPS_DICT"]) == {"homogeneousCluster": group}
+    assert json.loads(found["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == ["homogeneousCluster"]
+    assert (found["SM_IS_HETERO"], found["SM_NUM_NEURONS"], found["SM_FRAMEWORK_MODULE"]) == ("false", "0", "")
+    assert found["SM_OUTPUT_INTERMEDIATE_DIR"] == f"{tmp_path}/output/intermediate"
+    whole = json.loads(found["SM_TRAINING_ENV"])
+    assert whole["channel_input_dirs"] == {"train": f"{tmp_path}/input/data/train"}
+    assert (whole["hyperparameters"], whole["num_gpus"], whole["is_master"]) == ({"lr": 0.1}, 1, True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig
+from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL, WORKER_SCRIPT, MlTree, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 
@@ -38,8 +38,10 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     own = hyperparameters(user_args)
     own |= {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
+    if tree.run_config.is_file():  # our own channels are no part of what the job has asked for
+        inputs = {name: each for name, each in inputs.items() if name not in (CODE_CHANNEL, CONFIG_CHANNEL)}
     channels = sorted(inputs)
-    return {
+    found = {
         "SM_MODEL_DIR": str(tree.model),
         "SM_INPUT_DIR": str(tree.root / "input"),
         "SM_INPUT_CONFIG_DIR": str(tree.config),
@@ -66,6 +68,52 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_RESOURCE_CONFIG": dump_json(resources),
         "SM_INPUT_DATA_CONFIG": dump_json(inputs),
         "SM_FRAMEWORK_PARAMS": dump_json({n: v for n, v in parameters.items() if n.startswith("sagemaker_")}),
+        "SM_FRAMEWORK_MODULE": os.environ.get("SAGEMAKER_TRAINING_MODULE", ""),
+        "SM_NUM_NEURONS": "0",
+        "SM_OUTPUT_INTERMEDIATE_DIR": str(tree.root / "output" / "intermediate"),
+        **_group_variables(resources),
+    }
+    return {**found, "SM_TRAINING_ENV": dump_json(_training_environment(found, channels, tree))}
+
+
+def _group_variables(resources: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the variables say about instance groups. A job of ours has one, in which training is distributed."""
+    current = str(resources.get("current_group_name", "homogeneousCluster"))
+    groups = {str(group["instance_group_name"]): group for group in resources.get("instance_groups", [])}
+    return {
+        "SM_CURRENT_INSTANCE_GROUP": current,
+        "SM_CURRENT_INSTANCE_GROUP_HOSTS": dump_json(groups.get(current, {}).get("hosts", [])),
+        "SM_INSTANCE_GROUPS": dump_json(list(groups)),
+        "SM_INSTANCE_GROUPS_DICT": dump_json(groups),
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": dump_json([current]),
+        "SM_IS_HETERO": dump_json(len(groups) > 1),
+    }
+
+
+_TEXTS = (
+    *("current_host", "current_instance_group", "current_instance_type", "framework_module", "input_config_dir"),
+    *("input_dir", "model_dir", "module_dir", "module_name", "network_interface_name", "output_data_dir", "output_dir"),
+    *("output_intermediate_dir", "user_entry_point"),
+)
+_VALUES = (
+    *("current_instance_group_hosts", "distribution_instance_groups", "hosts", "input_data_config", "instance_groups"),
+    *("instance_groups_dict", "is_hetero", "log_level", "num_cpus", "num_gpus", "num_neurons", "resource_config"),
+)
+
+
+def _training_environment(found: Mapping[str, str], channels: list[str], tree: MlTree) -> dict[str, Any]:
+    """Return the object of `SM_TRAINING_ENV`: the other variables in one, under the names of AWS's toolkit."""
+    hosts = json.loads(found["SM_HOSTS"])
+    master = min(hosts, default="")
+    return {
+        **{name: found[f"SM_{name.upper()}"] for name in _TEXTS},
+        **{name: json.loads(found[f"SM_{name.upper()}"]) for name in _VALUES},
+        "additional_framework_parameters": json.loads(found["SM_FRAMEWORK_PARAMS"]),
+        "channel_input_dirs": {name: str(tree.data / name) for name in channels},
+        "hyperparameters": json.loads(found["SM_HPS"]),
+        "is_master": found["SM_CURRENT_HOST"] == master,
+        "job_name": os.environ.get("TRAINING_JOB_NAME", ""),
+        "master_hostname": master,
     }
 
 
