@@ -225,7 +225,7 @@ def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[s
     `identity` alone is the plan's: nobody computes a digest by hand.
     """
     arguments = dict(BY_HAND)
-    inputs: dict[str, dict[str, Any]] = {"cloudtrain": {"s3_data": f"{_BASE}/{run}/config"}}
+    inputs: dict[str, dict[str, Any]] = {"cloudtrain": {"s3_data": f"{_BASE}/{run}/config/"}}
     for level in levels(case):
         arguments |= level.arguments
         inputs |= {name: dict(channel) for name, channel in level.inputs.items()}

@@ -124,7 +124,7 @@ class Checkpoints:
         mesh: Mapping[str, int] | None = None,
         numbers: int = 0,
     ) -> None:
-        self.storage = open_storage(config.uri or str(place.checkpoint_dir))
+        self.storage = open_storage(_place_to_save(config, place))
         self.notice = Notice(ml_tree(os.environ))
         self._config = config
         self._place = place
@@ -286,6 +286,14 @@ class Checkpoints:
         """
         return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
 
+    def refuse_none(self) -> None:
+        """End a run that has completed none of the checkpoints that were due.
+
+        Raises:
+            CheckpointError: so it is.
+        """
+        self._saver.refuse_none()
+
     def settle_failed(self) -> None:
         """Wait for the save under way in a rank that has failed: the others' parts are of no use without its own.
 
@@ -296,6 +304,22 @@ class Checkpoints:
             under_way = f"the save of step {self._saver.step_under_way} is under way"
             say(f"rank {self._place.rank} has failed; {under_way}, and is waited for {_LEAVE_SECONDS:.0f} s at most")
             self.settle(_LEAVE_SECONDS)
+
+
+def _place_to_save(config: CheckpointConfig, place: Context) -> str:
+    """Return the uri, or the folder, that all ranks save to.
+
+    Raises:
+        CheckpointError: it is a folder that each host has for itself.
+    """
+    is_own = config.uri in ("", str(place.checkpoint_dir))
+    if is_own and len(place.hosts) > 1:
+        raise CheckpointError(
+            f"{place.checkpoint_dir} is a disk of each host's own, so {len(place.hosts)} hosts cannot save one "
+            "checkpoint there. What to do: save to S3 (cluster.network.isolation: false), or use one instance. Files "
+            "that a script writes there by itself are kept, those of all hosts"
+        )
+    return config.uri or str(place.checkpoint_dir)
 
 
 @contextlib.contextmanager
@@ -341,6 +365,18 @@ class _Script:
         limit = _LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else _FINISH_SECONDS
         if not self.checkpoints.settle(limit) and self.place.is_main:
             say(f"the checkpoint of step {self.saved_step} is given up: it took longer than {limit:.0f} s")
+
+
+def finish_script() -> None:
+    """Wait for the save under way of a script that has ended without an error.
+
+    Raises:
+        CheckpointError: none of its checkpoints that were due was completed.
+    """
+    if _script is not None:
+        _script._finish()  # noqa: SLF001 (of this module)
+        if not _script.checkpoints.notice.is_given:
+            _script.checkpoints.refuse_none()
 
 
 def _before_threads_end(act: Callable[[], Any]) -> None:

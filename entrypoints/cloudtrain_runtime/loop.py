@@ -191,6 +191,7 @@ class Trainer:
         seconds = time.monotonic() - began
         self.feeder.close()
         self._finish()
+        self.checkpoints.refuse_none()
         if self.place.is_main:
             samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None

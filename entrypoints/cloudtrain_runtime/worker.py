@@ -176,6 +176,14 @@ def run_script(config: RunConfig) -> None:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit_:
         code = exit_.code
+    used = sys.modules.get("cloudtrain_runtime.checkpoint")
+    if not code and used is not None:
+        from cloudtrain_runtime.errors import JobError
+
+        try:
+            used.finish_script()
+        except JobError as error:
+            leave_for(error)
     if code:
         is_told = isinstance(code, str)
         title = f"failed: {code}" if is_told else f"ended with {describe_exit(int(code))}"

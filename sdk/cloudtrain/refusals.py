@@ -109,10 +109,28 @@ def check_abilities(spec: JobSpec, notes: Notes) -> None:
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher keeps them, and {spec.cluster.distribution} starts ranks without it"
         notes.refuse(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
+    if spec.cluster.network.isolation and spec.cluster.instances > 1:
+        _refuse_isolated_hosts(spec, notes)
     for name, channel in spec.data.items() if spec.train is not None else ():
         if channel.mode == "Pipe":
             message = "a Task reads a channel's files, and Pipe mode brings one stream without their names"
             notes.refuse(("data", name, "mode"), message, "use FastFile, which streams while it is read, or File")
+
+
+def _refuse_isolated_hosts(spec: JobSpec, notes: Notes) -> None:
+    """Refuse checkpoints of several hosts that cannot reach S3: /opt/ml/checkpoints is a disk of each host's own."""
+    if spec.train is not None:
+        message = (
+            f"a Task on {spec.cluster.instances} isolated instances could not save a checkpoint: without a network its "
+            "ranks write to /opt/ml/checkpoints, which is a disk of each host's own"
+        )
+        hint = "use isolation: false with subnets that reach nothing but S3, or one instance"
+        notes.refuse(("cluster", "network", "isolation"), message, hint)
+    else:
+        notes.warn(
+            "isolated instances cannot save by cloudtrain_runtime.checkpoint together; files that the script writes to "
+            "/opt/ml/checkpoints are kept, those of all hosts in one folder"
+        )
 
 
 def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:

@@ -197,6 +197,25 @@ def test_a_save_that_fails_is_told_and_the_next_one_is_made(
     assert "training goes on" in out
 
 
+def test_a_run_that_completed_no_due_checkpoint_fails(place: Context, tmp_path: Path) -> None:
+    checkpoints = checkpoints_at(str(tmp_path / "c"), place)
+    model, optimizer = model_and_optimizer()
+    checkpoints.refuse_none()  # none was due
+    (tmp_path / "c").write_text("a file where the folder should be")
+    assert not checkpoints.save(1, model, [optimizer], {}, {}, wait=True)
+    with pytest.raises(CheckpointError, match=r"none of this run's checkpoints was completed .* step 1 \(failed\)"):
+        checkpoints.refuse_none()
+    (tmp_path / "c").unlink()
+    save(checkpoints, 2, (model, optimizer))
+    checkpoints.refuse_none()
+
+
+def test_hosts_do_not_save_to_a_disk_of_their_own(place: Context) -> None:
+    hosts = replace(place, hosts=("algo-1", "algo-2"))
+    with pytest.raises(CheckpointError, match="a disk of each host's own, so 2 hosts cannot save"):
+        checkpoints_at("", hosts)
+
+
 # ---------------------------------------------------------------- what is kept
 
 

@@ -291,7 +291,13 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "torch_distributed": (TASK, []),
     "script": (SCRIPT, []),
     "script-pytorchddp": (SCRIPT, ["cluster.distribution=pytorchddp", "cluster.instance_type=ml.p4d.24xlarge"]),
-    "isolated-smdistributed": (TASK, ["cluster.network.isolation=true", "cluster.distribution=smdistributed"]),
+    "isolated-smdistributed": (
+        SCRIPT,
+        [
+            *("cluster.network.isolation=true", "cluster.distribution=smdistributed"),
+            *("cluster.instance_type=ml.p4d.24xlarge", "cluster.instances=2"),
+        ],
+    ),
     "older-framework": (TASK, ["cluster.framework=2.8"]),
     "cpu": (TASK, ["cluster.instance_type=ml.m5.xlarge"]),
     # What v2 has no argument for; the hook adds it.

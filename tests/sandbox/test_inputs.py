@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import FINAL, Served
+from sandbox_support import FINAL, Served, run_here
 from support import Cli, until
 
 from cloudtrain.backends.sagemaker.uploads import Uploads
@@ -111,23 +108,6 @@ def quick(plan: Plan) -> dict[str, Any]:
         channel for channel in request["InputDataConfig"] if channel["ChannelName"] in plan.locations.channels
     ]
     return dict(request)
-
-
-RUN_ALL = """
-import json, os, sys
-from pathlib import Path
-from cloudtrain.container import JobFolder, run_job
-for folder in map(Path, sys.argv[1:]):
-    outcome = run_job(json.loads((folder / "request.json").read_text()), JobFolder(folder), gpus=(),
-        stop_grace_seconds=1, is_stopped=lambda: False, on_transition=lambda transition: None, environ=os.environ)
-    (folder / "outcome.json").write_text(json.dumps([str(outcome.state), outcome.reason]))
-"""
-
-
-def run_here(folders: list[Path], environment: Mapping[str, str]) -> None:
-    """Run the requests in folders as the local backend does, in one process of their own."""
-    command = [sys.executable, "-P", "-c", RUN_ALL, *map(str, folders)]
-    subprocess.run(command, check=True, env={**os.environ, **environment})
 
 
 @pytest.mark.processes

@@ -261,10 +261,18 @@ def test_a_script_has_argv_and_a_synchronised_checkpoint_folder(plan_of: PlanOf)
 
 
 def test_isolated_containers_save_through_the_service(plan_of: PlanOf) -> None:
-    plan = plan_of("cluster.network.isolation=true")
+    plan = plan_of("cluster.network.isolation=true", "cluster.instances=1")
     assert plan.request["EnableNetworkIsolation"] is True
     assert plan.request["CheckpointConfig"]["S3Uri"].endswith("/checkpoints")
     assert plan.config.checkpoint.uri == ""
+
+
+def test_isolated_instances_cannot_share_checkpoints(plan_of: PlanOf) -> None:
+    for arguments in ({}, local()):
+        told = refusal(plan_of, "cluster.network.isolation=true", "cluster.instances=2", **arguments)
+        assert "a Task on 2 isolated instances could not save a checkpoint" in told
+        script = plan_of("cluster.network.isolation=true", "cluster.instances=2", text=SCRIPT_JOB, **arguments)
+        assert "those of all hosts in one folder" in " ".join(script.warnings)
 
 
 def test_a_cluster_does_not_save_to_a_local_folder(plan_of: PlanOf) -> None:
@@ -616,7 +624,7 @@ def test_never_resuming_gives_a_script_a_folder_of_its_own(plan_of: PlanOf) -> N
     overrides = ["checkpoint.uri=s3://bucket/saved", "checkpoint.resume=never"]
     request = plan_of(*overrides, text=SCRIPT_JOB).request
     assert request["CheckpointConfig"] == {"S3Uri": f"s3://bucket/saved/{RUN}"}
-    request = plan_of(*overrides, "cluster.network.isolation=true").request
+    request = plan_of(*overrides, "cluster.network.isolation=true", "cluster.instances=1").request
     assert request["CheckpointConfig"] == {"S3Uri": f"s3://bucket/saved/{RUN}"}
     assert plan_of(*overrides[:1], text=SCRIPT_JOB).request["CheckpointConfig"] == {"S3Uri": "s3://bucket/saved"}
 
@@ -696,9 +704,13 @@ def test_a_local_script_saves_to_its_folder(plan_of: PlanOf) -> None:
 
 
 def test_an_isolated_container_takes_the_newest(plan_of: PlanOf) -> None:
-    overrides = ("cluster.network.isolation=true", "checkpoint.resume=s3://bucket/x/step-00000300")
+    overrides = (
+        "cluster.network.isolation=true",
+        "cluster.instances=1",
+        "checkpoint.resume=s3://bucket/x/step-00000300",
+    )
     assert "goes on from the newest checkpoint" in refusal(plan_of, *overrides)
-    plan = plan_of(overrides[0], "checkpoint.resume=s3://bucket/x")
+    plan = plan_of(*overrides[:2], "checkpoint.resume=s3://bucket/x")
     assert (plan.config.checkpoint.uri, plan.config.checkpoint.resume) == ("", "auto")
     assert plan.request["CheckpointConfig"] == {"S3Uri": "s3://bucket/x"}
 

@@ -116,6 +116,8 @@ class Saver:
         self.last_began = time.monotonic()
         self.last_step: int | None = None
         self.missed = 0
+        self._has_completed = False
+        self._last_miss = ""
         self._keeping = keeping
         self._place = place
         self._attempt = attempt
@@ -275,10 +277,23 @@ class Saver:
 
     def _miss(self, step: int, reason: str, detail: str, consequence: str = "training goes on") -> None:
         self.missed += 1
+        self._last_miss = f"step {step} ({reason}): {detail}"
         if self._place.is_main:
             alarm = self.missed >= ALARM_AFTER
             emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self.missed, alarm=alarm)
             say(f"{'ALARM: ' if alarm else ''}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
+
+    def refuse_none(self) -> None:
+        """End a run that has completed none of the checkpoints that were due.
+
+        Raises:
+            CheckpointError: so it is.
+        """
+        if self._last_miss and not self._has_completed:
+            raise CheckpointError(
+                f"none of this run's checkpoints was completed in {self.storage.uri}; the last one was due at "
+                f"{self._last_miss}"
+            )
 
     # ------------------------------------------------------------ the thread
 
@@ -297,6 +312,7 @@ class Saver:
                 self._miss(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
             else:
                 self.missed = 0
+                self._has_completed = True
         finally:
             save.copied.set()
 

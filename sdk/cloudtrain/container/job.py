@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -15,9 +16,10 @@ from typing import Any
 from cloudtrain.container import ml_namespace, processes
 from cloudtrain.container.cause import find_cause
 from cloudtrain.container.event_tail import EventTail
+from cloudtrain.container.host_checkpoints import HostCheckpoints
 from cloudtrain.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.container.paths import map_arguments, map_values
-from cloudtrain.container.tree import StagingError, host_names, pack_folder, path_of, prepare_tree, stage_inputs
+from cloudtrain.container.tree import StagingError, host_names, pack_folder, path_of, prepare_tree, share, stage_inputs
 from cloudtrain.run import State
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
@@ -42,6 +44,7 @@ _PASSED = (
 """A container starts with a clean environment, so a run must not lean on this shell's."""
 
 _POLL_SECONDS = 0.05
+_MERGE_SECONDS = 1.0
 _OTHERS_SECONDS = 10.0
 """How long hosts may take to notice that another one has failed, before they are ended."""
 
@@ -146,6 +149,8 @@ class _Job:
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.exit_codes: dict[str, int] = {}
         self.fetched: dict[str, Path] = {}
+        self.checkpoints: HostCheckpoints | None = None
+        self.merged_at = time.monotonic()
         self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
     # ------------------------------------------------------------ start
@@ -158,6 +163,21 @@ class _Job:
             prepare_tree(tree, self.request, host, self.hosts)
             stage_inputs(tree, self.request, host, self.hosts, self._fetch)
             map_arguments(tree)
+        self._prepare_checkpoints()
+
+    def _prepare_checkpoints(self) -> None:
+        uri = self.request.get("CheckpointConfig", {}).get("S3Uri")
+        if uri is None:
+            return
+        folders = [self.folder.tree(host).checkpoints for host in self.hosts]
+        if len(folders) == 1:
+            share(folders[0], path_of(uri))
+            return
+        self.checkpoints = HostCheckpoints(path_of(uri), folders)
+        try:
+            self.checkpoints.restore()
+        except OSError as error:
+            raise StagingError(f"the checkpoints in {path_of(uri)} cannot be copied to every host: {error}") from None
 
     def _write_python(self) -> None:
         """Give the containers a command `python`: this interpreter, with its environment's packages."""
@@ -253,6 +273,10 @@ class _Job:
 
     def _poll(self) -> None:
         self.events.read()
+        if self.checkpoints is not None and time.monotonic() - self.merged_at >= _MERGE_SECONDS:
+            with contextlib.suppress(OSError):  # the merge at the end reports what lasts
+                self.checkpoints.merge()
+            self.merged_at = time.monotonic()
         for host, process in self.started.items():
             code = process.poll()
             if code is not None:
@@ -283,6 +307,12 @@ class _Job:
         processes.kill(processes.descendants())
         self.events.read()
         target = path_of(self.request["OutputDataConfig"]["S3OutputPath"]) / self.name / "output"
+        try:
+            if self.checkpoints is not None:
+                self.checkpoints.merge(is_final=True)
+        except OSError as error:
+            reason = reason or f"the hosts' checkpoints cannot be merged: {error}"
+            state = State.FAILED
         artifacts: dict[str, str] = {}
         first = self.folder.tree(self.hosts[0])
         if state in (State.SUCCEEDED, State.STOPPED) and pack_folder(first.model, target / "model.tar.gz"):

@@ -71,7 +71,7 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
 
 
 def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], fetch: Fetch) -> None:
-    """Bring the input channels, the toolkit's code and the checkpoints folder.
+    """Bring the input channels, the toolkit's code and the folder of TensorBoard, which all hosts share.
 
     Raises:
         StagingError: an input is not there.
@@ -83,16 +83,13 @@ def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
         _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, fetch)
     if "ContainerEntrypoint" not in request["AlgorithmSpecification"]:
         _unpack_submit_directory(tree, request, fetch)
-    checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
-    if checkpoints is not None:
-        _share(tree.checkpoints, path_of(checkpoints))
     board = request.get("TensorBoardOutputConfig", {}).get("S3OutputPath")
     if board is not None:
-        _share(tree.tensorboard, path_of(board) / request["TrainingJobName"] / "tensorboard-output")
+        share(tree.tensorboard, path_of(board) / request["TrainingJobName"] / "tensorboard-output")
 
 
-def _share(link: Path, folder: Path) -> None:
-    """Show all hosts one folder: in S3 they share a prefix, which the service keeps in step with theirs."""
+def share(link: Path, folder: Path) -> None:
+    """Link a host's folder to one that stands for the S3 prefix which the service keeps in step with it."""
     folder.mkdir(parents=True, exist_ok=True)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(folder)

@@ -201,6 +201,10 @@ class Life:
             mirror.push(final=True)
         self._settle(folder, hosts, ending)
 
+    @property
+    def _is_first_attempt(self) -> bool:
+        return self._attempts == 1
+
     def _mirrors(self, root: Path) -> dict[str, Mirror]:
         """Return what is kept in step with S3, by the name of its folder."""
         found = {}
@@ -217,8 +221,8 @@ class Life:
                 uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
                 if download(self._service.s3, uri, target) == 0:
                     raise DownloadError(f"nothing lies at {uri}")
-        if "checkpoints" in mirrors:
-            mirrors["checkpoints"].fetch()
+        if "checkpoints" in mirrors and (self._is_first_attempt or self.job.is_spot):
+            mirrors["checkpoints"].fetch()  # a retry (RetryStrategy) restores nothing
 
     def _localize(self, root: Path) -> dict[str, Any]:
         """Return the document with the places on this machine where the service has put things, or will look.
