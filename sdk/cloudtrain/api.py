@@ -20,6 +20,7 @@ from cloudtrain.backends.base import Backend
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
 from cloudtrain.capacity import FIRST_PAUSE_SECONDS
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
+from cloudtrain.continuation import AUTO, Continuation, find_continuation, manifests_in
 from cloudtrain.conventions import Conventions, read_conventions
 from cloudtrain.data_files import data_files
 from cloudtrain.earlier import EarlierRun, saved_by
@@ -187,9 +188,55 @@ def _plan(
     decided = _decide(
         spec, code, local=local, settings=settings, now=now, suffix=suffix, data_stamp=stamp, resumed=resumed
     )
+    decided = _with_continuation(decided)
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
     decisions = (*decided.decisions, *_left_out(contents))
     return dataclasses.replace(decided, decisions=decisions, left_out=left_out), contents
+
+
+def _continuation_here(decided: Plan) -> Continuation:
+    """Return what a run would continue from, where that is a folder of this machine."""
+    from cloudtrain.container.tree import path_of
+
+    checkpoint = decided.config.checkpoint
+    place = checkpoint.uri if checkpoint.resume in (AUTO, "never") else checkpoint.resume
+    if checkpoint.resume == "never" or not place.startswith("file:"):
+        return Continuation()
+    return find_continuation(decided.config, manifests_in(path_of(place), checkpoint.resume_run))
+
+
+def _with_continuation(decided: Plan) -> Plan:
+    """Return a plan that names what its run continues from, and how that differs."""
+    found = _continuation_here(decided)
+    decisions, warnings = list(decided.decisions), list(decided.warnings)
+    if found.manifest is not None:
+        differences = f"; {found.differences}" if found.differences else ""
+        decisions.append(f"continues from step {found.manifest.step} of run {found.manifest.run}{differences}")
+    if found.stranger is not None:
+        warnings.append(f"submit refuses this: {_stranger(found)}")
+    warnings += [text for text in (found.warning, found.doubt) if text]
+    return dataclasses.replace(decided, decisions=tuple(decisions), warnings=tuple(warnings))
+
+
+def _stranger(found: Continuation) -> str:
+    saved = found.stranger
+    whose = f"step {saved.step} of run {saved.run}" if saved is not None else ""
+    return f"the checkpoints in checkpoint.uri are another training's ({whose}: {found.differences})"
+
+
+def _refuse_stranger(decided: Plan) -> None:
+    """Refuse a run whose place holds only another training's checkpoints.
+
+    Raises:
+        UserError: it does.
+    """
+    found = _continuation_here(decided)
+    if found.stranger is not None:
+        hint = (
+            f"to continue from them: --set checkpoint.resume={found.stranger.run}; to start anew: another "
+            "checkpoint.uri, or --set checkpoint.resume=never"
+        )
+        raise UserError(_stranger(found), hint)
 
 
 def _conventions(spec: JobSpec) -> Conventions:
@@ -366,6 +413,8 @@ def submit(
     decided, contents = _plan(spec, local=local, settings=settings, progress=callbacks.progress, cloud=cloud)
     if local:
         _refuse_nothing_here(decided, settings)
+        if decided.config.task is not None:  # a script need not load what lies there
+            _refuse_stranger(decided)
     callbacks.on_plan(decided)
     from cloudtrain.bundle.archive import write_bundle
 
@@ -454,7 +503,7 @@ def _resume_here(
 
     local = _local()
     again = f"cloudtrain submit --local JOB --set checkpoint.resume={earlier.run}"
-    decided = _decide(spec, earlier.code, local=True, settings=settings, resumed=resumed)
+    decided = _with_continuation(_decide(spec, earlier.code, local=True, settings=settings, resumed=resumed))
     _refuse_nothing_here(decided, settings)
     archive = find_home() / BUNDLES_FOLDER / earlier.code.digest / BUNDLE_FILE
     if not archive.is_file():

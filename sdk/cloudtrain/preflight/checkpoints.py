@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cloudtrain.continuation import Continuation, find_continuation
 from cloudtrain.locations import split_checkpoint
 from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed
 from cloudtrain.preflight.storage import list_objects
@@ -75,7 +76,24 @@ def _check_of_task(context: Context, uri: str, own: _Held) -> Check:
         return _check_without(uri, own, context.plan.run)
     if resume == "never":
         return _refuse_mixture(uri, newest, context.plan.run)
-    return passed("checkpoints", f"will resume from step {newest.step} of run {newest.run}")
+    return _judge_training(context, find_continuation(context.plan.config, _manifests(context, uri, own)), uri)
+
+
+def _judge_training(context: Context, found: Continuation, place: str) -> Check:
+    """Judge whose training the checkpoints in a place are: a run continues only from its own training by itself."""
+    if found.stranger is not None:
+        saved = found.stranger
+        return failed(
+            "checkpoints",
+            f"the checkpoints at {place} are another training's (step {saved.step} of run {saved.run}: "
+            f"{found.differences})",
+            f"to continue from them: --set checkpoint.resume={saved.run}; to start anew: "
+            f"--set checkpoint.uri={place}/{context.plan.run}",
+        )
+    if found.manifest is None:
+        return _nothing_to_resume(place)
+    parts = [f"will resume from step {found.manifest.step} of run {found.manifest.run}", found.differences]
+    return passed("checkpoints", "; ".join(part for part in (*parts, found.warning) if part))
 
 
 def _hold(context: Context, uri: str) -> _Held:
@@ -93,13 +111,19 @@ def _hold(context: Context, uri: str) -> _Held:
 
 
 def _newest(context: Context, uri: str, held: _Held, run: str = "") -> Manifest | None:
-    """Return the manifest of the newest whole checkpoint, of one run if it is given: every file, of its size."""
+    """Return the manifest of the newest complete checkpoint, of one run if it is given."""
+    return next(_manifests(context, uri, held, run), None)
+
+
+def _manifests(context: Context, uri: str, held: _Held, run: str = "") -> Iterator[Manifest]:
+    """Yield the manifests of complete checkpoints, the newest first: every file is there in its size."""
     place = split_uri(uri)
     for name in held.finished:
         manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}")
-        if manifest is not None and run in ("", manifest.run) and not manifest.misfits(held.folders[name]):
-            return manifest
-    return None
+        if manifest is None or manifest.step != step_of(name) or manifest.misfits(held.folders[name]):
+            continue
+        if run in ("", manifest.run):
+            yield manifest
 
 
 def _read_manifest(context: Context, bucket: str, key: str) -> Manifest | None:
@@ -154,7 +178,9 @@ def _check_resume(context: Context, resume: str) -> Check:
     newest = _newest_at(context, resume, context.plan.config.checkpoint.resume_run)
     if newest is None:
         return _nothing_to_resume(resume)
-    return passed("checkpoints", f"will resume from step {newest.step} of run {newest.run}, in {resume}")
+    found = find_continuation(context.plan.config, [newest])
+    parts = (f"will resume from step {newest.step} of run {newest.run}, in {resume}", found.differences, found.warning)
+    return passed("checkpoints", "; ".join(part for part in parts if part))
 
 
 def _nothing_to_resume(uri: str) -> Check:

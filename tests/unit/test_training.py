@@ -1,0 +1,67 @@
+"""The identity of a training, as the plan computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloudtrain
+
+JOB = """\
+name: demo
+code: {task: "mine:Mine", args: {width: 3, rate: .inf}}
+cluster: {instance_type: ml.p4d.24xlarge}
+data: {train: data}
+train: {steps: 10, learning_rate: 0.1}
+checkpoint: {uri: "s3://bucket/shared"}
+"""
+
+
+@pytest.fixture
+def training(job: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
+    """Plan the job with these settings; return the identity of its training."""
+
+    def plan(*overrides: str, text: str = JOB, local: bool = False) -> dict[str, Any]:
+        path = job(text, mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n", train_py="")
+        (path.parent / "data").mkdir(exist_ok=True)
+        (path.parent / "data" / "x").write_text("x")
+        return cloudtrain.plan(cloudtrain.validate(path, overrides), local=local).config.training
+
+    return plan
+
+
+Training = Callable[..., dict[str, Any]]
+
+
+def test_local_and_cluster_plans_have_one_identity(training: Training) -> None:
+    found = training()
+    assert found == {
+        "entry": "mine:Mine",
+        "args": {"width": 3, "rate": float("inf")},
+        "data": {"train": "data"},
+        "train": {"learning_rate": 0.1},
+    }
+    assert training("checkpoint.uri=null", local=True) == found
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("train.steps=20", "train={epochs: 3, learning_rate: 0.1}", "cluster.instances=2", "limits.runtime=2h"),
+        *("tags.team=x", "train.seed=0", "checkpoint.keep=7", "train.parallel={data: ddp}"),
+    ],
+)
+def test_what_may_differ_is_not_in_the_identity(training: Training, override: str) -> None:
+    assert training(override) == training()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.seed=1", "train.batch_size=3", "code.args={width: 4, rate: .inf}", "data={train: 's3://bucket/other'}",
+     "train.parallel={data: fsdp}"],
+)  # fmt: skip
+def test_what_makes_another_training_is_in_it(training: Training, override: str) -> None:
+    assert training(override) != training()
