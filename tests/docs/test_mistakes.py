@@ -19,6 +19,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Answers]:
     """Ask everybody about the good job and then about each mistake."""
     with serve_moto(tmp_path / "moto.log") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         with judges() as asked:
             return asked.ask_all((_GOOD, *MISTAKES), tmp_path)
 
