@@ -67,13 +67,24 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_MODULE_NAME": entry_point.removesuffix(".py"),
         "SM_RESOURCE_CONFIG": dump_json(resources),
         "SM_INPUT_DATA_CONFIG": dump_json(inputs),
-        "SM_FRAMEWORK_PARAMS": dump_json({n: v for n, v in parameters.items() if n.startswith("sagemaker_")}),
+        "SM_FRAMEWORK_PARAMS": dump_json({n: v for n, v in parameters.items() if _is_of_framework(n)}),
         "SM_FRAMEWORK_MODULE": os.environ.get("SAGEMAKER_TRAINING_MODULE", ""),
         "SM_NUM_NEURONS": "0",
         "SM_OUTPUT_INTERMEDIATE_DIR": str(tree.root / "output" / "intermediate"),
         **_group_variables(resources),
     }
     return {**found, "SM_TRAINING_ENV": dump_json(_training_environment(found, channels, tree))}
+
+
+_OF_TOOLKIT = (
+    *("container_log_level", "enable_cloudwatch_metrics", "job_name", "program", "region", "s3_output"),
+    "submit_directory",
+)
+
+
+def _is_of_framework(name: str) -> bool:
+    """Return whether a hyperparameter is for the framework's part of AWS's toolkit, and not for the toolkit itself."""
+    return name.startswith("sagemaker_") and name.removeprefix("sagemaker_") not in _OF_TOOLKIT
 
 
 def _group_variables(resources: Mapping[str, Any]) -> dict[str, str]:
