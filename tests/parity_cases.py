@@ -304,4 +304,16 @@ EBS = Level(
 )
 """A type whose volume takes the key."""
 
-CASES = cover({factor: tuple(values) for factor, values in FACTORS.items()}, strength=3)
+
+def is_refused(case: Case) -> bool:
+    """Whether the plan refuses it: a Task on several isolated instances."""
+    return case.get("network") == "of-the-account-and-closed" and case.get("entry") == "task"
+
+
+def _allowed(case: Case) -> list[Case]:
+    """Return the case, or the nearest ones that are not refused."""
+    return [{**case, "entry": "script"}, {**case, "network": "none"}] if is_refused(case) else [case]
+
+
+_ALL = cover({factor: tuple(values) for factor, values in FACTORS.items()}, strength=3)
+CASES = list({str(case): case for each in _ALL for case in _allowed(each)}.values())

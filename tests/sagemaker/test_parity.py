@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from estimator_support import CREATE, boto_session, sdk_session, settings_checked_once
-from parity_cases import CASES, DIGEST, EBS, FACTORS, Case, by_hand, combinations, job_text, settings
+from parity_cases import CASES, DIGEST, EBS, FACTORS, Case, by_hand, combinations, is_refused, job_text, settings
 from support import serve_moto
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
@@ -146,7 +146,7 @@ def test_every_value_and_every_three_values_together_occur() -> None:
             for names in itertools.combinations(FACTORS, strength)
             for values in itertools.product(*(FACTORS[name] for name in names))
         }
-        assert seen == wanted
+        assert seen == {each for each in wanted if not is_refused(dict(each))}
 
 
 def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
