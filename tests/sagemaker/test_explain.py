@@ -99,7 +99,7 @@ def test_a_config_that_cannot_be_read_only_takes_values_away(
     described = boto3.client("sagemaker").describe_training_job(TrainingJobName=run)
     channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in described["InputDataConfig"]}
     bucket, _, key = channels["cloudtrain"].removeprefix("s3://").partition("/")
-    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/run.json")
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key.removesuffix('/')}/run.json")
     facts = cloudtrain.get_run(run).facts()
     assert (facts["role"], facts["cluster.instances"], facts.get("train.batch_size")) == ("training", "2", None)
     assert cli("explain", run, "--json").json["class"] == "data"
