@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cloudtrain.backends.local import LocalBackend
 from cloudtrain.container import JobFolder
+from cloudtrain.container.event_summary import SUMMARY_FILE
 from cloudtrain.container.event_tail import EventTail
 from cloudtrain.container.lines import LINE_BYTES, LineTail
 from cloudtrain.container.state import RecordedState, write_state
@@ -115,6 +116,35 @@ def test_a_later_status_reads_only_new_events(folder: JobFolder) -> None:
     assert backend.status(RUN).progress.last_step == 11
     write_events(folder.events, range(1, 3), mode="w")  # written anew
     assert backend.status(RUN).progress.last_step == 2
+
+
+def test_a_long_run_has_a_summary_of_its_events(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "runs" / RUN)
+    folder.logs.mkdir(parents=True)
+    write_state(folder.root, RecordedState(State.SUCCEEDED))
+    with folder.log("algo-1").open("w") as log:
+        log.write('CLOUDTRAIN {"event": "started", "total_steps": 40000, "world_size": 2, "step": 0}\n')
+        log.writelines(f'CLOUDTRAIN {{"event": "step", "step": {step}, "loss": 0.5}}\n' for step in range(1, 40_001))
+        log.write('CLOUDTRAIN {"event": "checkpoint", "step": 40000, "uri": "file:///c", "time": 3.0}\n')
+    tail = EventTail({"algo-1": folder.log("algo-1")}, folder.events)
+    tail.read()
+    tail.close()
+    expected = fold_events(map(json.loads, folder.events.read_text().splitlines()))
+    # What the summary covers is not read: it could be anything now.
+    covered = folder.events.stat().st_size
+    folder.events.write_bytes(b"x" * (covered - 1) + b"\n")
+    assert LocalBackend(folder.root.parents[1]).status(RUN).progress == expected
+    write_events(folder.events, range(40_001, 40_002))
+    assert LocalBackend(folder.root.parents[1]).status(RUN).progress.last_step == 40_001
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"size_bytes": "all"}', '{"size_bytes": 9, "version": 2, "progress": {}}']
+)
+def test_a_summary_that_cannot_be_used_is_left_aside(folder: JobFolder, text: str) -> None:
+    write_events(folder.events, range(1, 4))
+    folder.events.with_name(SUMMARY_FILE).write_text(text)
+    assert LocalBackend(folder.root.parents[1]).status(RUN).progress.last_step == 3
 
 
 def test_events_fold_alike_at_once_and_one_by_one() -> None:

@@ -18,6 +18,7 @@ from cloudtrain import supervisor
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
+from cloudtrain.container.event_summary import EventSummary, read_summary
 from cloudtrain.container.lines import LineTail
 from cloudtrain.container.state import (
     STATE_FILE,
@@ -73,7 +74,7 @@ class LocalBackend:
 
     def __init__(self, home: Path) -> None:
         self.runs = home / "runs"
-        self._folded: dict[Path, tuple[int, Progress]] = {}
+        self._summaries: dict[Path, EventSummary] = {}
 
     # ------------------------------------------------------------ submit
 
@@ -143,7 +144,8 @@ class LocalBackend:
     def _progress(self, folder: Path) -> Progress:
         """Return what the run's events report. Later calls read only what has been added since."""
         path = JobFolder(folder).events
-        place, known = self._folded.get(folder, (0, Progress()))
+        summary = self._summaries.get(folder) or read_summary(path)
+        place, known = summary.size_bytes, summary.progress
         tail = LineTail(path, start=place)
         try:
             if path.stat().st_size < place:  # written anew by something else
@@ -155,7 +157,7 @@ class LocalBackend:
             raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
         finally:
             tail.close()
-        self._folded[folder] = (tail.place, progress)
+        self._summaries[folder] = EventSummary(tail.place, progress)
         return progress
 
     def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
