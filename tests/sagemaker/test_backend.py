@@ -75,7 +75,7 @@ def test_a_submit_uploads_once_and_creates_the_job(cli: Cli, submitted: str) -> 
         return s3.get_object(Bucket=bucket, Key=key)
 
     code = read(channels["code"])
-    run_json = json.loads(read(f"{channels['cloudtrain']}/run.json")["Body"].read())
+    run_json = json.loads(read(f"{channels['cloudtrain']}run.json")["Body"].read())
     assert run_json["run"] == submitted
     plan_json = json.loads(read(f"s3://cloudtrain-test/cloudtrain/{submitted}/plan.json")["Body"].read())
     assert plan_json["request"]["TrainingJobName"] == submitted
