@@ -560,8 +560,9 @@ class Status:
 
     def host_warnings(self) -> tuple[str, ...]:
         """Return what its hosts report of ranks that train alone and of files that are not kept, one sentence each."""
-        progress = self.progress
-        found = rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
+        progress, found = self.progress, list[str]()
+        if self.state is not State.FAILED:  # there the failure is what counts
+            found += rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
         if self.state.is_final:
             found += file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
         return tuple(found)

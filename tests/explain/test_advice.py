@@ -55,6 +55,32 @@ def test_no_driver_here_is_no_gpu_here(error: str) -> None:
 @pytest.mark.parametrize(
     "error",
     [
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+        "RuntimeError: Distributed package doesn't have NCCL built in",
+        "ValueError: DistributedDataParallel device_ids and output_device arguments only work with single-device GPUs",
+    ],
+)
+def test_a_torch_without_cuda_is_no_gpu_here(error: str) -> None:
+    assert explained(error).action.startswith("This machine has no GPU")
+    assert explained(error).failure is FailureClass.USER_CODE
+
+
+def test_a_module_beside_a_nested_script_needs_a_path() -> None:
+    error = "ModuleNotFoundError: No module named 'mingpt'"
+    assert "PYTHONPATH: ." in explained(error, facts={"code.script": "projects/chat/train.py"}).action
+    assert "PYTHONPATH" not in explained(error, facts={"code.script": "train.py"}).action
+
+
+def test_a_file_that_stayed_behind_is_named() -> None:
+    error = "OSError: Error no file named model.safetensors, or pytorch_model.bin, found in directory tiny."
+    action = explained(error, facts={"left_out:tiny/model.safetensors": "a model"}).action
+    assert action.startswith("tiny/model.safetensors stayed behind (a model)")
+    assert explained(error, facts={"left_out:other.bin": "data"}).action == "Mend train.py:3."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
         "RuntimeError: Error downloading train-images-idx3-ubyte.gz",
         "urllib.error.URLError: <urlopen error timed out>",
         "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x'): Max retries exceeded with url: /",

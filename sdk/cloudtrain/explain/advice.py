@@ -15,7 +15,11 @@ from cloudtrain.explain.facts import LEFT_OUT, Facts
 _TRY_HERE = re.compile(r",? (?:and try it here(?: first)?: |here with )cloudtrain submit JOB --local(?=\.)")
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)")
 _FILE = re.compile(r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'")
-_NO_GPU = re.compile(r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled")
+_NO_GPU = re.compile(
+    r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
+    r"|module 'torch\._C' has no attribute '_cuda_|Distributed package doesn't have NCCL built in"
+    r"|device_ids and output_device arguments only work with"
+)
 _NO_NETWORK = "The container has no way to that address"
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
@@ -56,8 +60,10 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
     is_local = backend in ("local", "sandbox")
     if (found := _MODULE.search(message)) is not None:
         return _left_behind(found["module"], facts) or _install(found["module"], action, facts, is_local=is_local)
-    if (found := _FILE.search(message)) is not None and (told := _find_path(found["path"], facts)):
-        return told
+    if (found := _FILE.search(message)) is not None and (advice := _find_path(found["path"], facts)):
+        return advice
+    if advice := _find_named(message, facts):
+        return advice
     return _advise_here(action, message, backend) if is_local else action
 
 
@@ -71,7 +77,10 @@ def _advise_here(action: str, message: str, backend: str) -> str:
     if (found := _FILE.search(message)) is not None and found["path"].startswith("/opt/ml/"):
         return _name_folder(found["path"])
     if lacks_gpu(message):
-        return "This machine has no GPU that torch can use: use cuda only where torch.cuda.is_available()."
+        return (
+            "This machine has no GPU that torch can use: use cuda, NCCL and DDP's device_ids only where "
+            "torch.cuda.is_available()."
+        )
     if action.startswith(_NO_NETWORK):
         return (
             "This machine has no way to that address: connect it, or bring the files as a channel of data, which "
@@ -83,13 +92,17 @@ def _advise_here(action: str, message: str, backend: str) -> str:
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
     name = _DISTRIBUTIONS.get(module, module)
     requirements = facts.get("code.requirements")
+    own = ""
+    if "/" in facts.get("code.script", ""):
+        own = f" If {module} is a module of your own at the root of the code folder: code.env {{PYTHONPATH: .}}."
     if not is_local:
-        return action.replace(f"Add {module} to", f"Add {name} to")
+        return action.replace(f"Add {module} to", f"Add {name} to") + own
     if requirements is None:
-        return f"Install it here, pip install {name}, and name it in a file for code.requirements, for SageMaker."
+        install = f"Install it here, pip install {name}, and name it in a file for code.requirements, for SageMaker."
+        return install + own
     return (
         f"{requirements} is not installed by local runs: pip install -r {requirements} "
-        f"(add {name} to it where it is missing)."
+        f"(add {name} to it where it is missing).{own}"
     )
 
 
@@ -109,6 +122,16 @@ def _find_path(path: str, facts: Facts) -> str | None:
     wanted = PurePosixPath(below)
     places = {str(wanted), *(f"{parent}/" for parent in wanted.parents)}
     return next((_let_travel(name, reason) for name, reason in _left_out(facts) if name in places), None)
+
+
+def _find_named(message: str, facts: Facts) -> str | None:
+    """Return what to do about a file that stayed behind and whose name the message has, or None."""
+    words = {word.strip("'\"`(),;:.") for word in message.split()}
+    for name, reason in _left_out(facts):
+        path = PurePosixPath(name)
+        if path.suffix and not name.endswith("/") and words & {name, path.name}:
+            return _let_travel(name, reason)
+    return None
 
 
 def _left_out(facts: Facts) -> Iterator[tuple[str, str]]:

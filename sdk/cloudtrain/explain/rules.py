@@ -664,7 +664,8 @@ RULES: tuple[Rule, ...] = (
         _ANY,
         r"server socket has failed to listen|EADDRINUSE|[Aa]ddress already in use",
         "Two programs want one port: call init_process_group once and without an address of its own "
-        "(MASTER_ADDR and MASTER_PORT are set).",
+        "(MASTER_ADDR and MASTER_PORT are set). A script that computes its own ranks takes "
+        "cluster.processes_per_instance: 1.",
         needles=("failed to listen", "EADDRINUSE", "ddress already in use"),
     ),
     _rule(
