@@ -13,6 +13,7 @@ from support import Cli
 from torch import distributed
 
 from cloudtrain.container.cause import find_cause
+from cloudtrain_runtime.contract.effects import is_effect
 from cloudtrain_runtime.host.cause import agree_on_cause
 
 SCRIPT = """
@@ -133,3 +134,9 @@ def test_event_times_keep_their_fraction(capfd: pytest.CaptureFixture[str]) -> N
     found = parse_event(capfd.readouterr().out)
     assert found is not None
     assert found["failed_at"] == 1_795_000_000.25
+
+
+def test_a_port_that_is_taken_is_a_cause() -> None:
+    taken = "DistNetworkError: The server socket has failed to listen on any local network address. name: EADDRINUSE"
+    assert not is_effect(taken)
+    assert is_effect("DistNetworkError: Connection reset by peer")
