@@ -12,6 +12,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import describe_exit
 from cloudtrain_runtime.contract.effects import is_effect
-from cloudtrain_runtime.events import say
+from cloudtrain_runtime.events import emit, say
 from cloudtrain_runtime.host.cause import agree_on_cause
 from cloudtrain_runtime.host.failures import REPORTED_EXIT_CODE, Failure, reason_of, tell, write_reason
 from cloudtrain_runtime.host.machine import count_gpus
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> int:
     template = start_template()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.run import parse_args, run
 
     gc.freeze()  # or the first look goes through all of it
@@ -46,12 +48,17 @@ def main(argv: list[str]) -> int:
     _record_collectives()
     if template is not None:
         _fork_workers(template)
-    _finish_starts(template)
+    has_started = _finish_starts(template)
     try:
         run(parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         # The error's frames keep the rendezvous store open, which the hosts need to agree on the cause.
         _report(error.failures, argv)
+        return REPORTED_EXIT_CODE
+    except RendezvousConnectionError:
+        if not has_started.is_set():
+            raise
+        _report_lost_store()
         return REPORTED_EXIT_CODE
     except SignalException as error:
         return 128 + int(error.sigval)
@@ -91,19 +98,23 @@ def _fork_workers(template: Template) -> None:
     SubprocessHandler._popen = start  # type: ignore[method-assign] # noqa: SLF001 (the one place where it starts one)
 
 
-def _finish_starts(template: Template | None) -> None:
+def _finish_starts(template: Template | None) -> threading.Event:
     """Have a signal that comes while workers are started take effect when all of them are.
 
     torchrun raises it there and then, and does not know the workers that it has started already: they would hear of
     nothing, and run on without an agent.
+
+    Returns:
+        An event that is set when the workers have been started for the first time.
     """
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import api
 
+    has_started = threading.Event()
     handle = getattr(api, "_terminate_process_handler", None)
     start_workers: Any = getattr(LocalElasticAgent, "_start_workers", None)
     if handle is None or start_workers is None:
-        return
+        return has_started
     is_starting = False
     came: list[int] = []
 
@@ -122,11 +133,13 @@ def _finish_starts(template: Template | None) -> None:
             return start_workers(self, worker_group)
         finally:
             is_starting = False
+            has_started.set()
             if came:
                 handle(came[0], None)
 
     api._terminate_process_handler = handle_later  # noqa: SLF001
     LocalElasticAgent._start_workers = start_all  # type: ignore[method-assign] # noqa: SLF001
+    return has_started
 
 
 def _record_collectives() -> None:
@@ -167,6 +180,17 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
     )
     if reason:
         write_reason(reason, replace=True)
+
+
+def _report_lost_store() -> None:
+    """Report that the first host, which keeps the rendezvous store, has ended while the ranks of this host ran.
+
+    The first host knows the cause. This host writes no failure file, which SageMaker might show in place of the cause.
+    """
+    host = os.environ.get("SM_CURRENT_HOST", "")
+    message = f"the ranks on {host} were ended because the first host has ended"
+    say(message)
+    emit("failed", host=host, exit_code=1, message=message, secondary=True)
 
 
 def _time_of(failure: ProcessFailure) -> float:
