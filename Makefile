@@ -18,6 +18,7 @@ help:
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
+	@echo "make test-toolkit  compare the SM_ variables with those of AWS's real training toolkit (downloads it)"
 	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
 
 demo: $(VENV)/.installed-demo
@@ -65,6 +66,13 @@ audit:
 	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
 
+# In an environment of its own, because the toolkit's requirements are not those of the tests.
+.PHONY: test-toolkit
+test-toolkit: $(VENV)/.installed-dev
+	$(PYTHON) -m venv .venv-toolkit
+	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install "sagemaker-training==5.1.4"
+	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem/test_toolkit.py
+
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md
 	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
@@ -79,7 +87,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit build dist
 
 # ---------------------------------------------------------------- set-up
 
