@@ -45,13 +45,17 @@ class HostFiles:
     is_complete: bool
 
     def __str__(self) -> str:
+        """Return what is not kept, as one sentence with the host's name."""
+        return f"{self.host}: {self.describe()}"
+
+    def describe(self) -> str:
         """Return what is not kept, as one sentence."""
         named = ", ".join(map(str, self.unkept[:_MOST_NAMED]))
         more = ", ..." if len(self.unkept) > _MOST_NAMED else ""
         least = "" if self.is_complete else "at least "
         count = f"{least}{self.files} file{'' if self.files == 1 else 's'} ({format_size(self.size_bytes)})"
         return (
-            f"{self.host}: {count} in the code folder are not kept: {named}{more}. "
+            f"{count} in the code folder are not kept: {named}{more}. "
             "Kept are SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and what a script's job names in code.outputs"
         )
 

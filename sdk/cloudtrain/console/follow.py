@@ -495,7 +495,8 @@ class _Plain:
 
     def print(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
-            print(safe(f"{line.host}  {readable(line)}"), file=self._out.file)
+            if (text := readable(line)) is not None:
+                print(safe(f"{line.host}  {text}"), file=self._out.file)
         self._out.file.flush()
 
     def say(self, text: str) -> None:
@@ -539,10 +540,12 @@ class _Drawn:
 
         segments: list[Segment] = []
         for line in lines:
+            if (text := readable(line)) is None:
+                continue
             colour = self._colours.setdefault(line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)])
             segments.append(Segment(f"{line.host}  ", Style(color=colour)))
-            segments += _segments(readable(line), self._out)
-        if lines:
+            segments += _segments(text, self._out)
+        if segments:
             self._out.print(Segments(segments), soft_wrap=True, end="")
 
     def say(self, text: str) -> None:

@@ -28,8 +28,8 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, i
             is_empty = False
             if raw:
                 _print_raw(prefix(line.host), line, flush=follow)
-            else:
-                print(f"{prefix(line.host)}  {readable(line)}", flush=follow)
+            elif (text := readable(line)) is not None:
+                print(f"{prefix(line.host)}  {text}", flush=follow)
     except KeyboardInterrupt:
         return detached(run, "logs -f")
     if is_empty:

@@ -167,8 +167,8 @@ def next_command(status: Status, job: str | None) -> str:
     return f"{program()} resume {status.reference}"
 
 
-def readable(line: LogLine) -> str:
-    """Return a log line as people read it."""
+def readable(line: LogLine) -> str | None:
+    """Return a log line as people read it; None for an event that has no news for them."""
     from cloudtrain_runtime.contract import parse_event
 
     event = parse_event(line.text)
@@ -247,23 +247,23 @@ def _failed(event: Mapping[str, Any]) -> str:
     return f"ends with exit code {event['exit_code']}{why}"
 
 
-def _outputs(event: Mapping[str, Any]) -> str:
+def _outputs(event: Mapping[str, Any]) -> str | None:
     report = read_host_files(event)
-    return str(report) if report.files else f"{report.host}: every file that the job wrote to its code folder is kept"
+    return report.describe() if report.files else None
 
 
 def _ranks(event: Mapping[str, Any]) -> str:
     words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
     words += [] if event["saved"] else ["no new file in /opt/ml/checkpoints"]
     words += ["no rank has reported progress"] if event.get("progressed") is False else []
-    return f"{event['host']}: {', '.join(words)}"
+    return ", ".join(words)
 
 
 def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-_EVENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,
