@@ -54,7 +54,7 @@ from cloudtrain.run import (
     when_submitted,
 )
 from cloudtrain.saved import CheckpointFolder
-from cloudtrain.sending import NO_CALLBACKS, Callbacks, Sending, refuse_failed
+from cloudtrain.sending import NO_CALLBACKS, Callbacks, Sending, add_warnings, refuse_failed
 from cloudtrain.settings import (
     PROFILE_VARIABLE,
     Origin,
@@ -385,8 +385,8 @@ def submit(
     Args:
         spec: The job, or the path of its file.
         local: Run on this machine instead of SageMaker.
-        sandbox: Send to the local AWS; one is started in the background when none runs. Its account is asked nothing
-            before, because it has no quotas and holds nothing of the real one.
+        sandbox: Send to the local AWS; one is started in the background when none runs. Of the checks only that of the
+            checkpoints is made, because a sandbox has no quotas and holds nothing of the real account.
         settings: The account; by default from environment and files.
         skip_check: Do not ask the account first whether the job can run.
         new: Start another run beside one of the same request and code.
@@ -404,7 +404,6 @@ def submit(
     if sandbox:
         found = start_sandbox()
         settings = found.settings(settings or find_settings(spec))
-        skip_check = True
     spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
     settings = settings or find_settings(spec)
     cloud = None if local else _in_sandbox(found, settings) if sandbox else _sagemaker(settings)
@@ -425,10 +424,9 @@ def submit(
         return _local().submit(decided, pack()).with_warnings(decided.warnings)
     sending = Sending(cloud, pack, skip_check=skip_check, new=new, callbacks=callbacks)
     if wait_for_capacity is None:
-        return sending.send(decided).with_warnings(decided.warnings)
+        return sending.send(decided)
     first_pause = cloud.poll_seconds if sandbox else FIRST_PAUSE_SECONDS
-    run = sending.send_when_there_is_room(decided, wait_for_capacity, first_pause=first_pause)
-    return run.with_warnings(decided.warnings)
+    return sending.send_when_there_is_room(decided, wait_for_capacity, first_pause=first_pause)
 
 
 def resume(
@@ -488,11 +486,14 @@ def resume(
     callbacks.on_plan(decided)
     left = f"see what {run} has left: cloudtrain checkpoints {backend.name}:{run}"
     try:
-        refuse_failed(cloud.check_resume(decided), left)
+        refuse_failed(checks := cloud.check_resume(decided), left)
     except CloudError as error:
         raise UserError(error.message, error.hint) from None  # nothing to go on from, whoever has noticed
-    sending = Sending(cloud, None, skip_check=skip_check or backend.name == SANDBOX, new=new, callbacks=callbacks)
-    return sending.send(decided).with_warnings(decided.warnings)
+    if skip_check:
+        callbacks.on_checks(checks)
+        decided = add_warnings(decided, checks)
+    sending = Sending(cloud, None, skip_check=skip_check, new=new, callbacks=callbacks)
+    return sending.send(decided)
 
 
 def _resume_here(

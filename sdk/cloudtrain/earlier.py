@@ -49,8 +49,10 @@ def saved_by(content: Mapping[str, Any], run: str) -> Resumed:
 
 
 def _uploaded(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the user wrote for each channel, by the uri that the run has it at."""
-    written = _fields(_fields(plan.get("job")).get("data"))
+    """Return what the training's identity names for each channel, by the uri that the run has it at."""
+    identity = _fields(_fields(plan.get("config")).get("training"))
+    # A plan of cloudtrain 0.1 has no identity. The job of a resumed run names the upload instead of what was uploaded.
+    written = _fields(identity.get("data")) or _fields(_fields(plan.get("job")).get("data"))
     channels = _fields(plan.get("request")).get("InputDataConfig") or []
     placed = {
         channel.get("ChannelName"): channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")

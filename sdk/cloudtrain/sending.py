@@ -69,9 +69,9 @@ class Sending:
         self._new = new
 
     def send(self, decided: Plan) -> Run:
-        """Return the run that goes on already, or start one."""
+        """Return the run of this request that has not ended, or start one; with the warnings of plan and checks."""
         if not self._new and (live := self._cloud.find_live(decided)) is not None:
-            return live
+            return live.with_warnings(decided.warnings)
         self._cloud.start_loading()
         pending = None if self._skip_check else self._cloud.start_checks(decided)
         bundle = None if self._pack is None else self._pack()
@@ -79,6 +79,10 @@ class Sending:
             refuse_failed(checks := pending.wait())
             self._callbacks.on_checks(checks)
             decided = replace(decided, checks=tuple(check.to_json() for check in checks))
+            decided = add_warnings(decided, checks)
+        return self._start(decided, bundle).with_warnings(decided.warnings)
+
+    def _start(self, decided: Plan, bundle: Bundle | None) -> Run:
         if self._new:
             return self._send_beside(decided, bundle)
         reserved = self._cloud.reserve(decided)
@@ -132,6 +136,11 @@ class Sending:
             self._callbacks.on_wait(reason, pause)
             time.sleep(pause)
             decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
+
+
+def add_warnings(decided: Plan, checks: tuple[Check, ...]) -> Plan:
+    """Return the plan with the warnings of checks of the account after its own."""
+    return replace(decided, warnings=(*decided.warnings, *(check.warning for check in checks if check.warning)))
 
 
 def refuse_failed(

@@ -8,7 +8,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -445,7 +445,15 @@ def test_local_data_need_not_be_there_and_counts_for_the_volume(account: Front, 
 # ---------------------------------------------------------------- checkpoints
 
 
-def save(step: int, *, run: str = "other", size: int = 3, place: str = "saved", attempt: str = "") -> str:
+def save(
+    step: int,
+    *,
+    run: str = "other",
+    size: int = 3,
+    place: str = "saved",
+    attempt: str = "",
+    training: Mapping[str, Any] | None = None,
+) -> str:
     """Write a checkpoint of one file; return where its files lie. With another size than 3 it is not whole."""
     folder = f"{place}/{step_name(step, attempt)}"
     put(f"{folder}/model.pt", b"123")
@@ -460,8 +468,9 @@ def save(step: int, *, run: str = "other", size: int = 3, place: str = "saved", 
         torch="2.13.0",
         code="",
         request="",
-        state={},
+        state={"data": {"epoch": step // 10}},
         files={"model.pt": StoredFile(size, (0,))},
+        training=training or {},
     )
     put(f"{folder}/manifest.json", manifest.to_json().encode())
     return folder
@@ -476,6 +485,31 @@ def test_what_is_resumed_is_said(account: Front, checks: Checks) -> None:
     assert checks()["checkpoints"].detail == "will resume from step 20 of run newer"
     save(30, attempt="1a2b3c4d")
     assert checks()["checkpoints"].detail == "will resume from step 30 of run other"
+
+
+def test_submit_prints_what_it_continues_from(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self): ...\n")
+    own = cloudtrain.plan(cloudtrain.validate(path)).config.training
+    save(10, training={**own, "entry": "mine:Other"})
+    refused = cli("submit", path)
+    assert refused.code == 3
+    assert "another training's (step 10 of run other: entry is 'mine:Other' there and 'mine:Mine' here)" in refused.err
+
+    save(20, run="newer", training=own)
+    environ = {"CLOUDTRAIN_TRANSPORT": "boto3"}
+    done = cli("submit", path, "--json", environ=environ)
+    assert done.code == 0, done.err
+    assert "\ncheckpoints: will resume from step 20 of run newer\n" in f"\n{done.err}"
+    warning = "nothing is left to train: step 20 of run newer is at the end already"
+    assert f"warning: {warning}" in done.err
+    assert [text for text in done.json["warnings"] if text.startswith(warning)]
+    assert f"warning: {warning}" in cli("check", path, environ=environ).out
+
+    save(30, run="oldest")
+    longer = cli("submit", path, "--set", "train.epochs=9", environ=environ)
+    assert longer.code == 0, longer.err
+    assert "nothing is left" not in longer.err
+    assert "warning: step 30 of run oldest does not name its training (cloudtrain 0.1 saved it)" in longer.err
 
 
 def test_foreign_objects(account: Front, checks: Checks) -> None:
@@ -555,7 +589,9 @@ def test_a_script_that_saves_by_the_api(account: Front, checks: Checks) -> None:
 def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks: Checks) -> None:
     resume = "checkpoint.resume=demo-261120-101500-1a2b3c"
     assert "no complete checkpoint" in only_failure(checks(resume, text=SCRIPT), "checkpoints").detail
-    isolated = checks(resume, "cluster.network.isolation=true")  # where SageMaker copies checkpoints of a Task, too
+    isolated = checks(
+        resume, "cluster.network.isolation=true", "cluster.instances=1"
+    )  # where SageMaker copies checkpoints of a Task, too
     assert "no complete checkpoint" in only_failure(isolated, "checkpoints").detail
     put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
     assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
@@ -1034,7 +1070,7 @@ def test_the_command_prints_each_check_and_its_fix(account: Front, cli: Cli) -> 
     assert lines[-1] == "12 checks: 11 passed, 1 failed"
     as_json = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2", "--json")
     assert as_json.code == 3
-    assert [set(each) for each in as_json.json["checks"]] == [{"name", "result", "detail", "fix"}] * 12
+    assert [set(each) for each in as_json.json["checks"]] == [{"name", "result", "detail", "fix", "warning"}] * 12
     assert {each["result"] for each in as_json.json["checks"]} == {"pass", "fail"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 import cloudtrain
+from cloudtrain.earlier import EarlierRun
+from cloudtrain.training import training_of
 
 JOB = """\
 name: demo
@@ -65,3 +68,29 @@ def test_what_may_differ_is_not_in_the_identity(training: Training, override: st
 )  # fmt: skip
 def test_what_makes_another_training_is_in_it(training: Training, override: str) -> None:
     assert training(override) != training()
+
+
+def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
+    """A resumed run's job names data by the place that it was uploaded to; so does the job of the run after it."""
+    path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n")
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "x").write_text("x")
+    first = cloudtrain.plan(cloudtrain.validate(path, ["data={train: data, test: 's3://bucket/test'}"]))
+    first_content = json.loads(first.to_file())
+
+    def resume(content: dict[str, Any], *overrides: str) -> dict[str, Any]:
+        """Return the plan.json of a run that resumes the run of another plan.json."""
+        earlier = EarlierRun(content)
+        spec = earlier.job(overrides)
+        args = {"width": 3, "rate": float("inf")}
+        training = training_of(spec, args, earlier.saved.uploaded)
+        return {**content, "job": spec.to_document(), "config": {**content["config"], "training": training}}
+
+    again = resume(first_content, "train.steps=20")
+    assert again["job"]["data"]["train"]["uri"].startswith("s3://"), "the data is where the run has uploaded it"
+    assert again["config"]["training"] == first.config.training
+    assert resume(again)["config"]["training"] == first.config.training
+    without_identity = {**first_content, "config": {**first_content["config"], "training": {}}}
+    assert resume(without_identity)["config"]["training"] == first.config.training
+    other = resume(first_content, "data.train=s3://bucket/other")["config"]["training"]
+    assert other["data"]["train"] == "s3://bucket/other"

@@ -17,7 +17,7 @@ _WORD_WIDTH = max(len(word) for word, _ in _WORDS.values())
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """Print checks, a line each; below one that did not pass its fix, whole, so that it can be copied."""
+    """Print checks, a line each; below it the warning and the fix in full, so that they can be copied."""
     from rich.console import Console
     from rich.text import Text
 
@@ -26,8 +26,9 @@ def print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         word, style = _WORDS[check.result]
         lines = [Text.assemble((f"{word:<{_WORD_WIDTH}}", style), f"  {check.name:<{width}}  {check.detail}")]
-        if check.fix:
-            lines.append(Text(f"{'':<{_WORD_WIDTH + width + 2}}  fix: {check.fix}"))
+        for label, text in (("warning", check.warning), ("fix", check.fix)):
+            if text:
+                lines.append(Text(f"{'':<{_WORD_WIDTH + width + 2}}  {label}: {text}"))
         out.print(*lines, sep="\n", soft_wrap=True)
     out.print(Text(_count_checks(checks)), soft_wrap=True)
 
@@ -40,10 +41,12 @@ def _count_checks(checks: Sequence[Check]) -> str:
 
 
 def say_checks(checks: Sequence[Check]) -> None:
-    """Say in one line what a submit could not check, nothing when it could check all; and whether it starts warm."""
+    """Print to standard error what a submit could not check, what it warns of, and what its run starts from."""
     for check in checks:
-        if check.name == "warm start" and check.result == "pass":
-            say(f"warm start: {check.detail}")
+        if check.is_shown:
+            say(f"{check.name}: {check.detail}")
+        if check.warning:
+            say(f"warning: {check.warning}")
     names = [check.name for check in checks if check.result == "unknown"]
     if names:
         say(f"could not check: {', '.join(names)} (why: {program()} check JOB)")

@@ -46,6 +46,9 @@ DEADLINE_SECONDS = 15.0
 """Longest time that all checks together take."""
 
 
+_CHECKPOINTS = Question(("checkpoints",), checkpoints.check_checkpoints)
+
+
 def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
     """Ask the account everything that a plan needs of it.
 
@@ -58,15 +61,25 @@ def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float =
     return start_checks(plan, settings, session, seconds=seconds).wait()
 
 
-def start_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> Pending:
-    """Start asking, and return at once."""
-    return Pending(Context(plan, settings, session), questions(plan), seconds)
+def start_checks(
+    plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS, only_checkpoints: bool = False
+) -> Pending:
+    """Start asking, and return at once.
+
+    Args:
+        plan: A plan for SageMaker.
+        settings: The account; complete.
+        session: A boto3 session with credentials.
+        seconds: What has not answered by then is `unknown`.
+        only_checkpoints: Ask only whether the run can save where it will, and what it continues from.
+    """
+    asked = (_CHECKPOINTS,) if only_checkpoints else questions(plan)
+    return Pending(Context(plan, settings, session), asked, seconds)
 
 
 def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, ...]:
     """Ask only whether there is something that the plan can go on from."""
-    asked = (Question(("checkpoints",), checkpoints.check_checkpoints),)
-    return Pending(Context(plan, settings, session), asked, DEADLINE_SECONDS).wait()
+    return start_checks(plan, settings, session, only_checkpoints=True).wait()
 
 
 def questions(plan: Plan) -> tuple[Question, ...]:
@@ -79,7 +92,7 @@ def questions(plan: Plan) -> tuple[Question, ...]:
         Question(("bucket",), storage.check_bucket),
         Question(storage.names_of_data(plan), storage.check_data),
         *([Question(("secrets",), secret.check_secrets)] if plan.config.secrets else []),
-        Question(("checkpoints",), checkpoints.check_checkpoints),
+        _CHECKPOINTS,
         Question(quota.names_of_quotas(plan), quota.check_quotas),
         Question(job_queue.names_of_queue(plan), job_queue.check_queue),
         *([Question(pools, warm.check_pools)] if (pools := warm.names_of_pools(plan)) else []),

@@ -86,21 +86,27 @@ class Check:
         result: How it ended.
         detail: What was found, in one line.
         fix: What to type or where to click, or an empty string.
+        warning: What a submit warns of although the check passed, or an empty string.
+        is_shown: Whether a submit prints the detail although the check passed.
     """
 
     name: str
     result: Result
     detail: str
     fix: str = ""
+    warning: str = ""
+    is_shown: bool = False
 
     def to_json(self) -> dict[str, str]:
         """Return the object that `check --json` prints."""
-        return {**asdict(self), "result": str(self.result)}
+        found = asdict(self)
+        del found["is_shown"]
+        return {**found, "result": str(self.result)}
 
 
-def passed(name: str, detail: str) -> Check:
+def passed(name: str, detail: str, *, warning: str = "", is_shown: bool = False) -> Check:
     """Return a check that passed."""
-    return Check(name, Result.PASS, detail)
+    return Check(name, Result.PASS, detail, warning=warning, is_shown=is_shown)
 
 
 def failed(name: str, detail: str, fix: str) -> Check:

@@ -92,8 +92,15 @@ def _judge_training(context: Context, found: Continuation, place: str) -> Check:
         )
     if found.manifest is None:
         return _nothing_to_resume(place)
-    parts = [f"will resume from step {found.manifest.step} of run {found.manifest.run}", found.differences]
-    return passed("checkpoints", "; ".join(part for part in (*parts, found.warning) if part))
+    return _will_resume(found.manifest, found)
+
+
+def _will_resume(saved: Manifest, found: Continuation, place: str = "") -> Check:
+    """Return the check of a run that continues: from what, how that differs, and what a submit warns of."""
+    start = f"will resume from step {saved.step} of run {saved.run}{place}"
+    detail = "; ".join(part for part in (start, found.differences) if part)
+    warning = "; ".join(part for part in (found.warning, found.doubt) if part)
+    return passed("checkpoints", detail, warning=warning, is_shown=True)
 
 
 def _hold(context: Context, uri: str) -> _Held:
@@ -178,9 +185,7 @@ def _check_resume(context: Context, resume: str) -> Check:
     newest = _newest_at(context, resume, context.plan.config.checkpoint.resume_run)
     if newest is None:
         return _nothing_to_resume(resume)
-    found = find_continuation(context.plan.config, [newest])
-    parts = (f"will resume from step {newest.step} of run {newest.run}, in {resume}", found.differences, found.warning)
-    return passed("checkpoints", "; ".join(part for part in parts if part))
+    return _will_resume(newest, find_continuation(context.plan.config, [newest]), f", in {resume}")
 
 
 def _nothing_to_resume(uri: str) -> Check:

@@ -132,10 +132,10 @@ class SageMakerBackend:
             start_loading()
 
     def start_checks(self, plan: Plan) -> Pending:
-        """Start asking the account everything that a plan needs of it; nothing is changed there."""
+        """Start asking the account everything that a plan needs of it, a sandbox only for the checkpoints."""
         from cloudtrain.preflight import start_checks  # a dozen modules that only a submit needs
 
-        return start_checks(plan, self.settings, self._session())
+        return start_checks(plan, self.settings, self._session(), only_checkpoints=self.name != SAGEMAKER)
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:
         """Ask whether there is a whole checkpoint that a plan can go on from."""
