@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-oldest test-newest test-capabilities audit benchmarks clean help
+.PHONY: demo test check lint types contracts unit test-ecosystem test-oldest test-newest test-capabilities audit benchmarks clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
+	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium)"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
@@ -26,7 +27,7 @@ demo: $(VENV)/.installed-demo
 
 # Most of these tests wait for processes and servers of their own, so three run at a time.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 3 --dist worksteal
 
 check: lint types contracts unit
 
@@ -42,6 +43,17 @@ contracts: $(VENV)/.installed-dev
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit --numprocesses 2
+
+# Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
+test-ecosystem: $(VENV)/.installed-dev
+	@command -v chromium >/dev/null || \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; \
+		else \
+			echo "Chromium is not installed: run 'apt-get install chromium' as root. The tests that need it are skipped." >&2; \
+			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
+		fi
+	$(BIN)/python -m pytest tests/ecosystem
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
 test-oldest:
