@@ -151,7 +151,9 @@ def test_there_are_enough_crafted_manifests() -> None:
     assert len(SHAPES) + len(TEXTS) >= 71
 
 
-@pytest.mark.parametrize(("field", "value"), SHAPES, ids=lambda value: ascii(value)[:40])
+@pytest.mark.parametrize(
+    ("field", "value"), SHAPES, ids=lambda value: "deleted" if value is DELETE else ascii(value)[:40]
+)
 def test_crafted_manifests_end_in_a_sentence(
     original: Path, place: Context, tmp_path: Path, field: str, value: Any
 ) -> None:
