@@ -231,6 +231,24 @@ def test_interrupted_spot_instances_come_back_with_the_checkpoints(sandbox: Any)
     assert body == b"6\n"
 
 
+def test_a_retry_within_a_run_restores_no_checkpoints(sandbox: Any) -> None:
+    sandbox.weather(dead_instance={"host": "algo-1", "step": 2})
+    # The first attempt waits until its instance dies; the second finds nothing, and ends.
+    script = """
+    cd "$CLOUDTRAIN_ML_ROOT"; echo found $(ls checkpoints); ls checkpoints | grep -q . && is_first=1
+    echo own > checkpoints/own; echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"
+    if [ "$is_first" ]; then sleep 600; fi
+    """
+    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key="retried/old", Body=b"old")
+    place = {"S3Uri": f"s3://{sandbox.told['bucket']}/retried"}
+    sandbox.create("retried", script, CheckpointConfig=place, RetryStrategy={"MaximumRetryAttempts": 1})
+    done = sandbox.end_of("retried")
+    assert done["TrainingJobStatus"] == "Completed"
+    assert "Restarting" in statuses(done)
+    assert [line.strip() for line in sandbox.lines("retried") if line.startswith("found")] == ["found old", "found"]
+    assert sandbox.keys("retried/") == ["retried/old", "retried/own"]
+
+
 # ---------------------------------------------------------------- weather of the calls
 
 
