@@ -14,12 +14,11 @@ help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
-	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium)"
+	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
-	@echo "make test-toolkit  compare the SM_ variables with those of AWS's real training toolkit (downloads it)"
 	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
 
 demo: $(VENV)/.installed-demo
@@ -45,7 +44,7 @@ unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit --numprocesses 2
 
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
-test-ecosystem: $(VENV)/.installed-dev
+test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 	@command -v chromium >/dev/null || \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; \
@@ -53,7 +52,13 @@ test-ecosystem: $(VENV)/.installed-dev
 			echo "Chromium is not installed: run 'apt-get install chromium' as root. The tests that need it are skipped." >&2; \
 			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
 		fi
-	$(BIN)/python -m pytest tests/ecosystem
+	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem
+
+# In an environment of its own: its pins do not fit this project's.
+.venv-toolkit/.installed:
+	$(PYTHON) -m venv .venv-toolkit
+	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install "sagemaker-training==5.1.4"
+	@touch $@
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
 test-oldest:
@@ -77,13 +82,6 @@ test-capabilities: $(VENV)/.installed-dev
 audit:
 	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
-
-# In an environment of its own, because the toolkit's requirements are not those of the tests.
-.PHONY: test-toolkit
-test-toolkit: $(VENV)/.installed-dev
-	$(PYTHON) -m venv .venv-toolkit
-	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install "sagemaker-training==5.1.4"
-	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem/test_toolkit.py
 
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --write README.md

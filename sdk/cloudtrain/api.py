@@ -178,9 +178,9 @@ def _plan(
     if secret:
         raise SpecError(secret)
     contents = collect(spec.code_directory, home=find_home(), progress=progress)
-    left_behind = list(_left_behind(spec, contents))
-    if left_behind:
-        raise SpecError(left_behind)
+    misplaced = [*_left_behind(spec, contents), *_own_outputs(spec, contents)]
+    if misplaced:
+        raise SpecError(misplaced)
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory), conventions=_conventions(spec))
     stamp = "" if local else _stamp_data(spec)
     settings = settings or find_settings(spec)
@@ -191,7 +191,8 @@ def _plan(
     decided = _with_continuation(decided)
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
     decisions = (*decided.decisions, *_left_out(contents))
-    return dataclasses.replace(decided, decisions=decisions, left_out=left_out), contents
+    warnings = (*decided.warnings, *_shipped_outputs(spec, contents))
+    return dataclasses.replace(decided, decisions=decisions, warnings=warnings, left_out=left_out), contents
 
 
 def _continuation_here(decided: Plan) -> Continuation:
@@ -287,6 +288,33 @@ def _left_behind(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
         if reason is not None:
             message = f"{name} would not be in the container: {reason}"
             yield spec.problem(f"code.{field}", message, f"write !{name} to .cloudtrainignore")
+
+
+def _own_outputs(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
+    """Yield a problem for each output that is source of the job: a resumed run would take the old one."""
+    for index, output in enumerate(spec.code.outputs):
+        named = (spec.code.script, spec.code.requirements)
+        own = next((name for name in _shipped(output, contents) if name.endswith(".py") or name in named), None)
+        if own is not None:
+            message = f"{own} is source of the job, and a run that resumes would start with its old content"
+            yield spec.problem_of(Finding(message, ("code", "outputs", index), "let the script write elsewhere"))
+
+
+def _shipped_outputs(spec: JobSpec, contents: Contents) -> list[str]:
+    """Return a warning for each output that travels with the code: a resumed run finds the kept one instead."""
+    first = ((output, next(_shipped(output, contents), None)) for output in spec.code.outputs)
+    return [
+        f"code.outputs: {name} travels with the code, too; a run that resumes finds the kept {output} instead"
+        for output, name in first
+        if name is not None
+    ]
+
+
+def _shipped(output: str, contents: Contents) -> Iterator[str]:
+    """Yield the files of the code that an output names."""
+    for entry in contents.entries:
+        if entry.name == output or (output.endswith("/") and entry.name.startswith(output)):
+            yield entry.name
 
 
 def _decide(

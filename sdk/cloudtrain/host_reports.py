@@ -35,6 +35,7 @@ class HostFiles:
         files: How many these are; more than are named.
         size_bytes: Their bytes.
         is_complete: Whether all files were counted.
+        unwritten: Outputs of the job that the host has not written.
     """
 
     host: str
@@ -43,6 +44,7 @@ class HostFiles:
     files: int
     size_bytes: int
     is_complete: bool
+    unwritten: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return what is not kept, as one sentence with the host's name."""
@@ -69,6 +71,7 @@ def read_host_files(event: Mapping[str, Any]) -> HostFiles:
         files=event["unkept_files"],
         size_bytes=event["unkept_bytes"],
         is_complete=event.get("is_complete", True),
+        unwritten=tuple(event.get("unwritten", ())),
     )
 
 
@@ -76,6 +79,10 @@ def file_warnings(reports: Iterable[HostFiles], *, has_succeeded: bool) -> list[
     """Return what the hosts of an ended run did not keep, one sentence each."""
     hosts = sorted(reports, key=lambda report: report.host)
     found = [str(report) for report in hosts if report.files]
+    missing = set.intersection(*(set(report.unwritten) for report in hosts)) if hosts else set()
+    if missing:
+        names = ", ".join(sorted(missing))
+        found.append(f"code.outputs: {names} was not written by any host, so there is nothing of it to keep or resume")
     if has_succeeded and hosts and all(report.model_is_empty for report in hosts):
         found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
     return found

@@ -54,7 +54,7 @@ def _note_ml_root(conventions: Conventions, machine: Machine, notes: Notes) -> N
     if machine.has_ml_namespace:
         notes.decide("/opt/ml is the run's own folder, in its code as well: each instance has a mount namespace")
         return
-    notes.decide("/opt/ml is the run's own folder in code.args and code.env: this machine allows no mount namespace")
+    notes.decide("/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here")
     if conventions.ml_paths:
         named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
         more = f" and {len(conventions.ml_paths) - _MOST_NAMED} more" if len(conventions.ml_paths) > _MOST_NAMED else ""

@@ -1,4 +1,4 @@
-"""The `SM_*` variables compared with those of AWS's real training toolkit: `make test-toolkit`."""
+"""The `SM_*` variables compared with those of AWS's real training toolkit: `make test-ecosystem`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-toolkit)")
+@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)")
 def test_the_values_are_those_of_the_real_toolkit(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     for folder in (tree.config, tree.data / "train", tree.model, tree.output_data, tree.code):

@@ -71,8 +71,10 @@ def test_outputs_are_kept_and_a_resumed_run_finds_them(cli: Cli, job: Callable[.
 
 
 def test_a_failed_run_reports_its_files(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("OUTPUTS", "[out/]"), train_py=SCRIPT + "\nraise ValueError('at the end')")
+    path = job(JOB.replace("OUTPUTS", "[out/, never.pt]"), train_py=SCRIPT + "\nraise ValueError('at the end')")
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4, done.err
     assert [text.partition(":")[0] for text in _reported(cli, done)] == ["algo-1"]
     assert (Path(done.json["artifacts"]["folder"]) / "checkpoints/outputs/out/deep/weights.bin").is_file()
+    warnings = cli("status", done.json["run"], "--json").json["warnings"]
+    assert any(text.startswith("code.outputs: never.pt was not written by any host") for text in warnings)

@@ -72,7 +72,7 @@ def test_another_trainings_checkpoints_are_refused(place: Context, tmp_path: Pat
             checkpoints.state_ahead()
     message = str(caught.value)
     assert f"step 4 of run {FIRST}" in message
-    assert "train.learning_rate is 0.2 there and 0.1 here, train.seed is 1 there and not given here" in message
+    assert "train.learning_rate is 0.2 there and 0.1 here, train.seed is 1 there and the default here" in message
     assert f"checkpoint.resume={FIRST}" in message
 
 

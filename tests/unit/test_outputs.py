@@ -49,3 +49,15 @@ def test_the_plan_names_where_outputs_are_kept(cli: Cli, job: Callable[..., Path
     assert any("out is taken for a file; a folder ends with a slash: out/" in text for text in plan["warnings"])
     other = cli("validate", path, "--json", "--set=cluster.distribution=smdistributed").json["problems"]
     assert [problem["path"] for problem in other] == ["code.outputs"]
+
+
+def test_an_output_that_is_source_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("CODE", "script: train.py, outputs: [cfg/, train.py]"), train_py="")
+    done = cli("plan", path, "--local")
+    assert done.code == 2
+    assert "train.py is source of the job" in done.err
+    other = job(JOB.replace("CODE", "script: train.py, outputs: [cfg/]"), train_py="")
+    (other.parent / "cfg").mkdir()
+    (other.parent / "cfg" / "c.yaml").write_text("a: 1")
+    plan = cli("plan", other, "--local", "--json").json
+    assert any("cfg/c.yaml travels with the code, too" in text for text in plan["warnings"])

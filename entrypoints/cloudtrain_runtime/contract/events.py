@@ -84,7 +84,7 @@ EVENTS: Final[Mapping[str, Fields]] = {
             "host": text, "model_is_empty": boolean, "unkept_files": count, "unkept_bytes": count,
             "unkept": array(Fields({"path": text, "files": count, "bytes": count})),
         },
-        is_complete=boolean,
+        is_complete=boolean, unwritten=array(text),
     ),
     "ranks": _kind(
         {"host": text, "ranks": count, "joined": count, "alone": count, "saved": boolean},

@@ -38,7 +38,7 @@ def _differences(saved: Any, own: Any, name: str = "") -> Iterator[str]:
 
 class _Missing:
     def __repr__(self) -> str:
-        return "not given"
+        return "the default"
 
 
 _MISSING: Final = _Missing()

@@ -63,7 +63,12 @@ class CodeFolder:
             unkept_bytes=sum(map(sum, found.values())),
             unkept=[{"path": name, "files": len(sizes), "bytes": sum(sizes)} for name, sizes in largest[:_MOST_NAMED]],
             is_complete=scan.is_complete,
+            unwritten=[name for name in self._outputs if self._is_unwritten(name)],
         )
+
+    def _is_unwritten(self, name: str) -> bool:
+        target = self._tree.outputs / name
+        return _is_empty(target) if name.endswith("/") else not target.exists()
 
     def _is_output(self, path: str) -> bool:
         return any(path.startswith(name) if name.endswith("/") else path == name for name in self._outputs)
