@@ -59,6 +59,7 @@ DIFFERENT = {
     **dict.fromkeys(_OF_IMAGE, "the container's image sets them, this machine in a local run, or bash"),
     **dict.fromkeys((ADDRESSES_VARIABLE, PORT_VARIABLE, "MASTER_ADDR", "MASTER_PORT"), "addresses and ports"),
     "TORCHELASTIC_ERROR_FILE": "torchrun creates a temporary folder",
+    "TORCHINDUCTOR_CACHE_DIR": "set where a test of the same session has imported torch's compiler",
     "TRAINING_JOB_ARN": "names an account and a region, which a local run does not have",
     ML_ROOT_VARIABLE: "not set in SageMaker, where the tree is /opt/ml itself",
     GPUS_VARIABLE: "a local run shares the GPUs of one machine among the hosts",

@@ -359,7 +359,7 @@ def test_a_tasks_mistake_is_told_without_our_frames(cli: Cli, small: Small) -> N
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4
     assert done.json["reason"] == (
-        "rank 0 on algo-1 (local rank 0) failed: small.py:25:5  loss() must return a scalar tensor, the mean over the "
+        "rank 0 on algo-1 (local rank 0) failed: small.py:26:5  loss() must return a scalar tensor, the mean over the "
         "batch's samples; it returned a float"
     )
     assert "Traceback" not in done.err

@@ -197,7 +197,7 @@ class _Job:
             except DownloadError as error:
                 raise StagingError(f"Data download failed: {error}") from None
             if count == 0:
-                raise StagingError(f"Data download failed: nothing lies at {uri}")
+                raise StagingError(f"nothing lies at {uri}")
             self.fetched[uri] = folder
         return self.fetched[uri]
 

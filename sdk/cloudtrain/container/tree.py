@@ -96,7 +96,10 @@ def share(link: Path, folder: Path) -> None:
 
 
 def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch) -> None:
-    source = fetch(uri) if uri.startswith("s3://") else path_of(uri)
+    try:
+        source = fetch(uri) if uri.startswith("s3://") else path_of(uri)
+    except StagingError as error:
+        raise StagingError(f"channel {folder.name}: {error}") from None
     if not source.exists():
         raise StagingError(f"channel {folder.name}: nothing lies at {uri}")
     index, count = shard
