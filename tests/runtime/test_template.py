@@ -1,5 +1,6 @@
 """Workers forked from the template: real agents, and workers that are whatever a test writes."""
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from support import until
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
 from cloudtrain_runtime.host import template
+from cloudtrain_runtime.host.failures import REPORTED_EXIT_CODE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a forked worker to the agent")
 
@@ -125,7 +127,7 @@ record_failure("RuntimeError: Connection closed by peer", "")
 os._exit(1)
 """
     code, log = run(tmp_path, worker)
-    assert code == 1
+    assert code == REPORTED_EXIT_CODE
     assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
 
 
@@ -136,9 +138,9 @@ def test_half_an_error_file_is_never_seen(tmp_path: Path) -> None:
     environ = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environ) as writer:
         until(path.exists)
-        sizes = {len(path.read_text()) for _ in range(3000)}
+        texts = {path.read_text() for _ in range(3000)}
         writer.kill()
-    assert len(sizes) == 1
+    assert all(json.loads(text) for text in texts)
 
 
 # ---------------------------------------------------------------- restarts
