@@ -446,6 +446,8 @@ def test_the_sdks_own_queue_sends_the_same(
     monkeypatch.setitem(sys.modules, "nest_asyncio", types.ModuleType("nest_asyncio"))
     import boto3
 
+    # `TrainingQueue` uses boto3's default session. One that an earlier test of this process made has other credentials.
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     from cloudtrain.backends.sagemaker.estimator import _estimator  # as SageMakerBackend does
 
     plan = cloudtrain.plan(job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT))
