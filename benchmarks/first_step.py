@@ -69,7 +69,7 @@ OURS = (
     ("validation of the job", "api.submit begins"),
     ("plan: which code travels, the request", "archive.write_bundle begins"),
     ("bundle", "local.LocalBackend.submit begins"),
-    ("run folder, and the process that stands for the service", "job.run_job begins"),
+    ("run folder, and the start of the supervisor", "job.run_job begins"),
     ("/opt/ml prepared, code unpacked", "job._Job.start begins"),
     ("container started: the launcher's interpreter", "process launch"),
     ("launcher, and the agent forked from it", "import torch begins"),

@@ -11,10 +11,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support import Cli, Finished, command, processes_of, until
 
+import cloudtrain
 from cloudtrain.container.state import RecordedState, write_state
+from cloudtrain.errors import CloudtrainError
 from cloudtrain.run import State
 
 JOB = "name: spin\ncode: {script: spin.py}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 1}\n"
@@ -113,6 +116,30 @@ def test_the_hosts_end_with_their_supervisor(cli: Cli, spinning: Callable[..., t
     assert everything_in(folder) == before
     assert cli("stop", run).code == 0
     assert json.loads((folder / "state.json").read_text())["state"] == "FAILED"
+
+
+def test_a_supervisor_that_cannot_start_is_reported(job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    with pytest.raises(CloudtrainError, match=r"the local backend did not start:\n(.*\n)*.*encodings") as caught:
+        cloudtrain.submit(job(JOB, spin_py=SPIN), local=True)
+    log = Path(caught.value.hint.removeprefix("see "))
+    assert log.name == "supervisor.log"
+    assert "encodings" in log.read_text()
+    assert json.loads((log.parent / "state.json").read_text())["state"] == "FAILED"
+
+
+def test_a_refused_job_starts_no_process(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("nam: x\n")
+    done = cli("submit", tmp_path / "job.yaml", "--local", environ={"OWNER": str(tmp_path)})
+    assert done.code == 2
+    assert not [each for each in psutil.process_iter() if _has_variable(each, "OWNER", str(tmp_path))]
+
+
+def _has_variable(process: psutil.Process, name: str, value: str) -> bool:
+    try:
+        return process.environ().get(name) == value
+    except psutil.Error:
+        return False
 
 
 def dead(home: Path) -> Path:

@@ -8,13 +8,14 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import supervisor
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.container import JobFolder
@@ -110,16 +111,29 @@ class LocalBackend:
         return Run(plan.run, self)
 
     def _start(self, folder: Path) -> None:
-        started = supervisor.start(folder, folder / SUPERVISOR_LOG)
+        """Start the supervisor of a run and wait until it has recorded its process id.
+
+        Raises:
+            CloudtrainError: The supervisor ended at once, or did not start in time.
+        """
+        with (folder / SUPERVISOR_LOG).open("ab") as log:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cloudtrain.container", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=folder,
+            )
         deadline = time.monotonic() + _START_SECONDS
         while read_state(folder).supervisor is None:
-            if started.poll() is not None or time.monotonic() > deadline:
+            if supervisor.poll() is not None or time.monotonic() > deadline:
                 tail = (folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-2000:]
                 write_state(folder, RecordedState(State.FAILED, "the local backend did not start"))
                 raise CloudtrainError(f"the local backend did not start:\n{tail}", f"see {folder / SUPERVISOR_LOG}")
             time.sleep(0.01)
-        # It is a process of its own from here on; a zombie would only be left if it ended before us.
-        started.returncode = 0
+        # The supervisor outlives this process. With a return code, Popen does not warn that it is still running.
+        supervisor.returncode = 0
 
     # ------------------------------------------------------------ look
 

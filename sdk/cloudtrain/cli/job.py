@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain import console, supervisor
+from cloudtrain import console
 from cloudtrain.cli.options import (
     account_options,
     duration,
@@ -144,37 +143,36 @@ def submit(
     """
     if local and sandbox:
         raise click.UsageError("--local and --sandbox are two places; give one")
-    with supervisor.ahead() if local else contextlib.nullcontext():
-        from cloudtrain import api
-        from cloudtrain.console import runs
-        from cloudtrain.console.account import say_checks
-        from cloudtrain.console.plans import warnings_at_end
-        from cloudtrain.sending import Callbacks
+    from cloudtrain import api
+    from cloudtrain.console import runs
+    from cloudtrain.console.account import say_checks
+    from cloudtrain.console.plans import warnings_at_end
+    from cloudtrain.sending import Callbacks
 
-        settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
-        spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
-        with (
-            warnings_at_end() as on_plan,
-            console.progress("packing the code") as progress,
-            console.progress("uploading") as upload_progress,
-        ):
-            run = api.submit(
-                spec,
-                local=local,
-                sandbox=sandbox,
-                settings=settings,
-                skip_check=skip_check,
-                new=new,
-                wait_for_capacity=wait_for_capacity,
-                callbacks=Callbacks(
-                    on_plan=on_plan,
-                    on_checks=say_checks,
-                    on_wait=runs.say_waiting,
-                    on_sent=runs.say_sent,
-                    progress=progress,
-                    upload_progress=upload_progress,
-                ),
-            )
+    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
+    spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
+    with (
+        warnings_at_end() as on_plan,
+        console.progress("packing the code") as progress,
+        console.progress("uploading") as upload_progress,
+    ):
+        run = api.submit(
+            spec,
+            local=local,
+            sandbox=sandbox,
+            settings=settings,
+            skip_check=skip_check,
+            new=new,
+            wait_for_capacity=wait_for_capacity,
+            callbacks=Callbacks(
+                on_plan=on_plan,
+                on_checks=say_checks,
+                on_wait=runs.say_waiting,
+                on_sent=runs.say_sent,
+                progress=progress,
+                upload_progress=upload_progress,
+            ),
+        )
     runs.print_submitted(run, as_json=as_json)
     if follow:
         from cloudtrain.console.follow import follow as show

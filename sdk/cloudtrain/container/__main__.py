@@ -1,7 +1,6 @@
 """The process that stands in for the SageMaker service: it runs one job and outlives the terminal.
 
-`python -m cloudtrain.container RUN_FOLDER`, started by the local backend with its output in `supervisor.log`. Without a
-folder it is told one on its standard input (see `cloudtrain.supervisor`).
+`python -m cloudtrain.container RUN_FOLDER`, started by the local backend with its output in `supervisor.log`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from cloudtrain.container.processes import adopt_orphans
 from cloudtrain.container.recorder import Recorder, describe_error, print_line
 from cloudtrain.container.state import LOCK_FILE, RecordedState
 from cloudtrain.run import State
-from cloudtrain.supervisor import READY
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
 from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
@@ -34,10 +32,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 def main(argv: list[str]) -> int:
     """Run the job whose request.json lies in a folder; return 1 when cloudtrain itself has failed, else 0."""
-    root = Path(argv[0]) if argv else _told()
-    if root is None:
-        return 0
-    folder = JobFolder(root)
+    folder = JobFolder(Path(argv[0]))
     stopped = False
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
@@ -93,23 +88,6 @@ def main(argv: list[str]) -> int:
         record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts)
     )
     return int(has_failed)
-
-
-def _told() -> Path | None:
-    """Wait to be told the run's folder and go there, as if started for it; return None if there is no run after all."""
-    os.write(1, READY)
-    message = sys.stdin.buffer.read()
-    if not message:
-        return None
-    folder, log = map(os.fsdecode, message.split(b"\0"))
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, own in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(descriptor, own)
-    os.close(output)
-    os.close(nothing)
-    os.chdir(folder)
-    return Path(folder)
 
 
 def with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, str]:
