@@ -15,7 +15,7 @@ from cloudtrain.bundle import credentials
 from cloudtrain.errors import SettingsError, UserError, did_you_mean, nearest
 from cloudtrain.fields import BUCKET_PATTERN
 from cloudtrain.settings import LISTS, PROFILES, SETTINGS, TRANSPORTS, profiles_of, read_tables, read_value
-from cloudtrain.tables import Tables
+from cloudtrain.toml_file import TomlFile
 from cloudtrain.whole import write_whole
 
 Value = str | tuple[str, ...]
@@ -72,8 +72,8 @@ class ProfileChange:
     profile: str | None
     settings: Mapping[str, Value]
     changes: tuple[Change, ...]
-    _before: Tables
-    _after: Tables
+    _before: TomlFile
+    _after: TomlFile
 
     @property
     def overwrites(self) -> tuple[Change, ...]:
@@ -112,7 +112,7 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | S
     if profile is not None and not _NAME.fullmatch(profile):
         raise SettingsError(f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _")
     read = {name: _read(name, value) for name, value in values.items()}
-    tables = read_tables(file) if file.is_file() else Tables("", str(file))
+    tables = read_tables(file) if file.is_file() else TomlFile("", str(file))
     above = {name: value for name, value in tables.values.items() if name != PROFILES}
     own = above if profile is None else profiles_of(tables).get(profile, {})
     wanted = {name: _stored(name, read[name], profile, above) for name in SETTINGS if name in read}
@@ -123,7 +123,7 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | S
     settings = {name: _frozen(merged[name]) for name in SETTINGS if merged.get(name)}
     _refuse_wrong(read, settings)
     table = () if profile is None else (PROFILES, profile)
-    after = tables.changed(table, {change.name: change.after for change in changes})
+    after = tables.with_values(table, {change.name: change.after for change in changes})
     return ProfileChange(file, profile, settings, changes, tables, after)
 
 
@@ -133,7 +133,7 @@ def remove_profile(file: Path, profile: str) -> None:
     Raises:
         SettingsError: there is none of this name, or the file is malformed or cannot be written.
     """
-    tables = read_tables(file) if file.is_file() else Tables("", str(file))
+    tables = read_tables(file) if file.is_file() else TomlFile("", str(file))
     names = sorted(profiles_of(tables))
     if profile not in names:
         hint = did_you_mean(profile, names) if names else "there are no named profiles"
@@ -329,7 +329,7 @@ def _problems(
         yield there, "subnets and security_groups go together", f"give {missing}, too, or neither"
 
 
-def _write(file: Path, before: Tables, after: Tables) -> None:
+def _write(file: Path, before: TomlFile, after: TomlFile) -> None:
     target = file.resolve()  # a link, as to a folder of dotfiles, stays one
     try:
         there = target.read_bytes() if target.exists() else b""

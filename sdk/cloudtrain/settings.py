@@ -16,7 +16,7 @@ from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mea
 from cloudtrain.whole import read_bounded
 
 if TYPE_CHECKING:
-    from cloudtrain.tables import Tables
+    from cloudtrain.toml_file import TomlFile
 
 SETTINGS_FILE = "cloudtrain.toml"
 TRANSPORTS = ("estimator", "boto3")
@@ -227,13 +227,13 @@ def prices_file(environ: Mapping[str, str]) -> Path:
     return profile_file(environ).with_name("prices.json")
 
 
-def read_tables(path: Path) -> Tables:
+def read_tables(path: Path) -> TomlFile:
     """Read a settings file and check that it holds nothing but settings and profiles.
 
     Raises:
         SettingsError: it cannot be read or holds something else; the message says in which line.
     """
-    from cloudtrain.tables import Tables
+    from cloudtrain.toml_file import TomlFile
 
     try:
         # In bytes, so that the ends of its lines stay what they are.
@@ -243,7 +243,7 @@ def read_tables(path: Path) -> Tables:
         raise SettingsError(f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'") from None
     if len(raw) > _MAX_BYTES:
         raise SettingsError(f"{path}: more than {_MAX_BYTES} bytes", "write TOML such as: bucket = 'my-bucket'")
-    tables = Tables(text, str(path))
+    tables = TomlFile(text, str(path))
     profiles = tables.values.get(PROFILES, {})
     if not isinstance(profiles, dict) or not all(isinstance(inner, dict) for inner in profiles.values()):
         place = tables.place_of(PROFILES)
@@ -254,7 +254,7 @@ def read_tables(path: Path) -> Tables:
     return tables
 
 
-def profiles_of(tables: Tables) -> dict[str, dict[str, Any]]:
+def profiles_of(tables: TomlFile) -> dict[str, dict[str, Any]]:
     """Return the settings of a file's named profiles."""
     profiles: dict[str, dict[str, Any]] = tables.values.get(PROFILES, {})
     return profiles
@@ -264,7 +264,7 @@ def _origin(name: str, value: Any, source: str, line: int | None = None, profile
     return Origin(name, tuple(value) if name in LISTS else value, source, line, profile)
 
 
-def _origins_in(path: Path, tables: Tables, profile: str | None) -> list[Origin]:
+def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origin]:
     """Return what a file gives: the profile's values, then those of its top level."""
     own = profiles_of(tables).get(profile, {}) if profile is not None else {}
     above = {name: value for name, value in tables.values.items() if name != PROFILES}
@@ -291,7 +291,7 @@ def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any
     raise SettingsError(f"{PROFILE_VARIABLE}: there is no profile {profile!r} in {where}", hint)
 
 
-def _check_table(tables: Tables, table: tuple[str, ...], values: Mapping[str, Any]) -> None:
+def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         place = tables.place_of(*table, name)
         if name not in _ENVIRONMENT:

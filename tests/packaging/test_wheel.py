@@ -55,4 +55,4 @@ def test_the_installed_files_are_those_of_this_tree() -> None:
 def test_core_dependencies_are_the_promised_ones() -> None:
     requirements = importlib.metadata.requires("cloudtrain") or []
     core = {line.split(">")[0].split("<")[0] for line in requirements if "extra ==" not in line}
-    assert core == {"boto3", "click", "pathspec", "pydantic", "pyyaml", "rich"}
+    assert core == {"boto3", "click", "pathspec", "pydantic", "pyyaml", "rich", "tomlkit"}

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import cloudtrain
+from cloudtrain.settings import profile_file
 
 REPOSITORY = Path(__file__).parent.parent.parent
 HEAVY = ("torch", "sagemaker", "boto3", "botocore", "moto", "numpy")
@@ -47,6 +49,15 @@ def test_what_is_offline_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_help_imports_no_pydantic() -> None:
     assert imported_by("--help")[1].isdisjoint({"pydantic", "yaml", "rich"})
+
+
+def test_only_an_edit_of_settings_imports_tomlkit() -> None:
+    file = profile_file(os.environ)
+    file.parent.mkdir(parents=True)
+    file.write_text("bucket = 'one'\n")
+    for arguments in (["plan", "examples/digits/job.yaml"], ["configure", "--show"], ["configure", "--list"]):
+        assert "tomlkit" not in imported_by(*arguments)[1], arguments
+    assert "tomlkit" in imported_by("configure", "--set", "region=us-west-2", "--offline")[1]
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

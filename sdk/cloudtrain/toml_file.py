@@ -1,0 +1,211 @@
+"""TOML settings files: values, the lines they are on, and edits that keep comments and order."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cloudtrain.errors import SettingsError
+
+TablePath = tuple[str, ...]
+"""Names from the top level down: `("profiles", "big")` for `[profiles.big]`."""
+
+Value = str | Sequence[str]
+
+_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A table's header or a value.
+
+    Attributes:
+        table: The table that it begins or belongs to.
+        path: What it defines, from the top level down.
+        lines: Its first and last line, 1-based.
+    """
+
+    table: TablePath
+    path: TablePath
+    lines: tuple[int, int]
+
+
+class TomlFile:
+    """The text of a TOML file. An edit returns a new `TomlFile`; nothing is written to disk.
+
+    Args:
+        text: The text.
+        file: The file's name, for errors.
+
+    Raises:
+        SettingsError: The text is not TOML; the message names line and column.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+        try:
+            self.values: dict[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(*_explain(error, text, file)) from None
+
+    def line_of(self, *path: str) -> int | None:
+        """Return the 1-based line of a value or table, None if the file does not have it.
+
+        A value inside an inline table has the line on which the inline table begins.
+        """
+        best = max(self._statements, key=lambda each: _common_length(each.path, path), default=None)
+        return best.lines[0] if best is not None and _common_length(best.path, path) else None
+
+    def place_of(self, *path: str) -> str:
+        """Return `file:line` of a value or table, or the file alone if the file does not have it."""
+        line = self.line_of(*path)
+        return self.file if line is None else f"{self.file}:{line}"
+
+    def with_values(self, table: TablePath, changes: Mapping[str, Value | None]) -> TomlFile:
+        """Return the file with other values in a table.
+
+        Args:
+            table: The table; it is added at the end if the file does not have it.
+            changes: Values by name; None removes a value.
+
+        Raises:
+            SettingsError: The file is written in a way that cannot be edited.
+        """
+        import tomlkit
+
+        expected = copy.deepcopy(self.values)
+        values = _find_or_add(expected, table)
+        changed = {name: value for name, value in changes.items() if values.get(name) != _to_list(value)}
+        if not changed:
+            return self
+        first, last = self._span(table) or (0, len(self._lines))
+        part = "".join(self._lines[first:last])
+        document = tomlkit.parse(part if part.endswith("\n") or not part else f"{part}\n")
+        target = _find_or_add(document, table)
+        for name, value in changed.items():
+            if value is None:
+                del target[name], values[name]
+            else:
+                target[name] = values[name] = _to_list(value)
+        space = "\n" if last == 0 and self._lines else ""
+        return self._with_lines(first, last, document.as_string() + space, expected, table)
+
+    def without(self, table: TablePath) -> TomlFile:
+        """Return the file without a table. Comments above its header and after its last value stay.
+
+        Raises:
+            SettingsError: The file is written in a way that cannot be edited.
+        """
+        import tomlkit
+
+        expected = copy.deepcopy(self.values)
+        del _find_or_add(expected, table[:-1])[table[-1]]
+        span = self._span(table)
+        if span is not None:
+            return self._with_lines(*span, "", expected, table)
+        document = tomlkit.parse(self.text)
+        del _find_or_add(document, table[:-1])[table[-1]]
+        return self._with_lines(0, len(self._lines), document.as_string(), expected, table)
+
+    @cached_property
+    def _lines(self) -> tuple[str, ...]:
+        return tuple(io.StringIO(self.text, newline="\n"))
+
+    @cached_property
+    def _statements(self) -> tuple[_Statement, ...]:
+        return tuple(_read_statements(self._lines))
+
+    def _span(self, table: TablePath) -> tuple[int, int] | None:
+        """Return where a table begins and ends: `lines[first:last]`, None if it has no header.
+
+        The lines end with the last value of the table. For tomlkit the comments after it belong to the table, but they
+        usually describe the next one; an edit of these lines alone leaves such comments where they are.
+        """
+        own = [each.lines for each in self._statements if each.table == table]
+        if not own:
+            return None if table else (0, 0)
+        return own[0][0] - 1 if table else 0, own[-1][1]
+
+    def _with_lines(self, first: int, last: int, part: str, expected: Mapping[str, Any], table: TablePath) -> TomlFile:
+        """Return the file with other text in a range of lines, unless that does not give the expected values."""
+        text = "".join([*self._lines[:first], part, *self._lines[last:]])
+        if "\n" in self.text and "\n" not in self.text.replace("\r\n", ""):
+            text = text.replace("\r\n", "\n").replace("\n", "\r\n")  # tomlkit ends new lines with \n
+        with contextlib.suppress(SettingsError):
+            edited = TomlFile(text, self.file)
+            if _without_empty(edited.values) == _without_empty(expected):
+                return edited
+        raise SettingsError(
+            f"{self.place_of(*table)}: cannot change this table without changing other values",
+            "edit the file by hand; nothing was changed",
+        )
+
+
+def _explain(error: tomllib.TOMLDecodeError, text: str, file: str) -> tuple[str, str]:
+    """Return the message and the hint for a syntax error."""
+    message = str(error)
+    place = _PLACE.search(message)
+    if place is None or place[1] is None:
+        lines = text.split("\n")
+        line, column = len(lines), len(lines[-1]) + 1
+    else:
+        line, column = int(place[1]), int(place[2])
+    reason = message[: place.start()] if place is not None else message
+    return f"{file}:{line}:{column}: {reason}", "write TOML such as: bucket = 'my-bucket'"
+
+
+def _read_statements(lines: Iterable[str]) -> Iterator[_Statement]:
+    """Yield the headers and values of a text. A statement ends with the first line that makes it valid TOML."""
+    table: TablePath = ()
+    first_line, statement = 1, ""
+    for number, line in enumerate(lines, start=1):
+        statement += line
+        try:
+            path = _path_of(tomllib.loads(statement))
+        except tomllib.TOMLDecodeError:
+            continue
+        if statement.lstrip().startswith("["):
+            table = path
+            yield _Statement(table, table, (first_line, number))
+        elif path:
+            yield _Statement(table, (*table, *path), (first_line, number))
+        first_line, statement = number + 1, ""
+
+
+def _path_of(statement: Mapping[str, Any]) -> TablePath:
+    """Return the path of the one value or table in a parsed statement."""
+    path: TablePath = ()
+    found: Any = statement
+    while isinstance(found, dict) and len(found) == 1:
+        ((name, found),) = found.items()
+        path = (*path, name)
+    return path
+
+
+def _common_length(one: TablePath, other: TablePath) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _find_or_add(values: Any, table: TablePath) -> Any:
+    for name in table:
+        values = values.setdefault(name, {})
+    return values
+
+
+def _to_list(value: Value | None) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values without empty tables: a table can be written by its header or only by its dotted keys."""
+    inner = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: value for name, value in inner.items() if value != {}}
