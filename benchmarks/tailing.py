@@ -4,8 +4,8 @@
 
 First one log of four hosts is read, and followed while it is written, with a fifth of the calls struck: throttled,
 answered with status 500, cut, torn, empty. Each line has its number, so that lost and repeated ones are counted; memory
-is the peak of the whole process that reads. Then many runs are followed at once: by one process, by a process each, and
-by a machine each (processes that do not share a budget), against a server that refuses what is above the limits.
+is the peak of the whole process that reads. Then many runs are followed at once, by one process and by a process each,
+against a server that throttles what is above the limits. Nothing coordinates the clients: each backs off by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _LINES_PER_SECOND = 60_000
 """What the hosts of the followed log print together: somewhat more than can be read."""
 
 LIMITS = {"GetLogEvents": 10.0, "DescribeLogStreams": 25.0, "DescribeTrainingJob": 10.0}
-"""Of the smaller regions (see `cloudtrain.backends.sagemaker.pace`); that of DescribeTrainingJob is assumed."""
+"""Calls per second of an account in the smaller regions. Source: "CloudWatch Logs quotas", Amazon CloudWatch Logs User
+Guide, 2026. AWS does not publish the limit of DescribeTrainingJob; 10 is assumed."""
 
 _PADDING = "loss 0.1234  lr 3.0e-04  812.4 samples/s  grad norm 0.97  data 0.001 s  step 0.121 s"
 
@@ -185,14 +186,12 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float, work: Path) 
     from botocore.config import Config
 
     import cloudtrain.backends.sagemaker.logs  # noqa: F401 (once, not in each of 100 processes)
+    from cloudtrain.retry import client_retries
 
-    os.environ["XDG_RUNTIME_DIR"] = str(work)
-    config = Config(retries={"mode": "standard", "max_attempts": 5}, max_pool_connections=runs)
+    config = Config(retries=client_retries(), max_pool_connections=runs)
     clients = [boto3.client(name, endpoint_url=endpoint, config=config) for name in ("logs", "sagemaker")]
     until = time.monotonic() + seconds
     if way == "one process":
-        for client in clients:
-            _pace(client)
         checkers = [Checker() for _ in range(runs)]
         threads = [
             threading.Thread(target=_follow, args=(clients, number, until, checker), daemon=True)
@@ -205,21 +204,16 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float, work: Path) 
         return _sum([_told(checker) for checker in checkers])
     folder = work / "told"
     folder.mkdir()
-    children = [_fork(clients, number, until, folder, alone=way == "a machine each") for number in range(runs)]
+    children = [_fork(clients, number, until, folder) for number in range(runs)]
     for child in children:
         os.waitpid(child, 0)
     return _sum([json.loads(path.read_text()) for path in folder.iterdir()])
 
 
-def _fork(clients: list[Any], number: int, until: float, folder: Path, *, alone: bool) -> int:
+def _fork(clients: list[Any], number: int, until: float, folder: Path) -> int:
     child = os.fork()
     if child:
         return child
-    if alone:
-        os.environ["XDG_RUNTIME_DIR"] = str(folder.parent / f"machine-{number}")
-        Path(os.environ["XDG_RUNTIME_DIR"]).mkdir()
-    for client in clients:
-        _pace(client)
     checker = Checker()
     thread = threading.Thread(target=_follow, args=(clients, number, until, checker), daemon=True)
     thread.start()
@@ -228,30 +222,29 @@ def _fork(clients: list[Any], number: int, until: float, folder: Path, *, alone:
     os._exit(0)
 
 
-_BUDGETS: dict[str, Any] = {}
-
-
-def _pace(client: Any) -> None:
-    from cloudtrain.backends.sagemaker.pace import pace_client
-
-    _BUDGETS.update(pace_client(client))
-
-
 def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> None:
-    """Follow one run as the backend does."""
+    """Follow one run as `cloudtrain follow` does, which also retries a run that does not answer at first."""
+    from cloudtrain.aws import aws_errors
     from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
+    from cloudtrain.console.follow import FOLLOW_OUTAGES
+    from cloudtrain.errors import UnreachableError
+    from cloudtrain.retry import OutageTolerance
     from cloudtrain.run import EVERYTHING
 
     logs, sagemaker = clients
     name = _RUN.format(number)
 
     def look() -> JobNow:
-        job = sagemaker.describe_training_job(TrainingJobName=name)
+        with aws_errors("describe the training job"):
+            job = sagemaker.describe_training_job(TrainingJobName=name)
         return JobNow(job["SecondaryStatus"], has_ended=job["TrainingJobStatus"] != "InProgress")
 
-    followed = JobLogs(logs, share=_BUDGETS["GetLogEvents"].share)
+    outages = OutageTolerance(policy=FOLLOW_OUTAGES)
     while time.monotonic() < until:
-        checker.check(followed.follow(name, EVERYTHING, look), timed=True)
+        try:
+            checker.check(JobLogs(logs).follow(name, EVERYTHING, look), timed=True)
+        except UnreachableError as error:
+            time.sleep(outages.failed(error))
 
 
 def _told(checker: Checker) -> dict[str, Any]:
@@ -337,7 +330,7 @@ def main() -> None:
 
 def _measure(sizes: list[int], runs: int, seconds: float) -> str:
     logs = [measure_long_log(way, lines) for way in ("read", "followed") for lines in sizes]
-    ways = ("one process", "a process each", "a machine each")
+    ways = ("one process", "a process each")
     many = [row for way in ways for row in measure_many(way, runs, seconds)]
     about_logs = (
         f"One log of {HOSTS} hosts on {describe_machine()}, server included. Followed while it is written at "
@@ -345,7 +338,7 @@ def _measure(sizes: list[int], runs: int, seconds: float) -> str:
     )
     about_runs = (
         f"{runs} runs followed for {seconds:.0f} s, from their start on, with the waits of AWS. Each has two hosts, of "
-        "which one prints a line a second. A machine each: processes that share nothing."
+        "which one prints a line a second."
     )
     return "\n".join([*_table(_LOG_HEADS, logs), "", about_logs, "", *_table(_RUN_HEADS, many), "", about_runs])
 

@@ -23,7 +23,7 @@ from cloudtrain.host_reports import (
     read_host_files,
     read_host_ranks,
 )
-from cloudtrain.patience import Pace, Patience
+from cloudtrain.retry import Backoff, OutageTolerance
 from cloudtrain.units import format_duration, parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
@@ -812,8 +812,8 @@ class Operations(Protocol):
 
     name: str
 
-    def pace(self) -> Pace:
-        """Return how often it makes sense, and is allowed, to ask for the status."""
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status."""
         ...
 
     def status(self, run: str) -> Status:
@@ -890,9 +890,9 @@ class Run:
         """Return the same run with the warnings of its plan."""
         return Run(self.id, self._operations, attached=self.attached, warnings=warnings)
 
-    def pace(self) -> Pace:
-        """Return how often it makes sense, and is allowed, to ask for the status; a new one for each who asks."""
-        return self._operations.pace()
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status: a new `Backoff` for each loop."""
+        return self._operations.poll_backoff()
 
     def status(self) -> Status:
         """Return the present status."""
@@ -954,21 +954,21 @@ class Run:
             CloudError: AWS refused, could not be reached at first, or not for an hour.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        pace, patience = self._operations.pace(), Patience(on_trouble)
+        backoff, outages = self._operations.poll_backoff(), OutageTolerance(on_trouble)
         last: tuple[State, str] | None = None
         while True:
             try:
                 status = self.status()
             except UnreachableError as error:
-                seconds, shown = patience.failed(error), "not to be asked"
+                seconds, shown = outages.failed(error), "not to be asked"
             else:
-                patience.worked()
+                outages.succeeded()
                 if status.state.is_final or status.state is until:
                     return status
                 changed, last = (status.state, status.reason) != last, (status.state, status.reason)
                 if changed and on_change is not None:
                     on_change(status)
-                seconds, shown = pace.next_seconds(changed=changed), str(status.state)
+                seconds, shown = backoff.next_seconds(changed=changed), str(status.state)
             if deadline is not None:
                 seconds = min(seconds, max(0.0, deadline - time.monotonic()))
                 if seconds == 0.0:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain.request import split_uri
+from cloudtrain.retry import client_retries
 from cloudtrain_runtime.contract.owners import expect_owner
 
 _ATTEMPTS = 10
@@ -104,7 +105,7 @@ def make_s3_client(owners: Mapping[str, str]) -> Any:
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        retries=client_retries(_ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
     )

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.bundle import Progress
-from cloudtrain.capacity import FIRST_PAUSE_SECONDS, lacks_capacity, pauses
+from cloudtrain.capacity import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, lacks_capacity
 from cloudtrain.errors import CloudError, NoCapacityError
 from cloudtrain.plan import Plan
+from cloudtrain.retry import Backoff
 from cloudtrain.run import Run, State, make_run_id
 from cloudtrain.units import format_duration
 
@@ -118,7 +119,7 @@ class Sending:
         Raises:
             NoCapacityError: there was no room in that time.
         """
-        waits = pauses(seconds, first=first_pause)
+        backoff, left_seconds = Backoff(first_pause, LONGEST_PAUSE_SECONDS), seconds
         while True:
             try:
                 run = self.send(decided)
@@ -129,10 +130,11 @@ class Sending:
                 reason = status.reason
             except NoCapacityError as error:
                 reason = error.message
-            pause = next(waits, None)
-            if pause is None:
+            if left_seconds <= 0:
                 hint = "wait longer, or let the job take other types: cluster.prefer"
                 raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
+            pause = min(backoff.next_seconds(), left_seconds)
+            left_seconds -= pause
             self._callbacks.on_wait(reason, pause)
             time.sleep(pause)
             decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))

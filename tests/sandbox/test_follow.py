@@ -107,15 +107,15 @@ def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, wr
     with following(sandbox, write(runtime="1m")) as run:
         run.reaches("Training")
         sandbox.weather(errors={"DescribeTrainingJob": 10**6})
-        until(lambda: "(trying again; the run goes on)" in run.said)
+        until(lambda: "(retrying; the run continues)" in run.said)
         sandbox.weather()
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
     assert status["reason"].startswith("MaxRuntimeExceeded: the run's time (1m) is over")
     assert "resume from the last checkpoint" in status["reason"]
     assert status["billable_seconds"] >= 60
-    assert err.count("(trying again; the run goes on)") == 1
-    assert "it answers again\n" in err
+    assert err.count("(retrying; the run continues)") == 1
+    assert "recovered after " in err
 
 
 def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cloudtrain.console.follow import Patience, _is_live, _segments, _Thinner, follow
+from cloudtrain.console.follow import FOLLOW_OUTAGES, _is_live, _segments, _Thinner, follow
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
-from cloudtrain.patience import OUTAGE_SECONDS, SteadyPace
+from cloudtrain.retry import OUTAGE_SECONDS, Backoff, OutagePolicy
 from cloudtrain.run import LogFilter, LogLine, Phase, Run, State, Status, Waiting, fold_events
 from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261121-074043-d30c68"
 BEGAN = datetime(2026, 11, 21, 7, 40, 43, tzinfo=UTC)
-HURRY = Patience(first_seconds=0.01, longest_seconds=0.02, all_seconds=0.3)
+HURRY = OutagePolicy(0.01, 0.02, limit_seconds=0.3, unanswered_limit_seconds=0.3)
 
 
 def at(seconds: float) -> datetime:
@@ -480,8 +480,8 @@ class Cloud:
             raise answer
         return answer
 
-    def pace(self) -> SteadyPace:
-        return SteadyPace(0.01)
+    def poll_backoff(self) -> Backoff:
+        return Backoff(0.01)
 
     def logs(self, run: str, *, follow: bool = False, only: LogFilter, **_: object) -> Iterator[LogLine]:  # noqa: ARG002
         return filter(only.wants, self.lines())
@@ -499,40 +499,41 @@ THROTTLED = CloudError("could not describe the training job: AWS says Throttling
 
 def test_a_cloud_that_stumbles_does_not_end_it_and_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     cloud = Cloud(PENDING, THROTTLED, THROTTLED, TRAINING, DONE)
-    assert follow(Run(RUN, cloud), as_json=True, patience=dataclasses.replace(HURRY, all_seconds=60)) == 0
+    outages = dataclasses.replace(HURRY, limit_seconds=60)
+    assert follow(Run(RUN, cloud), as_json=True, outages=outages) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "SUCCEEDED"
     assert err.count("ThrottlingException") == 1
-    assert "(trying again; the run goes on)\n" in err
-    assert "it answers again\n" in err
+    assert "(retrying; the run continues)\n" in err
+    assert "recovered after " in err
 
 
 def test_a_cloud_that_never_answers_ends_it_with_how_to_come_back() -> None:
     with pytest.raises(CloudError) as raised:
-        follow(Run(RUN, Cloud(PENDING, THROTTLED)), as_json=True, patience=HURRY)
+        follow(Run(RUN, Cloud(PENDING, THROTTLED)), as_json=True, outages=HURRY)
     assert raised.value.exit_code == 3
     assert f"follow sagemaker:{RUN}" in raised.value.hint
     assert raised.value.hint.startswith("wait\n")
 
 
 def test_an_outage_after_an_answer_is_waited_out_for_longer() -> None:
-    assert Patience().all_seconds == OUTAGE_SECONDS == 3600, "as documented for every followed run"
-    patience = Patience(first_seconds=0.01, longest_seconds=0.02, all_seconds=60, unanswered_seconds=0)
-    assert follow(Run(RUN, Cloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, patience=patience) == 0
+    assert FOLLOW_OUTAGES.limit_seconds == OUTAGE_SECONDS == 3600, "as documented for every followed run"
+    outages = OutagePolicy(0.01, 0.02, limit_seconds=60, unanswered_limit_seconds=0)
+    assert follow(Run(RUN, Cloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages) == 0
     with pytest.raises(CloudError):
-        follow(Run(RUN, Cloud(THROTTLED, THROTTLED, DONE)), as_json=True, patience=patience)
+        follow(Run(RUN, Cloud(THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages)
 
 
 def test_an_error_that_is_not_the_clouds_surfaces(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError):
-        follow(Run(RUN, Cloud(ZeroDivisionError("a bug"))), as_json=True, patience=HURRY)
+        follow(Run(RUN, Cloud(ZeroDivisionError("a bug"))), as_json=True, outages=HURRY)
 
     def broken() -> Iterator[LogLine]:
         yield LogLine("algo-1", "a line")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        follow(Run(RUN, Cloud(PENDING, lines=broken)), as_json=True, patience=HURRY)
+        follow(Run(RUN, Cloud(PENDING, lines=broken)), as_json=True, outages=HURRY)
 
 
 def test_a_log_that_breaks_off_is_read_again_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -545,8 +546,8 @@ def test_a_log_that_breaks_off_is_read_again_and_repeats_nothing(capsys: pytest.
                 raise CloudError("could not read the log: reset")
             yield LogLine(host, f"line {number}")
 
-    patience = dataclasses.replace(HURRY, all_seconds=60)
-    assert follow(Run(RUN, Cloud(DONE, lines=lines)), as_json=True, patience=patience) == 0
+    outages = dataclasses.replace(HURRY, limit_seconds=60, unanswered_limit_seconds=60)
+    assert follow(Run(RUN, Cloud(DONE, lines=lines)), as_json=True, outages=outages) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("algo-")]
     assert told == [f"{host}  line {number}" for host in ("algo-1", "algo-2") for number in range(6)]
 
@@ -565,10 +566,10 @@ def test_a_log_that_cannot_be_read_leaves_the_status_to_follow(capsys: pytest.Ca
             return super().status(run)
 
     cloud = Patient(TRAINING, DONE, lines=lines)
-    patience = dataclasses.replace(HURRY, all_seconds=0.1)
-    assert follow(Run(RUN, cloud), as_json=True, patience=patience) == 0
+    outages = dataclasses.replace(HURRY, limit_seconds=0.1, unanswered_limit_seconds=0.1)
+    assert follow(Run(RUN, cloud), as_json=True, outages=outages) == 0
     err = capsys.readouterr().err
-    assert err.count("could not read the log: AccessDeniedException (trying again; the run goes on)") == 1
+    assert err.count("could not read the log: AccessDeniedException (retrying; the run continues)") == 1
     assert "the log is not read any more: could not read the log: AccessDeniedException" in err
 
 
@@ -581,7 +582,7 @@ def test_a_log_that_is_slow_does_not_delay_the_status() -> None:
 
     cloud = Cloud(*[TRAINING] * 3, DONE, lines=lines)
     ends: list[int] = []
-    thread = threading.Thread(target=lambda: ends.append(follow(Run(RUN, cloud), as_json=True, patience=HURRY)))
+    thread = threading.Thread(target=lambda: ends.append(follow(Run(RUN, cloud), as_json=True, outages=HURRY)))
     thread.start()
     for _ in range(4):
         assert cloud.asked.acquire(timeout=10)
@@ -593,16 +594,16 @@ def test_a_log_that_is_slow_does_not_delay_the_status() -> None:
 
 def test_a_checkpoint_that_was_told_is_not_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
     forgetful = dataclasses.replace(DONE, progress=dataclasses.replace(DONE.progress, checkpoint=None))
-    follow(Run(RUN, Cloud(TRAINING, forgetful)), as_json=True, patience=HURRY)
+    follow(Run(RUN, Cloud(TRAINING, forgetful)), as_json=True, outages=HURRY)
     assert json.loads(capsys.readouterr().out)["last_checkpoint"]["step"] == 600
     empty = dataclasses.replace(DONE, progress=fold_events([]))
-    follow(Run(RUN, Cloud(TRAINING, empty)), as_json=True, patience=HURRY)
+    follow(Run(RUN, Cloud(TRAINING, empty)), as_json=True, outages=HURRY)
     assert json.loads(capsys.readouterr().out)["last_step"] == 610
 
 
 def test_how_it_ends_is_the_exit_code_and_the_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for status, code in ((STOPPED, 5), (FAILED, 4), (DONE, 0)):
-        assert follow(Run(RUN, Cloud(status)), as_json=True, patience=HURRY) == code
+        assert follow(Run(RUN, Cloud(status)), as_json=True, outages=HURRY) == code
         out, err = capsys.readouterr()
         assert (json.loads(out)["exit_code"], json.loads(out)["reason"]) == (code, status.reason)
         assert "next: " in err
@@ -622,7 +623,7 @@ def test_ctrl_c_leaves_at_once_with_what_is_known(capsys: pytest.CaptureFixture[
     cloud = Cloud(TRAINING, lines=lines)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert follow(Run(RUN, cloud), as_json=True, patience=HURRY) == 130
+        assert follow(Run(RUN, cloud), as_json=True, outages=HURRY) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()

@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.backends.local import LocalBackend
 from cloudtrain.errors import UnreachableError
-from cloudtrain.patience import SteadyPace
+from cloudtrain.retry import Backoff
 from cloudtrain.run import LogFilter, LogLine, Run, State, Status, find_rank, parse_since
 from cloudtrain_runtime.contract import format_event
 
@@ -99,8 +99,8 @@ class Flaky:
     def __init__(self, *answers: State | Exception) -> None:
         self.answers = list(answers)
 
-    def pace(self) -> SteadyPace:
-        return SteadyPace(0.001)
+    def poll_backoff(self) -> Backoff:
+        return Backoff(0.001)
 
     def status(self, run: str) -> Status:
         answer = self.answers.pop(0)
@@ -119,12 +119,13 @@ class Flaky:
 
 
 def test_a_wait_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.patience._FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("cloudtrain.retry.random.uniform", lambda *_: 0.001)
     away = UnreachableError("could not describe the training job: nobody answers")
     told: list[str] = []
     run = Run(RUN, Flaky(State.QUEUED, away, away, State.RUNNING, away, State.SUCCEEDED))
     assert run.wait(on_trouble=told.append).state is State.SUCCEEDED
-    assert [text.partition(";")[0].partition(",")[0] for text in told] == [away.message, "there are answers again"] * 2
+    assert told[::2] == [f"{away.message} (retrying; the run continues)"] * 2
+    assert [text.rpartition(" ")[0] for text in told[1::2]] == ["recovered after"] * 2
     with pytest.raises(UnreachableError):
         Run(RUN, Flaky(away)).wait()
     with pytest.raises(TimeoutError, match="it goes on"):

@@ -19,7 +19,7 @@ from typing import Any
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.s3.credentials import come_from_container, open_session
+from cloudtrain_runtime.s3.credentials import client_retries, come_from_container, open_session
 
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
@@ -129,7 +129,7 @@ def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) ->
     from botocore.exceptions import BotoCoreError, ClientError
 
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": int(environ.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS)},
+        retries=client_retries(_ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
     )

@@ -15,9 +15,14 @@ _ATTEMPTS = 10
 _LONGEST_PAUSE_SECONDS = 20.0
 
 
-def attempts() -> int:
-    """Return how often a request is sent at most, the first time included."""
-    return int(os.environ.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS)
+def attempts(default: int = _ATTEMPTS) -> int:
+    """Return how often a request is sent at most, the first time included; AWS_MAX_ATTEMPTS overrides the default."""
+    return int(os.environ.get("AWS_MAX_ATTEMPTS") or default)
+
+
+def client_retries(default: int = _ATTEMPTS) -> dict[str, Any]:
+    """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter."""
+    return {"mode": "standard", "total_max_attempts": attempts(default)}
 
 
 def come_from_container(environ: Mapping[str, str]) -> bool:

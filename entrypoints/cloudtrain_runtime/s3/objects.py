@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.owners import expect_owner, owners_from
 from cloudtrain_runtime.place import read_run_config
-from cloudtrain_runtime.s3.credentials import attempts, open_session
+from cloudtrain_runtime.s3.credentials import attempts, client_retries, open_session
 from cloudtrain_runtime.s3.errors import (
     ObjectsError,
     code_of,
@@ -324,7 +324,7 @@ def s3_client() -> Any:
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": attempts()},
+        retries=client_retries(),
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=_CONNECTIONS,

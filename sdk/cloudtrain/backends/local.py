@@ -30,8 +30,8 @@ from cloudtrain.container.state import (
     write_state,
 )
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
-from cloudtrain.patience import SteadyPace
 from cloudtrain.plan import LOCAL, Plan
+from cloudtrain.retry import Backoff
 from cloudtrain.run import (
     EVERY_RUN,
     EVERYTHING,
@@ -211,9 +211,9 @@ class LocalBackend:
         reason += f"; the last line of its log: {last_line}" if last_line else ""
         return record.but(state=State.FAILED, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
 
-    def pace(self) -> SteadyPace:
-        """Return how often to ask for the status: looking into a folder costs nothing."""
-        return SteadyPace(_POLL_SECONDS)
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status; they do not grow, because reading a folder costs nothing."""
+        return Backoff(_POLL_SECONDS, _POLL_SECONDS)
 
     def logs(
         self,

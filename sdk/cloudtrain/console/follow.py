@@ -17,7 +17,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.console import print_json, print_json_error, program, say, table_lines
@@ -34,7 +33,7 @@ from cloudtrain.console.runs import (
 from cloudtrain.console.terminal import last_drawn, safe, unfiltered
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
-from cloudtrain.patience import OUTAGE_SECONDS
+from cloudtrain.retry import OutagePolicy, OutageTolerance
 from cloudtrain.run import EVERYTHING
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
@@ -74,17 +73,8 @@ _BATCH = 500
 _QUEUED = 10_000
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How errors of the cloud are waited out: first this long, then longer each time, and how long in all.
-
-    `unanswered_seconds` is the limit where there was no answer yet: wrong settings look the same.
-    """
-
-    first_seconds: float = 2.0
-    longest_seconds: float = 60.0
-    all_seconds: float = OUTAGE_SECONDS
-    unanswered_seconds: float = 600.0
+FOLLOW_OUTAGES = OutagePolicy(first_seconds=2.0, unanswered_limit_seconds=600.0)
+"""Soon retried, because somebody watches; a run that was just submitted may be unreachable at first."""
 
 
 def follow(
@@ -93,7 +83,7 @@ def follow(
     as_json: bool,
     job: str | None = None,
     only: LogFilter | None = None,
-    patience: Patience = Patience(),
+    outages: OutagePolicy = FOLLOW_OUTAGES,
 ) -> int:
     """Show a run until it ends; return the exit code. Ctrl-C leaves the run going.
 
@@ -102,7 +92,7 @@ def follow(
         as_json: Print people's text to standard error, and one JSON object at the end.
         job: The words that name the job again, for what to type next, where there is a job file.
         only: Which log lines to show; by default all, of steps one each ten seconds.
-        patience: How errors of the cloud are waited out.
+        outages: How long errors of the cloud are tolerated, and the waits between retries.
 
     Raises:
         CloudError: the cloud has refused or not answered for too long. The run goes on.
@@ -112,7 +102,7 @@ def follow(
     def lines() -> Iterator[LogLine]:
         return run.logs(follow=True, only=wanted)
 
-    threads = _Threads(run, lines, patience)
+    threads = _Threads(run, lines, outages)
     out = _people(as_json=as_json)
     try:
         with _screen(out) as screen, threads:
@@ -173,29 +163,6 @@ def _deafen() -> None:
 # ---------------------------------------------------------------- asking the cloud
 
 
-class _Outage:
-    """What is said of errors of the cloud: once when they begin, whoever meets them first, and once when they end."""
-
-    def __init__(self) -> None:
-        self.messages: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._without: set[str] = set()
-
-    def begin(self, name: str, error: CloudError) -> None:
-        """Take note that something is not answered."""
-        with self._lock:
-            if not self._without:
-                self.messages.put(f"{error.message} (trying again; the run goes on)")
-            self._without.add(name)
-
-    def end(self, name: str) -> None:
-        """Take note that it is answered again."""
-        with self._lock:
-            self._without.discard(name)
-            if not self._without:
-                self.messages.put("it answers again")
-
-
 class _Asker(threading.Thread, abc.ABC):
     """Asks for one thing in a thread of its own, and waits out errors of the cloud.
 
@@ -204,17 +171,13 @@ class _Asker(threading.Thread, abc.ABC):
         error: What ended it, if it did not end by itself.
     """
 
-    def __init__(self, name: str, patience: Patience, outage: _Outage) -> None:
+    def __init__(self, name: str, outages: OutageTolerance) -> None:
         super().__init__(name=name, daemon=True)
         self.trouble = ""
         self.error: Exception | None = None
         self.is_done = threading.Event()
         self.ending = threading.Event()
-        self._patience = patience
-        self._outage = outage
-        self._since: float | None = None
-        self._wait_seconds = patience.first_seconds
-        self._limit_seconds = min(patience.all_seconds, patience.unanswered_seconds)
+        self._outages = outages
 
     def run(self) -> None:
         """Work until it is done, or the cloud has not answered for too long."""
@@ -237,36 +200,27 @@ class _Asker(threading.Thread, abc.ABC):
 
     def answered(self) -> None:
         """Take note that the cloud answers."""
-        if self._since is not None:
-            self._outage.end(self.name)
-        self.trouble, self._since, self._wait_seconds = "", None, self._patience.first_seconds
-        self._limit_seconds = self._patience.all_seconds
+        self._outages.succeeded(self.name)
+        self.trouble = ""
 
     def _wait_out(self, error: CloudError) -> None:
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-            self._outage.begin(self.name, error)
-        left = self._limit_seconds - (now - self._since)
-        if left <= 0:
-            raise error
+        seconds = self._outages.failed(error, self.name)
         self.trouble = error.message
-        self.ending.wait(min(self._wait_seconds, left))
-        self._wait_seconds = min(2 * self._wait_seconds, self._patience.longest_seconds)
+        self.ending.wait(seconds)
 
 
 class _StatusAsker(_Asker):
     """Asks for the status again and again until the run has ended."""
 
-    def __init__(self, run: Run, patience: Patience, outage: _Outage) -> None:
-        super().__init__("the status", patience, outage)
+    def __init__(self, run: Run, outages: OutageTolerance) -> None:
+        super().__init__("the status", outages)
         self._run = run
         self.status: Status | None = None
         self.told = 0.0
         self.asks_now = threading.Event()
 
     def work(self) -> None:
-        pace = self._run.pace()
+        backoff = self._run.poll_backoff()
         while not self.ending.is_set():
             status = self._run.status()
             self.answered()
@@ -278,7 +232,7 @@ class _StatusAsker(_Asker):
                 status.reason,
                 status.progress,
             )
-            self.asks_now.wait(max(pace.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
+            self.asks_now.wait(max(backoff.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
             self.asks_now.clear()
 
 
@@ -311,8 +265,8 @@ def _remembering(status: Status, before: Status | None) -> Status:
 class _LineAsker(_Asker):
     """Reads the log to its end. Begins anew after an error and passes over what it has brought already."""
 
-    def __init__(self, lines: Lines, patience: Patience, outage: _Outage) -> None:
-        super().__init__("the log", patience, outage)
+    def __init__(self, lines: Lines, outages: OutageTolerance) -> None:
+        super().__init__("the log", outages)
         self._lines = lines
         self._brought: Counter[str] = Counter()
         self.lines: queue.Queue[LogLine] = queue.Queue(_QUEUED)
@@ -336,11 +290,12 @@ class _LineAsker(_Asker):
 class _Threads:
     """The two that ask, as the thread that draws sees them."""
 
-    def __init__(self, run: Run, lines: Lines, patience: Patience) -> None:
+    def __init__(self, run: Run, lines: Lines, policy: OutagePolicy) -> None:
         self._reference = run.reference
-        self._outage = _Outage()
-        self._asker = _StatusAsker(run, patience, self._outage)
-        self._reader = _LineAsker(lines, patience, self._outage)
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        outages = OutageTolerance(self._messages.put, policy)
+        self._asker = _StatusAsker(run, outages)
+        self._reader = _LineAsker(lines, outages)
 
     def __enter__(self) -> None:
         self._asker.start()
@@ -386,7 +341,7 @@ class _Threads:
         if error is not None:
             raise error
         if isinstance(self._reader.error, CloudError):
-            self._outage.messages.put(f"the log is not read any more: {self._reader.error.message}")
+            self._messages.put(f"the log is not read any more: {self._reader.error.message}")
             self._reader.error = None
         elif self._reader.error is not None:
             raise self._reader.error
@@ -406,7 +361,7 @@ class _Threads:
         """Yield what is to be said once."""
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self._outage.messages.get_nowait()
+                yield self._messages.get_nowait()
 
     def is_over(self, *, silent_seconds: float) -> bool:
         """Whether the run has ended and its last lines are here, or do not come."""

@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 from cloudtrain.container.state import RecordedState, write_state
+from cloudtrain.retry import Backoff
 
 _RESERVE_FILE = ".reserve"
 _RESERVE_BYTES = 1 << 16
 _LAST_SECONDS = 30.0
-_RETRY_SECONDS = 0.5
+_FIRST_RETRY_SECONDS = 0.1
+_LONGEST_RETRY_SECONDS = 0.5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -43,9 +45,10 @@ class Recorder:
         self.state = state
         with contextlib.suppress(OSError):
             self._reserve.unlink()
+        backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         deadline = time.monotonic() + _LAST_SECONDS
         while not self._try() and time.monotonic() < deadline:
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(backoff.next_seconds())
 
     def _try(self) -> bool:
         if self.state is None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from cloudtrain.aws import make_client
 from cloudtrain.plan import Plan
+from cloudtrain.retry import client_retries
 from cloudtrain.settings import Settings
 from cloudtrain_runtime.contract.owners import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 3
 READ_SECONDS = 10
-_ATTEMPTS = 2
+_ATTEMPTS = 3
 _AT_ONCE = 10
 _MESSAGE_CHARACTERS = 200
 
@@ -174,7 +175,7 @@ class Account:
                 config = Config(
                     connect_timeout=CONNECT_SECONDS,
                     read_timeout=READ_SECONDS,
-                    retries={"mode": "standard", "max_attempts": _ATTEMPTS},
+                    retries=client_retries(_ATTEMPTS),
                     max_pool_connections=2 * _AT_ONCE,
                 )
                 client = make_client(self._session, service, region_name=self.region, config=config)

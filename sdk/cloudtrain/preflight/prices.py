@@ -12,6 +12,7 @@ from typing import Any
 from cloudtrain.aws import aws_errors
 from cloudtrain.catalog import Price, Prices, Source, newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
+from cloudtrain.retry import client_retries
 from cloudtrain.whole import write_whole
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -81,10 +82,12 @@ def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
 def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
     """Yield every ML instance that the price list has for a region, page after page."""
     import boto3
+    from botocore.config import Config
 
     filters = {"regionCode": region, "productFamily": _PRODUCT_FAMILY}
     with aws_errors("read the price list", _HINTS):
-        client = (session or boto3.Session()).client("pricing", region_name=_API_REGION)
+        config = Config(retries=client_retries())
+        client = (session or boto3.Session()).client("pricing", region_name=_API_REGION, config=config)
         pages = client.get_paginator("get_products").paginate(
             ServiceCode=_SERVICE,
             Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()],

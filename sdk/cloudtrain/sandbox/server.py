@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from cloudtrain.errors import MissingExtraError, UserError
+from cloudtrain.retry import client_retries
 from cloudtrain.sandbox.jobs import ACCOUNT, TrainingJob
 from cloudtrain.sandbox.running import REGION, STATE_FILE, Sandbox, environment_of, hold_home, record
 from cloudtrain.sandbox.weather import Sky, Weather
@@ -144,7 +145,7 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     access.listen_on(server.server_port)
     environment = environment_of(endpoint, role, BUCKET, key)
     session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
-    config = Config(user_agent_extra=USER_AGENT, max_pool_connections=50)
+    config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
     s3, logs, iam = (session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam"))
     sky = Sky(options.weather)
     container = {name: value for name, value in environment.items() if name.startswith("AWS_")}

@@ -21,7 +21,6 @@ from cloudtrain.backends.sagemaker.claims import Claims
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
 from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
 from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
-from cloudtrain.backends.sagemaker.pace import QUICK_SECONDS, BackoffPace, Budget, pace_client
 from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
 from cloudtrain.backends.sagemaker.states import (
@@ -40,6 +39,7 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
 from cloudtrain.plan import SAGEMAKER, Plan
 from cloudtrain.request import split_uri
+from cloudtrain.retry import POLL_SECONDS, Backoff, client_retries
 from cloudtrain.run import (
     EVERY_RUN,
     EVERYTHING,
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 _CLAIM_ATTEMPTS = 20
 _CLAIM_SECONDS = 86400
 """Time in which whoever has claimed a request may still be uploading for it."""
-_POOL_LOOKS = 12
-"""How often is looked whether the pool of a job that has just ended is there."""
+_POOL_POLLS = 5
+"""How often to poll for the warm pool of a job that has just ended: for about a minute."""
 _TIMEOUTS: Mapping[str, Mapping[str, float]] = {"logs": {"connect_timeout": 10, "read_timeout": 30}}
 """Seconds; botocore's own 60 are too long for a tail that a dead connection would hold."""
 
@@ -86,7 +86,7 @@ class SageMakerBackend:
         settings: Settings,
         *,
         prices: catalog.Prices | None = None,
-        poll_seconds: float = QUICK_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
         session: Any = None,
         name: str = SAGEMAKER,
     ) -> None:
@@ -98,8 +98,7 @@ class SageMakerBackend:
         self._clients: dict[str, Any] = {}
         self._queues = Queues(settings, self._client)
         self._making = threading.RLock()  # a session is not made for threads, its clients are
-        self._budgets: dict[str, Budget] = {}
-        self._scale = max(poll_seconds, 0.001) / QUICK_SECONDS
+        self._scale = max(poll_seconds, 0.001) / POLL_SECONDS
         self._logs: JobLogs | None = None
         self._planned: dict[str, int | None] = {}
 
@@ -357,9 +356,9 @@ class SageMakerBackend:
             raise UnreachableError("could not describe the training job: the answer ends in the middle", "try again")
         return description
 
-    def pace(self) -> BackoffPace:
-        """Return how often to ask for the status."""
-        return BackoffPace(self.poll_seconds)
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status."""
+        return Backoff(self.poll_seconds)
 
     def logs(
         self,
@@ -391,8 +390,7 @@ class SageMakerBackend:
     def _job_logs(self) -> JobLogs:
         if self._logs is None:
             client = self._client("logs")
-            share = self._budgets["GetLogEvents"].share
-            self._logs = JobLogs(client, jobs=self._jobs_of, share=share, scale=self._scale)
+            self._logs = JobLogs(client, jobs=self._jobs_of, scale=self._scale)
         return self._logs
 
     def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
@@ -476,12 +474,13 @@ class SageMakerBackend:
         Raises:
             UserError: it keeps none.
         """
-        for _ in range(_POOL_LOOKS):
+        backoff = self.poll_backoff()
+        for _ in range(_POOL_POLLS):
             job = self._describe(run)
             pool = read_pool(job, None, datetime.now(UTC))
             if pool is None or pool.status != "InUse" or job["TrainingJobStatus"] not in FINAL_STATES:
                 break
-            time.sleep(self.poll_seconds)
+            time.sleep(backoff.next_seconds())
         if pool is None or not pool.is_available:
             reference = f"{self.name}:{run}"
             raise UserError(
@@ -511,15 +510,13 @@ class SageMakerBackend:
                 if self.settings.region is None:
                     raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
                 with aws_errors(f"reach {service}"):
-                    config = Config(retries={"mode": "standard", "max_attempts": 5}, **_TIMEOUTS.get(service, {}))
+                    config = Config(retries=client_retries(), **_TIMEOUTS.get(service, {}))
                     client = make_client(self._session(), service, config=config)
                 if service == "s3":
                     # What it reads and writes is the account's own. The account is the role's, because
                     # CreateTrainingJob takes no role of another; asking STS would be one more call to an address that
                     # a private network may not reach.
                     expect_owner(client, lambda _: self.settings.account)
-                if service in ("logs", "sagemaker"):
-                    self._budgets |= pace_client(client, scale=1 / self._scale)
                 self._clients[service] = client
             return self._clients[service]
 

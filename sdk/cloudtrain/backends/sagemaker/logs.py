@@ -16,9 +16,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cloudtrain.aws import aws_errors
-from cloudtrain.backends.sagemaker.pace import QUICK_SECONDS, BackoffPace
 from cloudtrain.errors import UnreachableError
-from cloudtrain.patience import Patience
+from cloudtrain.retry import POLL_SECONDS, Backoff, OutagePolicy, OutageTolerance
 from cloudtrain.run import LogFilter, LogLine, Progress, fold_events
 from cloudtrain_runtime.contract import parse_event, sort_hosts
 
@@ -72,7 +71,6 @@ class JobLogs:
     Args:
         client: boto3 client of CloudWatch Logs.
         jobs: Returns the names of a run's training jobs, as far as they are known; mostly one, that of the run.
-        share: Returns the part of its rate of GetLogEvents that AWS leaves us now.
         scale: What all waits are multiplied by; 1 for AWS.
         clock: Monotonic seconds.
     """
@@ -82,13 +80,11 @@ class JobLogs:
         client: Any,
         *,
         jobs: Callable[[str], tuple[str, ...]] = lambda run: (run,),
-        share: Callable[[], float] = lambda: 1.0,
         scale: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._jobs = jobs
-        self._share = share
         self._scale = scale
         self._clock = clock
         self._known: dict[str, tuple[float, list[str]]] = {}
@@ -139,9 +135,7 @@ class JobLogs:
         Raises:
             CloudError: AWS refused, could not be reached at first, or not for an hour.
         """
-        tail = _Tail(
-            self._client, lambda: self._jobs(run), only, look, on_trouble, self._share, self._scale, self._clock
-        )
+        tail = _Tail(self._client, lambda: self._jobs(run), only, look, on_trouble, self._scale, self._clock)
         return tail.lines()
 
     def progress(self, run: str) -> Progress:
@@ -159,7 +153,7 @@ class JobLogs:
     def _known_streams(self, run: str) -> list[str]:
         """Return the streams' names; a list of some seconds ago saves a call of those that wait."""
         asked_at, names = self._known.get(run, (0.0, []))
-        if not names or self._clock() - asked_at > QUICK_SECONDS * _KNOWN_FACTOR * self._scale:
+        if not names or self._clock() - asked_at > POLL_SECONDS * _KNOWN_FACTOR * self._scale:
             names = list(list_streams(self._client, self._jobs(run)).names)
             self._known[run] = (self._clock(), names)
         return names
@@ -357,7 +351,7 @@ def _moment(line: LogLine) -> float:
 class _Turn:
     """When something is asked for again, and when it brought something new the last time (monotonic seconds)."""
 
-    pace: BackoffPace
+    backoff: Backoff
     due: float = 0.0
     news_at: float = 0.0
     is_settled: bool = False
@@ -372,7 +366,6 @@ class _Tail:
     only: LogFilter
     look: Callable[[], JobNow]
     on_trouble: Callable[[str], None] | None
-    share: Callable[[], float]
     scale: float
     clock: Callable[[], float]
     streams: dict[str, tuple[Stream, _Turn]] = field(default_factory=dict)
@@ -382,9 +375,10 @@ class _Tail:
         self.ended_at: float | None = None
         self.since: float | None = None
         self.has_since = False
-        self.job_turn = _Turn(self._pace(QUICK_SECONDS))
-        self.list_turn = _Turn(self._pace(_STREAMS_SECONDS))
-        self.patience = Patience(self.on_trouble, scale=self.scale, clock=self.clock)
+        self.job_turn = _Turn(self._backoff(POLL_SECONDS))
+        self.list_turn = _Turn(self._backoff(_STREAMS_SECONDS))
+        policy = OutagePolicy(OutagePolicy.first_seconds * self.scale, OutagePolicy.longest_seconds * self.scale)
+        self.outages = OutageTolerance(self.on_trouble, policy, clock=self.clock)
 
     def lines(self) -> Iterator[LogLine]:
         """Yield until the end."""
@@ -411,22 +405,22 @@ class _Tail:
         try:
             job = self.look()
         except UnreachableError as error:
-            self.job_turn.due = self.clock() + self.patience.failed(error, "job")
+            self.job_turn.due = self.clock() + self.outages.failed(error, "job")
             return
-        self._worked("job")
+        self._succeeded("job")
         changed = self.job is None or job.state != self.job.state
         self.job = job
         if changed:
             self.list_turn.due = 0.0  # new attempts begin new streams
         if job.has_ended:
             self._end(job)
-        self.job_turn.due = self.clock() + self.job_turn.pace.next_seconds(changed=changed)
+        self.job_turn.due = self.clock() + self.job_turn.backoff.next_seconds(changed=changed)
 
-    def _worked(self, what: str = "") -> None:
+    def _succeeded(self, what: str = "") -> None:
         """Take note of an answer. The first after an outage brings forward what waits long for its next try."""
-        if self.patience.worked(what):
+        if self.outages.succeeded(what):
             for turn in (self.job_turn, self.list_turn, *(turn for _, turn in self.streams.values())):
-                turn.due = min(turn.due, self.clock() + turn.pace.next_seconds(changed=True))
+                turn.due = min(turn.due, self.clock() + turn.backoff.next_seconds(changed=True))
 
     def _end(self, job: JobNow) -> None:
         """From now on everything is asked for quickly, until it has been quiet."""
@@ -438,28 +432,28 @@ class _Tail:
         try:
             found = list_streams(self.client, self.jobs())
         except UnreachableError as error:
-            self.list_turn.due = self.clock() + self.patience.failed(error)
+            self.list_turn.due = self.clock() + self.outages.failed(error)
             return
-        self._worked()
+        self._succeeded()
         if not self.has_since and found.names:
             self.has_since = True
             self.since = self.only.begins(time.time() if found.asked_at is None else found.asked_at)
         wanted = [Stream(name, self.since) for name in found.names]
         new = [s for s in wanted if s.name not in self.streams and self.only.host in (None, s.host)]
         for stream in new:
-            self.streams[stream.name] = (stream, _Turn(self._pace(QUICK_SECONDS)))
+            self.streams[stream.name] = (stream, _Turn(self._backoff(POLL_SECONDS)))
         if new:
             self.list_turn.news_at = self.clock() - _ago(found.asked_at, found.created_at)
-            self._set_paces()
+            self._set_backoffs()
         self._answered(self.list_turn, has_news=bool(new))
 
-    def _set_paces(self) -> None:
+    def _set_backoffs(self) -> None:
         """Ask more slowly the more streams there are, and seldom for those of attempts that are over."""
         newest = {stream.host: name for name, (stream, _) in sorted(self.streams.items())}
         for name, (stream, turn) in self.streams.items():
-            turn.pace.quick_seconds = max(QUICK_SECONDS, len(newest) / _CALLS_PER_SECOND) * self.scale
+            turn.backoff.first_seconds = max(POLL_SECONDS, len(newest) / _CALLS_PER_SECOND) * self.scale
             if name != newest[stream.host]:
-                turn.pace.slow_seconds = _OVER_SECONDS * self.scale
+                turn.backoff.longest_seconds = _OVER_SECONDS * self.scale
 
     def _read(self, stream: Stream, turn: _Turn) -> Iterator[LogLine]:
         """Yield what is new in a stream."""
@@ -468,9 +462,9 @@ class _Tail:
             try:
                 events = stream.take(self.client)
             except UnreachableError as error:
-                turn.due = self.clock() + self.patience.failed(error)
+                turn.due = self.clock() + self.outages.failed(error)
                 return
-            self._worked()
+            self._succeeded()
             if events:
                 has_news = True
                 turn.news_at = self.clock() - stream.news_seconds_ago
@@ -484,15 +478,15 @@ class _Tail:
         """Take note of an answer, and decide when the next is asked for, if at all."""
         now = self.clock()
         if self.ended_at is None:
-            turn.due = now + turn.pace.next_seconds(changed=has_news)
+            turn.due = now + turn.backoff.next_seconds(changed=has_news)
             return
         quiet_at = max(self.ended_at, turn.news_at) + QUIET_SECONDS * self.scale
         turn.is_settled = now >= quiet_at
-        # Once more when it must have been quiet, and at the usual pace until then.
-        turn.due = min(now + turn.pace.next_seconds(changed=True), max(quiet_at, now))
+        # Once more when it must have been quiet, and with the usual waits until then.
+        turn.due = min(now + turn.backoff.next_seconds(changed=True), max(quiet_at, now))
 
-    def _pace(self, quick_seconds: float) -> BackoffPace:
-        return BackoffPace(quick_seconds * self.scale, share=self.share)
+    def _backoff(self, first_seconds: float) -> Backoff:
+        return Backoff(first_seconds * self.scale)
 
 
 # ---------------------------------------------------------------- the newest lines
