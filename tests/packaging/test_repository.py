@@ -1,0 +1,57 @@
+"""The files around the code: license, continuous integration, pre-commit hooks, root documents."""
+
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import REPOSITORY
+
+WORKFLOW = REPOSITORY / ".github" / "workflows" / "ci.yml"
+ROOT_DOCUMENTS = sorted(path for path in REPOSITORY.glob("*.md"))
+
+
+def read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_wheel_names_and_contains_the_license() -> None:
+    distribution = importlib.metadata.distribution("cloudtrain")
+    assert distribution.metadata["License-Expression"] == "Apache-2.0"
+    text = distribution.read_text("licenses/LICENSE")
+    assert text == (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
+    assert "Version 2.0, January 2004" in text
+
+
+def test_ci_workflow_runs_only_make_targets() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    jobs = read_yaml(WORKFLOW)["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = [re.fullmatch(r'make ([\w-]+) TORCH="\$TORCH"', command) for command in commands]
+    assert all(targets), commands
+    names = {target[1] for target in targets if target is not None}
+    assert {"check", "test", "test-ecosystem"} <= names
+    assert all(re.search(rf"^{name}:", makefile, flags=re.MULTILINE) for name in names)
+
+
+def test_pre_commit_hooks_run_the_tools_of_the_venv() -> None:
+    repositories = read_yaml(REPOSITORY / ".pre-commit-config.yaml")["repos"]
+    assert [repository["repo"] for repository in repositories] == ["local"]
+    for hook in repositories[0]["hooks"]:
+        assert hook["language"] == "system"
+        assert (REPOSITORY / hook["entry"].split()[0]).exists()
+
+
+@pytest.mark.parametrize("form", ["bug.yml", "feature.yml"])
+def test_issue_forms_have_unique_ids(form: str) -> None:
+    fields = read_yaml(REPOSITORY / ".github" / "ISSUE_TEMPLATE" / form)["body"]
+    ids = [field["id"] for field in fields if "id" in field]
+    assert len(ids) == len(set(ids)) > 0
+
+
+@pytest.mark.parametrize("document", ROOT_DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_root_documents_exist(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8")):
+        assert (REPOSITORY / link).exists(), link
