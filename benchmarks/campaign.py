@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.aws import make_client
+from cloudtrain.aws.errors import make_client
 
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 WEATHER = {

@@ -264,9 +264,9 @@ class Ours:
     """Save as the shared entrypoint does."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from cloudtrain_runtime.checkpoint import Checkpoints
-        from cloudtrain_runtime.context import context
+        from cloudtrain_runtime.checkpoint.script_api import Checkpoints
         from cloudtrain_runtime.contract import CheckpointConfig
+        from cloudtrain_runtime.process.run_context import context
 
         config = CheckpointConfig(f"{options['uri']}/ours", None, None, 1, "never")
         place = replace(context(), device=torch.device(options["device"]), run="bench")

@@ -24,7 +24,7 @@ from pathlib import Path
 from measure import BIN, describe_machine, replace_marked
 
 import cloudtrain_runtime
-from cloudtrain.request import CONTAINER_ENTRYPOINT
+from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, SecretConfig
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -22,8 +22,8 @@ from measure import describe_machine, replace_marked
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
 from cloudtrain_runtime import FileStream
-from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.data import Feeder, make_feeder
+from cloudtrain_runtime.process.run_context import read_context
 
 _SAMPLES, _BATCH, _FILES = 8_000, 32, 8
 

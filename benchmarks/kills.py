@@ -266,7 +266,7 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, death: 
 
 def die_at(operation: int) -> None:
     """Have this process killed just before (odd) or after (even) an operation of saving or deleting."""
-    from cloudtrain_runtime.checkpoints import storage
+    from cloudtrain_runtime.checkpoint import storage
     from cloudtrain_runtime.s3 import objects
 
     count = 0

@@ -22,7 +22,7 @@ boto3.client("s3").create_bucket(Bucket=sys.argv[1], CreateBucketConfiguration=p
 def serve_bucket(name: str) -> Iterator[str]:
     """Serve S3; yield the uri of a new bucket. This process's environment says how to reach it."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from s3_server import serve_s3
+    from support.s3_server import serve_s3
 
     with serve_s3() as server:
         os.environ.update(

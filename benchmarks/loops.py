@@ -123,7 +123,7 @@ def start(name: str, ranks: int, folder: Path) -> Started:
 
 def prepare(settings: Mapping[str, Any], ranks: int, folder: Path) -> None:
     """Write what the loops read: the settings, and for ours what a host has of a run."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain_runtime.contract import MlTree
 
     work = folder / "code"

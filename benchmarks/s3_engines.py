@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from measure import describe_machine
-from s3_server import serve_s3
+from support.s3_server import serve_s3
 
 from cloudtrain_runtime.s3.objects import Objects
 

@@ -47,8 +47,8 @@ _PADDING = "loss 0.1234  lr 3.0e-04  812.4 samples/s  grad norm 0.97  data 0.001
 
 def serve(script: dict[str, Any]) -> None:
     """Serve what a script says; print the address, and at the end of standard input what has been asked."""
-    from cloudwatch import EVERY_FAULT, CloudWatch, summary
-    from cloudwatch import serve as serving
+    from support.cloudwatch_server import EVERY_FAULT, CloudWatch, summary
+    from support.cloudwatch_server import serve as serving
 
     service = CloudWatch(EVERY_FAULT if script["faults"] else None, limits=script["limits"])
     began = time.time()
@@ -137,7 +137,7 @@ class Checker:
 def read_long_log(way: str) -> None:
     """Read or follow the server's only run, and print what came."""
     from cloudtrain.backends.sagemaker import SageMakerBackend
-    from cloudtrain.settings import Settings
+    from cloudtrain.settings.settings import Settings
 
     backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=_POLL_SECONDS)
     checker = Checker()
@@ -186,7 +186,7 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float, work: Path) 
     from botocore.config import Config
 
     import cloudtrain.backends.sagemaker.logs  # noqa: F401 (once, not in each of 100 processes)
-    from cloudtrain.retry import client_retries
+    from cloudtrain.aws.retry import client_retries
 
     config = Config(retries=client_retries(), max_pool_connections=runs)
     clients = [boto3.client(name, endpoint_url=endpoint, config=config) for name in ("logs", "sagemaker")]
@@ -224,12 +224,12 @@ def _fork(clients: list[Any], number: int, until: float, folder: Path) -> int:
 
 def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> None:
     """Follow one run as `cloudtrain follow` does, which also retries a run that does not answer at first."""
-    from cloudtrain.aws import aws_errors
+    from cloudtrain.aws.errors import aws_errors
+    from cloudtrain.aws.retry import OutageTolerance
     from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
     from cloudtrain.console.follow import FOLLOW_OUTAGES
     from cloudtrain.errors import UnreachableError
-    from cloudtrain.retry import OutageTolerance
-    from cloudtrain.run import EVERYTHING
+    from cloudtrain.runs.run import EVERYTHING
 
     logs, sagemaker = clients
     name = _RUN.format(number)

@@ -14,10 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from aws_calls import RECORD, unknown_calls
 from hypothesis import settings
-from strict import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
-from support import Cli, Finished, command, serve_moto
+from support.aws_calls import RECORD, unknown_calls
+from support.jobs import (
+    Cli,
+    Finished,
+    command,
+    serve_moto,
+)
+from support.strict_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
 
 # A machine that others use, too, may stop for longer than any example takes.
 settings.register_profile("cloudtrain", settings.default, deadline=None)
@@ -81,7 +86,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.exitstatus = pytest.ExitCode.TESTS_FAILED
     print(f"\n\nCalls to AWS that {RECORD.name} does not have, so that no policy is proven to allow them:")
     print(*(f"  {call}" for call in unknown), sep="\n")
-    print(f"Add them: python tests/aws_calls.py --add {folder}; then see tests/infra/test_permissions.py")
+    print(f"Add them: PYTHONPATH=tests python -m support.aws_calls --add {folder}")
+    print("Then see tests/infra/test_permissions.py")
 
 
 @pytest.fixture(autouse=True)

@@ -18,15 +18,21 @@ from types import ModuleType
 from typing import Any
 
 FUNCTIONS = {
-    "cloudtrain.api": ("validate", "submit", "_plan"),
+    "cloudtrain.client.api": ("validate", "submit", "_plan"),
     "cloudtrain.bundle.archive": ("write_bundle",),
-    "cloudtrain.backends.local": ("LocalBackend.submit", "LocalBackend._start"),
-    "cloudtrain.container.job": ("run_job", "_Job.prepare", "_Job.start"),
-    "cloudtrain_runtime.host.template": ("start_template", "_load", "_may_fork", "Template.fork", "_become_worker"),
+    "cloudtrain.backends.local.backend": ("LocalBackend.submit", "LocalBackend._start"),
+    "cloudtrain.backends.container.job": ("run_job", "_Job.prepare", "_Job.start"),
+    "cloudtrain_runtime.launcher.worker_template": (
+        "start_template",
+        "_load",
+        "_may_fork",
+        "Template.fork",
+        "_become_worker",
+    ),
     "cloudtrain_runtime.worker": ("run_rank", "run_task", "run_script"),
-    "cloudtrain_runtime.ranks": ("join_ranks",),
+    "cloudtrain_runtime.process.process_group": ("join_ranks",),
     "cloudtrain_runtime.task": ("load_task", "checked_datasets"),
-    "cloudtrain_runtime.loop": ("Trainer.__init__", "Trainer._epochs", "Trainer._log"),
+    "cloudtrain_runtime.training.trainer": ("Trainer.__init__", "Trainer._epochs", "Trainer._log"),
     "torch.distributed.run": ("run",),
     "torch.distributed.elastic.agent.server.api": ("SimpleElasticAgent._rendezvous",),
     "torch.distributed.elastic.agent.server.local_elastic_agent": ("LocalElasticAgent._start_workers",),

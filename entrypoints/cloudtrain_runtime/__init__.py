@@ -1,52 +1,44 @@
 """What travels into the container: the launcher, the worker and the shared training loop.
 
-A Task imports `Task` from here; a script may ask `context()` for its place, and take its samples in the order of
-`GlobalOrderSampler`. All are loaded on first use, so that the SDK can import `cloudtrain_runtime.contract` without
-torch.
+A Task imports `Task` from here. A script may call `context()` for its rank and folders, `checkpoint` to save and
+resume, `heartbeat.tick()` to report progress, and read its samples through `GlobalOrderSampler`.
+
+All names are imported on first use, so that the SDK can import `cloudtrain_runtime.contract` without torch.
 """
 
 from __future__ import annotations
-
-import sys
-from types import ModuleType
 
 TYPE_CHECKING = False  # not from typing: the launcher must set its signal handler before slow imports
 if TYPE_CHECKING:
     from typing import Any
 
-    from cloudtrain_runtime.context import Context, context
+    from cloudtrain_runtime import checkpoint
     from cloudtrain_runtime.data import FileStream, GlobalOrderSampler
+    from cloudtrain_runtime.process import heartbeat
+    from cloudtrain_runtime.process.run_context import Context, context
     from cloudtrain_runtime.task import Batch, Task
 
-__all__ = ["Batch", "Context", "FileStream", "GlobalOrderSampler", "Task", "context"]
+__all__ = ["Batch", "Context", "FileStream", "GlobalOrderSampler", "Task", "checkpoint", "context", "heartbeat"]
 
-_HOME_OF = {
+_MODULE_OF = {
     "Batch": "task",
-    "Context": "context",
+    "Context": "process.run_context",
     "FileStream": "data",
     "GlobalOrderSampler": "data",
     "Task": "task",
-    "context": "context",
+    "checkpoint": "checkpoint",
+    "context": "process.run_context",
+    "heartbeat": "process.heartbeat",
+    "watch": "process.heartbeat",  # its name in version 0.1
 }
-
-
-class _Package(ModuleType):
-    """`context` is the function, though a module of that name exists, too."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOME_OF and isinstance(value, ModuleType):
-            return  # the import system binding a submodule over a public name
-        super().__setattr__(name, value)
+_MODULES = ("checkpoint", "heartbeat", "watch")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    setattr(sys.modules[__name__], name, value)
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value
-
-
-sys.modules[__name__].__class__ = _Package

@@ -6,7 +6,7 @@ an image whose torch cannot be imported still gets a readable failure.
 
 from __future__ import annotations
 
-from cloudtrain_runtime.host.early_stop import STOP_SIGNALS, record_stop_signals, was_stop_received
+from cloudtrain_runtime.launcher.early_stop import STOP_SIGNALS, record_stop_signals, was_stop_received
 
 if __name__ == "__main__":
     record_stop_signals()  # before the imports below, which take longer than the interpreter's start
@@ -40,19 +40,24 @@ from cloudtrain_runtime.contract import (
     describe_exit,
 )
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.contract.signatures import check_task
-from cloudtrain_runtime.events import emit, say
-from cloudtrain_runtime.host import forking, secrets
-from cloudtrain_runtime.host.failures import REPORTED_EXIT_CODE
-from cloudtrain_runtime.host.hang import HostWatch, trace_variables
-from cloudtrain_runtime.host.kept_files import CodeFolder
-from cloudtrain_runtime.host.machine import Host, count_gpus, read_host, usable_cpus
-from cloudtrain_runtime.host.output import Output
-from cloudtrain_runtime.host.script_report import ScriptReport
-from cloudtrain_runtime.host.variables import sagemaker_variables
-from cloudtrain_runtime.place import ml_tree
+from cloudtrain_runtime.contract.task_signatures import check_task
+from cloudtrain_runtime.launcher import fork, secrets
+from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
+from cloudtrain_runtime.launcher.hang import HostWatch, trace_variables
+from cloudtrain_runtime.launcher.kept_files import CodeFolder
+from cloudtrain_runtime.launcher.machine import (
+    Host,
+    count_gpus,
+    read_host,
+    usable_cpus,
+)
+from cloudtrain_runtime.launcher.output import Output
+from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
+from cloudtrain_runtime.launcher.script_report import ScriptReport
+from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.event_log import emit, say
 
-_AGENT = "cloudtrain_runtime.host.agent"
+_AGENT = "cloudtrain_runtime.launcher.agent"
 _MARGIN_SECONDS = 20
 """Kept of the grace time for torchrun to end its workers after they did not act on the notice."""
 
@@ -148,22 +153,22 @@ def _start_agent(arguments: list[str], folder: Path, environment: Mapping[str, s
 
 
 def _fork_agent(command: list[str], folder: Path, environment: Mapping[str, str]) -> _Process:
-    mask = forking.hold_signals()
+    mask = fork.hold_signals()
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        forking.become(command, environment, mask)
+        fork.become(command, environment, mask)
         _be_agent(command[3:], folder)
-    forking.release_signals(mask)
+    fork.release_signals(mask)
     return _Forked(pid)
 
 
 def _be_agent(arguments: list[str], folder: Path) -> NoReturn:
-    forking.write_through()
+    fork.write_through()
     if sys.path[0] == str(Path.cwd()):  # where `python -m` looks first
         sys.path[0] = str(folder)
     os.chdir(folder)
-    from cloudtrain_runtime.host import agent
+    from cloudtrain_runtime.launcher import agent
 
     agent.run_to_the_end(arguments)
 

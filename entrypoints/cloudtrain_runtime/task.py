@@ -16,10 +16,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
-from cloudtrain_runtime.context import context
-from cloudtrain_runtime.contract.methods import METHODS
+from cloudtrain_runtime.contract.task_methods import METHODS
 from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.process.run_context import context
 
 Batch = Any
 """What `collate` returns: tensors, or tuples, lists and mappings of them. First dimension: samples."""

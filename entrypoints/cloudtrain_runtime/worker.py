@@ -17,19 +17,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from cloudtrain_runtime import determinism, watch
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
-from cloudtrain_runtime.contract.effects import is_effect
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.secondary_errors import is_effect
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.events import say
-from cloudtrain_runtime.host.failures import Failure, reason_of, tell, write_reason
-from cloudtrain_runtime.host.groups import keep_groups
-from cloudtrain_runtime.host.joins import note_join
-from cloudtrain_runtime.host.variables import mpirun_variables
-from cloudtrain_runtime.marks import mark_lines
-from cloudtrain_runtime.place import is_by_mpirun, ml_tree, read_run_config, torchrun_variables
+from cloudtrain_runtime.launcher.failure_file import (
+    Failure,
+    reason_of,
+    tell,
+    write_reason,
+)
+from cloudtrain_runtime.launcher.gloo_groups import keep_groups
+from cloudtrain_runtime.launcher.group_joins import note_join
+from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
+from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.environment import (
+    is_by_mpirun,
+    ml_tree,
+    read_run_config,
+    torchrun_variables,
+)
+from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.log_prefix import mark_lines
+from cloudtrain_runtime.training import determinism
 
 _ECHO_SECONDS = 2.0
 
@@ -60,7 +71,7 @@ def run_rank() -> None:
     os.environ.update(torchrun_variables(os.environ))
     take_secrets(config)
     mark_lines(os.environ)
-    watch.arm(os.environ)
+    heartbeat.arm(os.environ)
     code = str(Path.cwd())
     if code not in sys.path:
         sys.path.insert(0, code)
@@ -93,7 +104,7 @@ def take_secrets(config: RunConfig) -> None:
     """
     if not config.secrets:
         return
-    from cloudtrain_runtime.host.secrets import take
+    from cloudtrain_runtime.launcher.secrets import take
 
     found = take(config.secrets)
     if found.problems:
@@ -176,7 +187,7 @@ def run_script(config: RunConfig) -> None:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit_:
         code = exit_.code
-    used = sys.modules.get("cloudtrain_runtime.checkpoint")
+    used = sys.modules.get("cloudtrain_runtime.checkpoint.script_api")
     if not code and used is not None:
         from cloudtrain_runtime.errors import JobError
 
@@ -204,11 +215,11 @@ def run_task(config: RunConfig) -> None:
     """Train the Task."""
     if config.train is not None and config.train.deterministic:
         determinism.prepare()
-    from cloudtrain_runtime import ranks
-    from cloudtrain_runtime.context import context
-    from cloudtrain_runtime.loop import Trainer
-    from cloudtrain_runtime.measures.bandwidth import tell_bandwidth
+    from cloudtrain_runtime.metrics.bandwidth import tell_bandwidth
+    from cloudtrain_runtime.process import process_group
+    from cloudtrain_runtime.process.run_context import context
     from cloudtrain_runtime.task import load_task
+    from cloudtrain_runtime.training.trainer import Trainer
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
         raise ValueError("run.json has neither a script nor a Task with a train section")
@@ -219,7 +230,7 @@ def run_task(config: RunConfig) -> None:
 
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
     try:
-        ranks.join_ranks(place)
+        process_group.join_ranks(place)
         tell_bandwidth(place, config.network_gbps)
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
@@ -244,7 +255,7 @@ def leave(code: str | int | None) -> None:
     aborts a run that had succeeded: with Gloo, plain torchrun 2.13 fails so in up to half of the runs of an ordinary
     script (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
     """
-    watch.leave()
+    heartbeat.leave()
     if isinstance(code, str):
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)

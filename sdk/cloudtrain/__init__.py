@@ -11,12 +11,10 @@ Nothing heavy is imported before it is used.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.api import (
+    from cloudtrain.client.api import (
         check,
         checkpoint_folder,
         configure,
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
         trace_settings,
         validate,
     )
+    from cloudtrain.client.submission import Callbacks
     from cloudtrain.errors import (
         BundleError,
         CloudError,
@@ -53,15 +52,23 @@ if TYPE_CHECKING:
         UntrustedSettingsError,
         UserError,
     )
-    from cloudtrain.explain import Explanation, FailureClass
-    from cloudtrain.plan import Plan
+    from cloudtrain.failure_rules import Explanation, FailureClass
+    from cloudtrain.job.spec import JobSpec
+    from cloudtrain.planning.plan import Plan
+    from cloudtrain.planning.warm_pool_state import WarmPool
     from cloudtrain.preflight import Candidate, Candidates, Check
-    from cloudtrain.profiles import ProfileChange
-    from cloudtrain.run import LogFilter, LogLine, Progress, Run, RunFilter, State, Status, WarmPool
-    from cloudtrain.saved import CheckpointFolder, SavedCheckpoint
-    from cloudtrain.sending import Callbacks
-    from cloudtrain.settings import Origin, Settings
-    from cloudtrain.spec import JobSpec
+    from cloudtrain.runs.checkpoints import CheckpointFolder, SavedCheckpoint
+    from cloudtrain.runs.run import (
+        LogFilter,
+        LogLine,
+        Progress,
+        Run,
+        RunFilter,
+        State,
+        Status,
+    )
+    from cloudtrain.settings.profiles import ProfileChange
+    from cloudtrain.settings.settings import Origin, Settings
 
 __version__ = "0.1.0"
 
@@ -122,68 +129,72 @@ __all__ = [
     "validate",
 ]
 
-_HOMES = {
-    "api": (
-        "check",
-        "checkpoint_folder",
-        "configure",
-        "explain",
-        "files",
-        "find_candidates",
-        "find_settings",
-        "get_run",
-        "list_profiles",
-        "list_runs",
-        "logs",
-        "plan",
-        "read_terraform",
-        "remove_profile",
-        "resume",
-        "status",
-        "stop",
-        "submit",
-        "trace_settings",
-        "validate",
-    ),
-    "errors": (
-        *("BundleError", "CloudError", "CloudtrainError", "DamagedCheckpointError", "DriftError", "MissingExtraError"),
-        *("NoCapacityError", "Problem", "RunNotFoundError", "SettingsError", "SpecError"),
-        *("UntrustedSettingsError", "UserError"),
-    ),
-    "explain": ("Explanation", "FailureClass"),
-    "plan": ("Plan",),
-    "preflight": ("Candidate", "Candidates", "Check"),
-    "profiles": ("ProfileChange",),
-    "run": ("LogFilter", "LogLine", "Progress", "Run", "RunFilter", "State", "Status", "WarmPool"),
-    "saved": ("CheckpointFolder", "SavedCheckpoint"),
-    "sending": ("Callbacks",),
-    "settings": ("Origin", "Settings"),
-    "spec": ("JobSpec",),
+_MODULE_OF = {
+    "BundleError": "errors",
+    "Callbacks": "client.submission",
+    "Candidate": "preflight",
+    "Candidates": "preflight",
+    "Check": "preflight",
+    "CheckpointFolder": "runs.checkpoints",
+    "CloudError": "errors",
+    "CloudtrainError": "errors",
+    "DamagedCheckpointError": "errors",
+    "DriftError": "errors",
+    "Explanation": "failure_rules",
+    "FailureClass": "failure_rules",
+    "JobSpec": "job.spec",
+    "LogFilter": "runs.run",
+    "LogLine": "runs.run",
+    "MissingExtraError": "errors",
+    "NoCapacityError": "errors",
+    "Origin": "settings.settings",
+    "Plan": "planning.plan",
+    "Problem": "errors",
+    "ProfileChange": "settings.profiles",
+    "Progress": "runs.run",
+    "Run": "runs.run",
+    "RunFilter": "runs.run",
+    "RunNotFoundError": "errors",
+    "SavedCheckpoint": "runs.checkpoints",
+    "Settings": "settings.settings",
+    "SettingsError": "errors",
+    "SpecError": "errors",
+    "State": "runs.run",
+    "Status": "runs.run",
+    "UntrustedSettingsError": "errors",
+    "UserError": "errors",
+    "WarmPool": "planning.warm_pool_state",
+    "check": "client.api",
+    "checkpoint_folder": "client.api",
+    "configure": "client.api",
+    "explain": "client.api",
+    "files": "client.api",
+    "find_candidates": "client.api",
+    "find_settings": "client.api",
+    "get_run": "client.api",
+    "list_profiles": "client.api",
+    "list_runs": "client.api",
+    "logs": "client.api",
+    "plan": "client.api",
+    "read_terraform": "client.api",
+    "remove_profile": "client.api",
+    "resume": "client.api",
+    "status": "client.api",
+    "stop": "client.api",
+    "submit": "client.api",
+    "trace_settings": "client.api",
+    "validate": "client.api",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-class _Package(ModuleType):
-    """`cloudtrain.plan` is the verb, though a module of that name exists, too (`from cloudtrain.plan import Plan`)."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOME_OF and isinstance(value, ModuleType):
-            return  # the import system binding a submodule over a public name
-        super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    setattr(sys.modules[__name__], name, value)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served, serve
-from support import Cli
+from support.jobs import Cli
+from support.sandboxes import Served, serve
 
-from cloudtrain.container import ml_namespace
-from cloudtrain.container.machine import free_port, host_addresses, loopback_interface
-from cloudtrain.request import split_uri
+from cloudtrain.backends.container import mount_namespace
+from cloudtrain.backends.container.machine import free_port, host_addresses, loopback_interface
+from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     GPUS_VARIABLE,
@@ -224,7 +224,7 @@ def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> 
     (tools / "python").chmod(0o755)
     algorithm = description["AlgorithmSpecification"]
     command = [*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", [])]
-    is_mounted = ml_namespace.is_available()
+    is_mounted = mount_namespace.is_available()
     of_tests = ("PYTHONPATH", "CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_TEST_RECORD", "ATEN_CPU_CAPABILITY")
     image = {name: os.environ[name] for name in (*of_tests, "CUDA_VISIBLE_DEVICES") if name in os.environ}
     port = str(free_port())
@@ -244,7 +244,7 @@ def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> 
             **({} if is_mounted else {ML_ROOT_VARIABLE: str(tree.root)}),
             **description["Environment"],
         }
-        argv = ml_namespace.wrap(str(tree.root), command) if is_mounted else command
+        argv = mount_namespace.wrap(str(tree.root), command) if is_mounted else command
         with (folder / f"{host}.log").open("wb") as log:
             started[host] = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from cloudtrain_runtime.contract import MlTree
-from cloudtrain_runtime.host.variables import sagemaker_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 
 
 def test_the_sm_variables_are_those_of_the_toolkit(tmp_path: Path) -> None:

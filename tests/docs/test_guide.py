@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
-from support import REPOSITORY, Cli
+from support.jobs import REPOSITORY, Cli
 
+from cloudtrain.backends.sandbox.fault_injection import Weather
 from cloudtrain.cli import _COMMANDS
 from cloudtrain.cli.checkpoints import checkpoints
-from cloudtrain.sandbox.weather import Weather
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
 
 GUIDE = (REPOSITORY / "docs" / "guide.md").read_text()
 (JOB, *OTHERS) = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)

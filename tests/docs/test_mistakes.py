@@ -4,9 +4,24 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from mistakes import ESTIMATOR, JOB, MISTAKES, REQUEST, Mistake
-from mistakes_table import CAUGHT, MISSED, TABLE, Answers, judges, plant, rows, table_rows
-from support import serve_moto
+from support.jobs import serve_moto
+from support.mistakes import (
+    ESTIMATOR,
+    JOB,
+    MISTAKES,
+    REQUEST,
+    Mistake,
+)
+from support.mistakes_table import (
+    CAUGHT,
+    MISSED,
+    TABLE,
+    Answers,
+    judges,
+    plant,
+    rows,
+    table_rows,
+)
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 
@@ -33,7 +48,7 @@ def test_who_notices(answers: list[Answers]) -> None:
     assert not unnoticed, "\n\n".join(f"{title}: {said}" for title, said in unnoticed.items())
     assert all(answer.place for answer in found)
     assert sum(CAUGHT not in (a.boto3, a.estimator, a.moto) for a in found) >= 12
-    assert table_rows(TABLE.read_text()) == rows(found), "stale: run python tests/mistakes_table.py --write"
+    assert table_rows(TABLE.read_text()) == rows(found), "PYTHONPATH=tests python -m support.mistakes_table --write"
 
 
 def test_there_are_forty_different_ones() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import EXAMPLES, REPOSITORY, Cli
+from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 README = (REPOSITORY / "README.md").read_text()
 

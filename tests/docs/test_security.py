@@ -6,7 +6,7 @@ import ast
 import re
 
 import pytest
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from sandbox_support import Served, request, serve
-from support import serve_moto
+from support.jobs import serve_moto
+from support.sandboxes import Served, request, serve
 
 pytestmark = [
     pytest.mark.aws,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain_runtime.contract import MlTree
-from cloudtrain_runtime.host.variables import sagemaker_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 
 TOOLKIT = os.environ.get("TOOLKIT_PYTHON", "")
 ASK = "import json; from sagemaker_training import environment as e; print(json.dumps(e.Environment().to_env_vars()))"

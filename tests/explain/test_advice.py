@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.explain import Explanation, FailureClass, explain
-from cloudtrain.run import LogLine, State, Status
+from cloudtrain.failure_rules import Explanation, FailureClass, explain
+from cloudtrain.runs.run import LogLine, State, Status
 
 REQUIREMENTS = {"code.requirements": "requirements.txt"}
 

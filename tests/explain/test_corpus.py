@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from explain_support import CASES, FACTS, Case
+from support.explanations import CASES, FACTS, Case
 
-from cloudtrain.explain import FailureClass, explain
-from cloudtrain.run import LogLine
+from cloudtrain.failure_rules import FailureClass, explain
+from cloudtrain.runs.run import LogLine
 
 
 def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
@@ -49,7 +49,7 @@ def test_an_ended_run_without_failure_has_no_class() -> None:
     for case in itertools.islice(CASES, 5):
         from dataclasses import replace
 
-        from cloudtrain.run import State
+        from cloudtrain.runs.run import State
 
         for state in (State.SUCCEEDED, State.STOPPED):
             found = explain(replace(case.status, state=state, reason=""), case.lines)

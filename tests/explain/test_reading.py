@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudtrain.explain import FailureClass, explain
-from cloudtrain.explain.collectives import Collectives
-from cloudtrain.explain.facts import read_facts
-from cloudtrain.explain.findings import WentOn
-from cloudtrain.explain.rules import RULES, Place
-from cloudtrain.run import LogLine, State, Status
+from cloudtrain.failure_rules import FailureClass, explain
+from cloudtrain.failure_rules.collectives import Collectives
+from cloudtrain.failure_rules.job_values import read_facts
+from cloudtrain.failure_rules.matches import WentOn
+from cloudtrain.failure_rules.rules import RULES, Place
+from cloudtrain.runs.run import LogLine, State, Status
 
 FAILED = Status("r", "sagemaker", State.FAILED)
 LINES = 200_000

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 import cloudtrain
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from terraform_support import Terraform, apply_all, find_terraform
+from support.terraform import Terraform, apply_all, find_terraform
 
 
 @pytest.fixture(scope="session")

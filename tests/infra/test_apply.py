@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from terraform_support import ROOTS, of_type, one_of_type
+from support.terraform import ROOTS, of_type, one_of_type
 
-from cloudtrain.settings import Settings
+from cloudtrain.settings.settings import Settings
 
 pytestmark = [
     pytest.mark.aws,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from iam_policy import Decision, Grant, Request, UnsupportedError, decide, granting, grants
+from support.iam_policy import (
+    Decision,
+    Grant,
+    Request,
+    UnsupportedError,
+    decide,
+    granting,
+    grants,
+)
 
 BUCKET = "arn:aws:s3:::bucket"
 

@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY
-from terraform_support import MODULE, Terraform, copy_module
+from support.jobs import REPOSITORY
+from support.terraform import MODULE, Terraform, copy_module
 
 EXCEPTIONS = {
     "CKV2_AWS_11": "flow logs: nothing leaves the network but to AWS's endpoints",

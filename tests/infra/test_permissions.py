@@ -12,9 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_calls import CLIENT, CONTAINER, Call, calls_seen, read_raw, read_record, unknown_calls, write_record
-from iam_policy import Decision, Request, as_list, decide
-from permissions_support import (
+from support.aws_calls import (
+    CLIENT,
+    CONTAINER,
+    Call,
+    calls_seen,
+    read_raw,
+    read_record,
+    unknown_calls,
+    write_record,
+)
+from support.iam_policy import (
+    Decision,
+    Request,
+    as_list,
+    decide,
+)
+from support.permissions import (
     EXECUTION,
     LOOK,
     PAGE,
@@ -29,7 +43,7 @@ from permissions_support import (
     requests_of,
     with_tables,
 )
-from terraform_support import ROOTS
+from support.terraform import ROOTS
 
 READING = {"check", "status", "logs", "list", "explain", "follow", "prices", "checkpoints"}
 """Verbs that change nothing: who has the policy `look` alone must be able to use them."""
@@ -89,7 +103,7 @@ def test_the_record_holds_both_sides_and_every_verb() -> None:
 
 def test_the_page_is_up_to_date(kept: Kept, proof: Proof) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text, kept, proof) == text, "python tests/permissions_support.py --write"
+    assert with_tables(text, kept, proof) == text, "PYTHONPATH=tests python -m support.permissions --write"
 
 
 # ---------------------------------------------------------------- what another evaluator says
@@ -201,7 +215,7 @@ def test_kept_policies_are_those_that_terraform_renders(applied: dict[str, Any],
     path = tmp_path / "applied.json"
     path.write_text(json.dumps(applied))
     assert vars(rendered) == {"outputs": kept.outputs, "policies": kept.policies}, (
-        f"cp {path} /tmp && python tests/permissions_support.py --policies /tmp/applied.json"
+        f"cp {path} /tmp && PYTHONPATH=tests python -m support.permissions --policies /tmp/applied.json"
     )
 
 
@@ -308,7 +322,7 @@ def raw(**fields: Any) -> dict[str, Any]:
         "service": "s3",
         "operation": "PutObject",
         "parameters": {"": ["Bucket", "Key"], "Bucket": "cloudtrain-test", "Key": "cloudtrain/queues/q"},
-        "stack": ["cloudtrain.backends.sagemaker.queues:Queues.submit"],
+        "stack": ["cloudtrain.backends.sagemaker.batch_queue:Queues.submit"],
         "program": ["cloudtrain", "submit"],
     }
     return {**line, **fields}
@@ -322,7 +336,7 @@ RUN = "first-261121-120000-0a1b2c"
     [
         ({}, "client (submit): s3 PutObject on {bucket}/{prefix}/queues/*"),
         (
-            {"stack": ["cloudtrain_runtime.s3.objects:put", "cloudtrain_runtime.checkpoints.storage:S3Storage.write"]},
+            {"stack": ["cloudtrain_runtime.s3.objects:put", "cloudtrain_runtime.checkpoint.storage:S3Storage.write"]},
             "container (checkpoints): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
         (
@@ -341,7 +355,7 @@ RUN = "first-261121-120000-0a1b2c"
             "client (check): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
         (
-            {"stack": ["cloudtrain.sandbox.transfer:Mirror.push"]},
+            {"stack": ["cloudtrain.backends.sandbox.s3_sync:Mirror.push"]},
             "service (inputs and outputs): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
     ],
@@ -353,7 +367,7 @@ def test_lines_are_read_as_what_they_mean(fields: dict[str, Any], expected: str)
 
 def test_the_sandboxs_own_calls_count_for_nobody() -> None:
     made = {"operation": "CreateBucket", "parameters": {"": ["Bucket"], "Bucket": "cloudtrain-sandbox"}}
-    assert list(read_raw(raw(stack=["cloudtrain.sandbox.server:_start"], **made))) == []
+    assert list(read_raw(raw(stack=["cloudtrain.backends.sandbox.server:_start"], **made))) == []
 
 
 def test_a_record_is_written_and_read_back(tmp_path: Path) -> None:

@@ -7,8 +7,15 @@ import re
 from typing import Any
 
 import pytest
-from iam_policy import Decision, Request, decide
-from terraform_support import MODULE, ROOTS, as_list, of_type, one_of_type, policy_of
+from support.iam_policy import Decision, Request, decide
+from support.terraform import (
+    MODULE,
+    ROOTS,
+    as_list,
+    of_type,
+    one_of_type,
+    policy_of,
+)
 
 from cloudtrain import catalog
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 from torch import distributed
 
-from cloudtrain.container.cause import find_cause
-from cloudtrain_runtime.contract.effects import is_effect
-from cloudtrain_runtime.host.cause import agree_on_cause
+from cloudtrain.backends.container.failure_cause import find_cause
+from cloudtrain_runtime.contract.secondary_errors import is_effect
+from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
 
 SCRIPT = """
 import os, signal, sys
@@ -70,12 +70,12 @@ def test_hosts_that_saw_an_effect_write_the_cause() -> None:
 
 
 def test_without_a_cause_each_host_writes_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain_runtime.host.cause._WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
     assert agree({LOST: True, "other effect": True}) == [LOST, "other effect"]
 
 
 def test_without_the_first_host_an_effect_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain_runtime.host.cause._WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
     asked = {"endpoint": "127.0.0.1:9", "hosts": 2, "keeps_store": False}
     assert agree_on_cause(LOST, is_effect=True, **asked) == ""  # type: ignore[arg-type]
     assert agree_on_cause(CAUSE, is_effect=False, **asked) == CAUSE  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_of_other_launchers_files_the_one_with_the_cause_counts(tmp_path: Path) 
 
 def test_event_times_keep_their_fraction(capfd: pytest.CaptureFixture[str]) -> None:
     from cloudtrain_runtime.contract import parse_event
-    from cloudtrain_runtime.events import emit
+    from cloudtrain_runtime.process.event_log import emit
 
     emit("failed", message="m", failed_at=1_795_000_000.25)
     found = parse_event(capfd.readouterr().out)

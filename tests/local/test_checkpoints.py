@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_support import RUN, flip, save_bytes
-from support import Cli
+from support.checkpoints import RUN, flip, save_bytes
+from support.jobs import Cli
 
 pytestmark = pytest.mark.processes
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 pytestmark = pytest.mark.processes
 

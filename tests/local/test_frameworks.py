@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from support import EXAMPLES, Cli, processes_of, until
+from support.jobs import (
+    EXAMPLES,
+    Cli,
+    processes_of,
+    until,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +30,7 @@ import glob, json, os, runpy, signal, time, zlib
 from pathlib import Path
 import torch
 from cloudtrain_runtime import context
-from cloudtrain_runtime.place import ml_tree
+from cloudtrain_runtime.process.environment import ml_tree
 
 place = context()
 kill_at, stop_at = int(os.environ["KILL_AT"]), int(os.environ["STOP_AT"])

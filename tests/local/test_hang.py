@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli, processes_of
+from support.jobs import Cli, processes_of
 
 pytestmark = pytest.mark.processes
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli, processes_of
+from support.jobs import Cli, processes_of
 
 pytestmark = pytest.mark.processes
 
 DIES = '''
 
 import contextlib, signal
-from cloudtrain_runtime.checkpoints.storage import FolderStorage
+from cloudtrain_runtime.checkpoint.storage import FolderStorage
 
 _create = FolderStorage.create
 

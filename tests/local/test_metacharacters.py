@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from metacharacters import NAME, TEXT, plant, traces
-from support import Cli
+from support.jobs import Cli
+from support.metacharacters import (
+    NAME,
+    TEXT,
+    plant,
+    traces,
+)
 
 import cloudtrain
 from cloudtrain.errors import UserError

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
-from cloudtrain.container.ml_namespace import is_available
-from cloudtrain.container.paths import map_hyperparameters, map_text, map_values
+from cloudtrain.backends.container.ml_paths import map_hyperparameters, map_text, map_values
+from cloudtrain.backends.container.mount_namespace import is_available
 from cloudtrain_runtime.contract import MlTree
 
 SCRIPT = """\

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import REPOSITORY, until
+from support.jobs import REPOSITORY, until
 
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, TrainConfig, parse_event
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from support import Cli, Finished
+from support.jobs import Cli, Finished
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from support import EXAMPLES, Cli, command, processes_of, until
+from support.jobs import (
+    EXAMPLES,
+    Cli,
+    command,
+    processes_of,
+    until,
+)
 
 import cloudtrain
 from cloudtrain_runtime.contract import parse_event
@@ -302,7 +308,7 @@ def test_retries_start_the_workers_again_from_the_last_checkpoint(cli: Cli, smal
 
 
 SLOW_COMMIT = """
-from cloudtrain_runtime.checkpoints.storage import FolderStorage
+from cloudtrain_runtime.checkpoint.storage import FolderStorage
 
 commit = FolderStorage.commit
 
@@ -453,8 +459,8 @@ def test_what_ignores_the_notice_is_killed_after_the_grace_time(cli: Cli, job: C
 OVER = """
 import json, sys
 from pathlib import Path
-from cloudtrain.container import JobFolder, run_job
-from cloudtrain.container.processes import descendants
+from cloudtrain.backends.container import JobFolder, run_job
+from cloudtrain.backends.container.process_tree import descendants
 
 folder = Path(sys.argv[1])
 request = {

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli, until
+from support.jobs import Cli, until
 
 import cloudtrain
-from cloudtrain.run import State
+from cloudtrain.runs.run import State
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
 
 pytestmark = pytest.mark.processes
 

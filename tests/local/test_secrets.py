@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 pytestmark = pytest.mark.processes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli, command
+from support.jobs import Cli, command
 
 import cloudtrain
 

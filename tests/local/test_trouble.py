@@ -13,12 +13,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import Cli, Finished, command, processes_of, until
+from support.jobs import (
+    Cli,
+    Finished,
+    command,
+    processes_of,
+    until,
+)
 
 import cloudtrain
-from cloudtrain.container.state import RecordedState, write_state
+from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.run import State
+from cloudtrain.runs.run import State
 
 JOB = "name: spin\ncode: {script: spin.py}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 1}\n"
 SPIN = "import time\nprint('spinning', flush=True)\nwhile True:\n    time.sleep(0.1)\n"

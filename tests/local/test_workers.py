@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli, processes_of, until
+from support.jobs import Cli, processes_of, until
 
 pytestmark = [
     pytest.mark.processes,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
 PROGRAM = Path(__file__).with_name("audit.py")
 BROUGHT_BY_TORCH = {"torch", "sympy", "mpmath", "networkx", "setuptools", "triton"}

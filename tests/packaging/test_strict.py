@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
 SKIPS = {
     "importorskip": "import pytest\ndef test(): pytest.importorskip('no_such_package')\n",

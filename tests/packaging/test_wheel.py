@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
 import cloudtrain
 import cloudtrain_runtime

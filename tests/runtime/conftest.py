@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from runtime_support import process_group
+from support.checkpoint_folders import process_group
 
-from cloudtrain_runtime.context import Context, read_context
+from cloudtrain_runtime.process.run_context import Context, read_context
 
 
 @pytest.fixture

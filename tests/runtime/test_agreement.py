@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain_runtime.context import read_context
-from cloudtrain_runtime.ranks import Agreement, Row
+from cloudtrain_runtime.process.process_group import Agreement, Row
+from cloudtrain_runtime.process.run_context import read_context
 
 pytestmark = pytest.mark.processes
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint import Checkpoints, Resumed
-from cloudtrain_runtime.checkpoints.records import survey
-from cloudtrain_runtime.checkpoints.storage import FolderStorage, open_storage, path_of
-from cloudtrain_runtime.checkpoints.verified import faults
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.listing import survey
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints, Resumed
+from cloudtrain_runtime.checkpoint.storage import FolderStorage, open_storage, path_of
+from cloudtrain_runtime.checkpoint.verified_reader import faults
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
 from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_name
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
@@ -158,7 +158,7 @@ class _Held(FolderStorage):
 def test_one_at_most_is_under_way_and_what_falls_behind_is_told(
     place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudtrain_runtime.checkpoints.saving._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PATIENCE_SECONDS", 0.01)
     checkpoints = checkpoints_at(str(tmp_path / "c"), place)
     storage = _Held(tmp_path / "c")
     checkpoints._saver.storage = storage  # noqa: SLF001

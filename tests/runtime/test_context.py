@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloudtrain_runtime.context import choose_device, read_context
 from cloudtrain_runtime.contract import MlTree
-from cloudtrain_runtime.host.variables import sagemaker_variables
-from cloudtrain_runtime.place import torchrun_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
+from cloudtrain_runtime.process.environment import torchrun_variables
+from cloudtrain_runtime.process.run_context import choose_device, read_context
 
 
 def test_outside_of_a_run_there_is_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

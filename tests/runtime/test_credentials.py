@@ -13,7 +13,7 @@ import pytest
 from botocore.utils import ContainerMetadataFetcher
 
 from cloudtrain_runtime.contract import SecretConfig
-from cloudtrain_runtime.host import secrets
+from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.s3.objects import Objects, ObjectsError
 
 pytestmark = pytest.mark.aws

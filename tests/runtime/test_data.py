@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
-from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.data import (
     DataState,
     GlobalOrderSampler,
@@ -22,6 +21,7 @@ from cloudtrain_runtime.data import (
     make_loader,
 )
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import read_context
 
 Groups = list[GlobalOrderSampler]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_support import SCRIPT_RUN
+from support.hosts import SCRIPT_RUN
 
-from cloudtrain.request import CONTAINER_ENTRYPOINT
+from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 from cloudtrain_runtime.contract import MlTree
 
 BLOCK = "import pathlib; pathlib.Path({reached!r}).touch(); open({gate!r}).read()"

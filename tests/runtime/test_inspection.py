@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_support import BLOCK_BYTES, RUN, flip, save_bytes, save_ranks, write_manifest
+from support.checkpoints import (
+    BLOCK_BYTES,
+    RUN,
+    flip,
+    save_bytes,
+    save_ranks,
+    write_manifest,
+)
 
 import cloudtrain_runtime
-from cloudtrain_runtime.checkpoints.inspection import Entry, Inspection
+from cloudtrain_runtime.checkpoint.inspection import Entry, Inspection
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 Open = Callable[[], str]
@@ -243,7 +250,7 @@ def test_without_a_model(tmp_path: Path) -> None:
 
 
 def program(*arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "cloudtrain_runtime.checkpoints.inspection", *arguments]
+    command = [sys.executable, "-m", "cloudtrain_runtime.checkpoint.inspection", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -260,7 +267,7 @@ def test_it_prints_events_and_then_its_answer(root: Path) -> None:
 def test_a_list_needs_no_torch(root: Path) -> None:
     code = (
         "import sys, runpy; sys.argv = ['x', 'list', sys.argv[1]]\n"
-        "try: runpy.run_module('cloudtrain_runtime.checkpoints.inspection', run_name='__main__')\n"
+        "try: runpy.run_module('cloudtrain_runtime.checkpoint.inspection', run_name='__main__')\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'cloudtrain', 'numpy'} & set(sys.modules)"
     )
@@ -273,7 +280,7 @@ def test_verify_without_torch_says_what_it_left_out(root: Path, tmp_path: Path) 
     (tmp_path / "alone" / "cloudtrain_runtime").symlink_to(Path(str(cloudtrain_runtime.__file__)).parent)
     code = (
         "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv[1:2] = ['verify']\n"
-        "runpy.run_module('cloudtrain_runtime.checkpoints.inspection', run_name='__main__')"
+        "runpy.run_module('cloudtrain_runtime.checkpoint.inspection', run_name='__main__')"
     )
     command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "alone"), str(root), "--step", "100"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

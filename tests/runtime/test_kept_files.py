@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudtrain_runtime.contract import MlTree, parse_event
-from cloudtrain_runtime.host import kept_files
-from cloudtrain_runtime.host.kept_files import CodeFolder
+from cloudtrain_runtime.launcher import kept_files
+from cloudtrain_runtime.launcher.kept_files import CodeFolder
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from host_support import SCRIPT_RUN
+from support.hosts import SCRIPT_RUN
 
 from cloudtrain_runtime import launch
 from cloudtrain_runtime.contract import MlTree, parse_event
-from cloudtrain_runtime.host import toolkit
-from cloudtrain_runtime.host.machine import Host, count_gpus
+from cloudtrain_runtime.launcher import toolkit
+from cloudtrain_runtime.launcher.machine import Host, count_gpus
 
 ENTRYPOINTS = Path(launch.__file__).parent.parent
 CONFIG = replace(SCRIPT_RUN, run="demo-261120-101500-1a2b3c", max_restarts=3)
@@ -44,8 +44,8 @@ def test_torchrun_orders_hosts_as_we_do() -> None:
     """Torchrun numbers its nodes by --local-addr as text: rank 0 must be on the first host."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
-    from cloudtrain.container.machine import host_addresses
-    from cloudtrain.container.tree import host_names
+    from cloudtrain.backends.container.filesystem import host_names
+    from cloudtrain.backends.container.machine import host_addresses
 
     hosts = host_names(12)
     addresses = host_addresses(hosts)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_support import process_group
+from support.checkpoint_folders import process_group
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from cloudtrain_runtime import context
-from cloudtrain_runtime.context import Context, read_context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.loop import Patience, Trainer
+from cloudtrain_runtime.process.run_context import Context, read_context
 from cloudtrain_runtime.task import Task
+from cloudtrain_runtime.training.trainer import Patience, Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from support import Cli
+from support.jobs import Cli
 from torch import nn
 
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.checkpoints.inspection import Inspection
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
@@ -78,9 +78,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of our own; its folder."""
     from dataclasses import replace
 
-    from runtime_support import process_group
+    from support.checkpoint_folders import process_group
 
-    from cloudtrain_runtime.context import read_context
+    from cloudtrain_runtime.process.run_context import read_context
 
     root = tmp_path_factory.mktemp("original")
     place = replace(read_context({}), run="demo")

@@ -11,25 +11,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import measures_support
 import psutil
 import pytest
 import torch
+from support import measurements
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.measures import Meter
-from cloudtrain_runtime.measures.bandwidth import bus_share, judge
-from cloudtrain_runtime.measures.clock import PARTS, Phase, Reading, StepClock
-from cloudtrain_runtime.measures.flops import count_flops, peak_flops, shape_of
-from cloudtrain_runtime.measures.memory import peak_memory_bytes
-from cloudtrain_runtime.measures.profiling import Profiling, operator_lines
-from cloudtrain_runtime.measures.stragglers import NUMBERS, OWN, Judge, Straggler, Stragglers
-from cloudtrain_runtime.measures.tensorboard import Board
+from cloudtrain_runtime.metrics import Meter
+from cloudtrain_runtime.metrics.bandwidth import bus_share, judge
+from cloudtrain_runtime.metrics.flops import count_flops, peak_flops, shape_of
+from cloudtrain_runtime.metrics.memory import peak_memory_bytes
+from cloudtrain_runtime.metrics.profiler import Profiling, operator_lines
+from cloudtrain_runtime.metrics.step_timer import (
+    PARTS,
+    Phase,
+    Reading,
+    StepClock,
+)
+from cloudtrain_runtime.metrics.stragglers import (
+    NUMBERS,
+    OWN,
+    Judge,
+    Straggler,
+    Stragglers,
+)
+from cloudtrain_runtime.metrics.tensorboard import Board
+from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.task import Task
 
 CPU = torch.device("cpu")
@@ -63,7 +74,7 @@ class Clockwork:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000
-        monkeypatch.setattr("cloudtrain_runtime.measures.clock.perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr("cloudtrain_runtime.metrics.step_timer.perf_counter_ns", lambda: self.now)
 
 
 def test_the_parts_of_a_step_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +270,7 @@ def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain_runtime.measures.device_peak_flops", lambda device, precision: 1e6)
+    monkeypatch.setattr("cloudtrain_runtime.metrics.device_peak_flops", lambda device, precision: 1e6)
     works = Clockwork(monkeypatch)
     task = Perceptron()
     meter = Meter(task, shape_of(task.model()), "fp32", replace(read_context({}), world_size=2))
@@ -297,7 +308,7 @@ def test_memory_is_what_was_most() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_measure_one_bandwidth(world_size: int, tmp_path: Path) -> None:
-    results, text = measures_support.start(measures_support.bandwidth, world_size, tmp_path)
+    results, text = measurements.start(measurements.bandwidth, world_size, tmp_path)
     assert len({tuple(result[:3]) for result in results}) == 1, "all ranks know the same"
     size, seconds, gbps, _ = results[0]
     assert gbps == pytest.approx(2 * (world_size - 1) / world_size * size / seconds * 8 / 1e9)
@@ -344,7 +355,7 @@ def test_a_slow_rank_is_told_once_and_when_it_is_over() -> None:
 @pytest.mark.processes
 def test_a_run_tells_what_it_sees(tmp_path: Path) -> None:
     """3 ranks, of which one loads its data slowly; two of the 12 steps are recorded."""
-    _, text = measures_support.start(measures_support.uneven_run, 3, tmp_path)
+    _, text = measurements.start(measurements.uneven_run, 3, tmp_path)
     events = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
     steps = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in steps] == list(range(1, 13))
@@ -433,8 +444,8 @@ def test_a_missing_tensorboard_is_the_jobs_mistake(tmp_path: Path, monkeypatch: 
 def test_nothing_of_it_is_imported_without_being_asked() -> None:
     program = """
         import sys
-        import cloudtrain_runtime.loop, cloudtrain_runtime.measures, cloudtrain_runtime.measures.tensorboard
-        import cloudtrain_runtime.measures.profiling
+        import cloudtrain_runtime.training.trainer, cloudtrain_runtime.metrics, cloudtrain_runtime.metrics.tensorboard
+        import cloudtrain_runtime.metrics.profiler
         print([name for name in sys.modules if name.partition(".")[0] in ("tensorboard", "tensorflow")])
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
@@ -456,7 +467,7 @@ def steps_in(events: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.processes
 def test_every_rank_leaves_a_trace_of_the_chosen_steps(tmp_path: Path) -> None:
-    _, text = measures_support.start(measures_support.profiled_steps, 4, tmp_path)
+    _, text = measurements.start(measurements.profiled_steps, 4, tmp_path)
     folder = tmp_path / "data" / "profile"
     names = [f"algo-{1 + rank // 2}-rank-{rank}.pt.trace.json.gz" for rank in range(4)]
     assert sorted(path.name for path in folder.iterdir()) == names

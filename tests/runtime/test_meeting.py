@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain_runtime.host import meeting
+from cloudtrain_runtime.launcher import rendezvous
 
 RENDEZVOUS: Any = importlib.import_module("torch.distributed.rendezvous")
 NAME = "_create_c10d_store"
@@ -25,9 +25,9 @@ def bound() -> Iterator[socket.socket]:
 
 def test_it_waits_for_who_listens_late(bound: socket.socket) -> None:
     host, port = bound.getsockname()
-    assert not meeting.wait_for_listener(host, port, 0.01)
+    assert not rendezvous.wait_for_listener(host, port, 0.01)
     found: list[bool] = []
-    waiting = threading.Thread(target=lambda: found.append(meeting.wait_for_listener(host, port, 60)))
+    waiting = threading.Thread(target=lambda: found.append(rendezvous.wait_for_listener(host, port, 60)))
     waiting.start()
     bound.listen()
     waiting.join(60)
@@ -35,7 +35,7 @@ def test_it_waits_for_who_listens_late(bound: socket.socket) -> None:
 
 
 def test_a_name_that_nobody_knows_is_waited_for_as_well() -> None:
-    assert not meeting.wait_for_listener("nobody.invalid", 1, 0.01)
+    assert not rendezvous.wait_for_listener("nobody.invalid", 1, 0.01)
 
 
 def test_each_rank_but_the_first_asks_before_it_connects(bound: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +43,13 @@ def test_each_rank_but_the_first_asks_before_it_connects(bound: socket.socket, m
     listened: list[bool] = []
 
     def connect(hostname: str, port: int, rank: int, world_size: int) -> int:
-        listened.append(meeting.wait_for_listener(hostname, port, 0.01))
+        listened.append(rendezvous.wait_for_listener(hostname, port, 0.01))
         return world_size
 
     # torch's own has these names, or nothing would be hastened.
     assert list(inspect.signature(getattr(RENDEZVOUS, NAME)).parameters)[:3] == ["hostname", "port", "rank"]
     monkeypatch.setattr(RENDEZVOUS, NAME, connect)
-    meeting.hasten()
+    rendezvous.hasten()
     assert getattr(RENDEZVOUS, NAME)(host, port, 0, 2) == 2
     later = threading.Timer(0.05, bound.listen)
     later.start()
@@ -61,5 +61,5 @@ def test_another_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(*options: object) -> None: ...
 
     monkeypatch.setattr(RENDEZVOUS, NAME, other)
-    meeting.hasten()
+    rendezvous.hasten()
     assert getattr(RENDEZVOUS, NAME) is other

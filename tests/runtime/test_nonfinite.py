@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_support import TRAIN
+from support.ranks import TRAIN
 from torch import nn
 
-from cloudtrain_runtime import determinism
-from cloudtrain_runtime.analysis import Analysis
-from cloudtrain_runtime.best import Best
-from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.contract import EarlyStopping
+from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.nonfinite import Guard, is_fused
-from cloudtrain_runtime.parallel.mesh import Mesh
-from cloudtrain_runtime.schedules import default_schedule, share_of_rate
+from cloudtrain_runtime.process.run_context import read_context
+from cloudtrain_runtime.training import determinism
+from cloudtrain_runtime.training.best_checkpoint import Best
+from cloudtrain_runtime.training.classification import Analysis
+from cloudtrain_runtime.training.nonfinite import Guard, is_fused
+from cloudtrain_runtime.training.schedules import default_schedule, share_of_rate
 
 NAN = float("nan")
 

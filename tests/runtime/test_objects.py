@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from s3_server import S3Server, Weather, serve_s3
+from support.s3_server import S3Server, Weather, serve_s3
 
 from cloudtrain_runtime.s3.objects import Objects, ObjectsError, connector_part_bytes
 from cloudtrain_runtime.s3.uploads import PARTS_AT_MOST, part_bytes

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from odd_support import Killed, Odd
-from spread_support import ADAM_SHIFT, SIX_DIGITS, TRAIN, Outcome, losses
+from support.odd_models import Killed, Odd
+from support.parallel_training import (
+    ADAM_SHIFT,
+    SIX_DIGITS,
+    TRAIN,
+    Outcome,
+    losses,
+)
 
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
 

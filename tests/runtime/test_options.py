@@ -10,12 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from spread_support import BLOCKS, SIX_DIGITS, TRAIN, losses
-from training_support import Chatty, Fused, Lost, Normed, Seen, Streamed, Uneven
+from support.parallel_training import (
+    BLOCKS,
+    SIX_DIGITS,
+    TRAIN,
+    losses,
+)
+from support.training import (
+    Chatty,
+    Fused,
+    Lost,
+    Normed,
+    Seen,
+    Streamed,
+    Uneven,
+)
 
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
+from cloudtrain_runtime.process.run_context import read_context
 
 pytestmark = pytest.mark.processes
 

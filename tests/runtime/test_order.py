@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain_runtime.data.order import Order
+from cloudtrain_runtime.data.global_order import Order
 
 GOLDEN = {
     (5, 0, 0): [3, 1, 0, 2, 4],

@@ -20,8 +20,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import torch  # noqa: E402 (a script must find them first)
-from spread_support import SIX_DIGITS, TRAIN, Outcome, losses  # noqa: E402
-from training_support import Steady  # noqa: E402
+from support.parallel_training import SIX_DIGITS, TRAIN, Outcome, losses  # noqa: E402
+from support.training import Steady  # noqa: E402
 
 from cloudtrain_runtime.contract import ParallelConfig  # noqa: E402
 

@@ -12,17 +12,38 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_support import Biased, Grouped, Growing, Named, Tied, Twice, Twisted
-from spread_support import ADAM_SHIFT, SIX_DIGITS, TRAIN, Outcome, Small, losses
+from support.parallel_training import (
+    ADAM_SHIFT,
+    SIX_DIGITS,
+    TRAIN,
+    Outcome,
+    Small,
+    losses,
+)
+from support.pipelines import (
+    Biased,
+    Grouped,
+    Growing,
+    Named,
+    Tied,
+    Twice,
+    Twisted,
+)
+from support.training import Steady
 from torch import nn
-from training_support import Steady
 
-from cloudtrain_runtime.checkpoints.inspection import Inspection
+from cloudtrain_runtime.checkpoint.inspection import Inspection
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
+from cloudtrain_runtime.distributed.fsdp import PRECISIONS
+from cloudtrain_runtime.distributed.layer_chain import (
+    Shape,
+    balance,
+    cut,
+    keep_only,
+    links_of,
+)
+from cloudtrain_runtime.distributed.model_proxy import call_of, loss_of, metrics_of
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.parallel.calls import call_of, loss_of, metrics_of
-from cloudtrain_runtime.parallel.chain import Shape, balance, cut, keep_only, links_of
-from cloudtrain_runtime.parallel.sharding import PRECISIONS
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SAMPLES = 3 * 16 + 7

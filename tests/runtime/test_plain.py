@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Cli
+from support.jobs import Cli
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.optim import lr_scheduler
 
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.checkpoints.inspection import Inspection
-from cloudtrain_runtime.checkpoints.plain import packed, read_metadata, unpacked
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.checkpoint.safe_metadata import packed, read_metadata, unpacked
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 

@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_support import LENGTH, TRAIN, Trace, Trial, start
-from spread_support import ADAM_SHIFT
+from support.parallel_training import ADAM_SHIFT
+from support.ranks import (
+    LENGTH,
+    TRAIN,
+    Trace,
+    Trial,
+    start,
+)
 
 pytestmark = pytest.mark.processes
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 
-from cloudtrain_runtime.checkpoints.records import survey
-from cloudtrain_runtime.checkpoints.storage import open_storage
+from cloudtrain_runtime.checkpoint.listing import survey
+from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
@@ -21,7 +21,7 @@ SCRIPT = """
 import os, threading, torch, torch.distributed as dist
 from torch import nn
 from cloudtrain_runtime import checkpoint
-from cloudtrain_runtime.checkpoints import storage
+from cloudtrain_runtime.checkpoint import storage
 
 if int(os.environ["WORLD_SIZE"]) > 1:
     dist.init_process_group("gloo")

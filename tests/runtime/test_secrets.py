@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_front import Answer, Front
-from host_support import SCRIPT_RUN
+from support.aws_frontend import Answer, Front
+from support.hosts import SCRIPT_RUN
 
 from cloudtrain_runtime.contract import MlTree, RunConfig, SecretConfig, parse_event
-from cloudtrain_runtime.host import secrets
-from cloudtrain_runtime.host.output import Output
+from cloudtrain_runtime.launcher import secrets
+from cloudtrain_runtime.launcher.output import Output
 
 pytestmark = pytest.mark.aws
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from cloudtrain import catalog
-from cloudtrain_runtime import ranks
-from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.process import process_group
+from cloudtrain_runtime.process.run_context import read_context
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
@@ -101,13 +101,13 @@ def test_the_library_is_imported_and_builds_the_groups(tmp_path: Path) -> None:
 
 def test_an_image_without_the_library_is_told_in_words() -> None:
     with pytest.raises(JobError) as caught:
-        ranks.join_ranks(replace(read_context({}), backend="smddp"))
+        process_group.join_ranks(replace(read_context({}), backend="smddp"))
     text = str(caught.value)
     assert "cannot be imported in this image (No module named 'smdistributed')" in text
     assert 'use framework: "2.5"' in text
     assert "distribution: torch_distributed" in text
     (image,) = [image for image in catalog.images() if image.smddp]
-    assert (image.framework, image.gpu) == (ranks.SMDDP_FRAMEWORK, ranks.SMDDP_IMAGE)
+    assert (image.framework, image.gpu) == (process_group.SMDDP_FRAMEWORK, process_group.SMDDP_IMAGE)
 
 
 @pytest.mark.parametrize(("is_local", "backend"), [(True, "nccl"), (False, "smddp")])
@@ -121,7 +121,9 @@ def test_here_nccl_stands_in_for_it(
     tree.run_config.write_text(config.to_json())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     if not is_local:
-        monkeypatch.setattr("cloudtrain_runtime.place.Path", lambda path: tmp_path if path == "/opt/ml" else Path(path))
+        monkeypatch.setattr(
+            "cloudtrain_runtime.process.environment.Path", lambda path: tmp_path if path == "/opt/ml" else Path(path)
+        )
     environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     place = read_context({**environ, **({"CLOUDTRAIN_ML_ROOT": str(tmp_path)} if is_local else {})})
     assert (place.run, place.backend, place.device.index) == ("demo", backend, 1)

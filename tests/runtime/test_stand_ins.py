@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from spread_support import SIX_DIGITS, TRAIN, losses
+from support.parallel_training import SIX_DIGITS, TRAIN, losses
+from support.training import Weighted
 from torch import nn
-from training_support import Weighted
 
 from cloudtrain_runtime.contract import ParallelConfig
-from cloudtrain_runtime.parallel.stand_ins import without_effect
+from cloudtrain_runtime.distributed.uneven_inputs import without_effect
 
 NAN = float("nan")
 LAYOUTS = {

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 

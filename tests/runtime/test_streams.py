@@ -11,16 +11,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from streams_support import Found, Reading, read_by_ranks
+from support.streams import Found, Reading, read_by_ranks
 from torch.utils.data import IterableDataset
 
 from cloudtrain_runtime import FileStream
-from cloudtrain_runtime.context import read_context
 from cloudtrain_runtime.data import DataState, Feeder, make_evaluation, make_feeder
-from cloudtrain_runtime.data.files import FileSource
-from cloudtrain_runtime.data.iterables import IterableSource
-from cloudtrain_runtime.data.source import Opened, Share, Source
+from cloudtrain_runtime.data.file_stream import FileSource
+from cloudtrain_runtime.data.iterable_dataset import IterableSource
+from cloudtrain_runtime.data.stream_source import Opened, Share, Source
 from cloudtrain_runtime.errors import CheckpointError, TaskError
+from cloudtrain_runtime.process.run_context import read_context
 
 # More workers than this machine has cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from support import until
+from support.jobs import until
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
-from cloudtrain_runtime.host import template
-from cloudtrain_runtime.host.failures import REPORTED_EXIT_CODE
+from cloudtrain_runtime.launcher import worker_template
+from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a forked worker to the agent")
 
@@ -43,7 +43,7 @@ def start(folder: Path, worker: str, *, ranks: int = 2, restarts: int = 0, **env
             [
                 sys.executable,
                 "-m",
-                "cloudtrain_runtime.host.agent",
+                "cloudtrain_runtime.launcher.agent",
                 *arguments,
                 "--local-addr=127.0.0.1",
                 WORKER_SCRIPT,
@@ -286,7 +286,7 @@ def test_a_script_that_sets_what_torch_reads_when_it_is_loaded(tmp_path: Path, l
     script = tmp_path / "train.py"
     script.write_text(f"import os\n{line}\nimport torch\n")
     _write_run(tmp_path, str(script))
-    found = template.why_fresh({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
+    found = worker_template.why_fresh({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
     assert found == (f"{script} sets {name}, which is read when torch is loaded" if name else "")
 
 
@@ -301,16 +301,19 @@ def test_what_is_imported_ahead_is_what_the_ranks_need(
     if script is not None:
         script.write_text(text or "")
     _write_run(tmp_path, None if script is None else str(script))
-    found = template.modules_behind({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
+    found = worker_template.modules_behind({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
     assert "torch._dynamo" in found
     assert ("cloudtrain_runtime.checkpoint" in found) == checkpoints
-    assert ("cloudtrain_runtime.loop" in found) == loop
+    assert ("cloudtrain_runtime.training.trainer" in found) == loop
 
 
 def test_a_script_that_cannot_be_read_is_the_ranks_matter(tmp_path: Path) -> None:
     _write_run(tmp_path, str(tmp_path / "absent.py"))
     environ = {"CLOUDTRAIN_ML_ROOT": str(tmp_path)}
-    assert (template.why_fresh(environ), "cloudtrain_runtime.loop" in template.modules_behind(environ)) == ("", False)
+    assert (
+        worker_template.why_fresh(environ),
+        "cloudtrain_runtime.training.trainer" in worker_template.modules_behind(environ),
+    ) == ("", False)
 
 
 def _write_run(folder: Path, script: str | None) -> None:
@@ -323,8 +326,8 @@ def _write_run(folder: Path, script: str | None) -> None:
 
 
 def test_the_way_out_and_a_slip_in_it() -> None:
-    assert template.why_fresh({"CLOUDTRAIN_WORKER_START": "fresh"}) == "CLOUDTRAIN_WORKER_START=fresh"
-    assert "its one value is" in template.why_fresh({"CLOUDTRAIN_WORKER_START": "frseh"})
+    assert worker_template.why_fresh({"CLOUDTRAIN_WORKER_START": "fresh"}) == "CLOUDTRAIN_WORKER_START=fresh"
+    assert "its one value is" in worker_template.why_fresh({"CLOUDTRAIN_WORKER_START": "frseh"})
 
 
 def test_a_thread_of_a_library_means_afresh(tmp_path: Path) -> None:

@@ -7,10 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from spread_support import SIX_DIGITS, TRAIN, Model, Outcome, Small, losses
-from training_support import Broken, Counted, Overflowing, Seen, Told
+from support.parallel_training import (
+    SIX_DIGITS,
+    TRAIN,
+    Model,
+    Outcome,
+    Small,
+    losses,
+)
+from support.training import (
+    Broken,
+    Counted,
+    Overflowing,
+    Seen,
+    Told,
+)
 
-from cloudtrain_runtime.checkpoints.inspection import Inspection
+from cloudtrain_runtime.checkpoint.inspection import Inspection
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, ParallelConfig, TrainConfig
 
 pytestmark = pytest.mark.processes

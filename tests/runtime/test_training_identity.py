@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint import Checkpoints, Resumed
-from cloudtrain_runtime.checkpoints.records import survey
-from cloudtrain_runtime.checkpoints.storage import open_storage
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.listing import survey
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints, Resumed
+from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest
-from cloudtrain_runtime.contract.training import describe_differences, is_same_training
+from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_support import write_manifest
+from support.checkpoints import write_manifest
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.checkpoints.inspection import Inspection
-from cloudtrain_runtime.checkpoints.plain import read_metadata
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 

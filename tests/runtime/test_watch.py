@@ -14,16 +14,16 @@ from typing import Any
 
 import psutil
 import pytest
-from host_support import SCRIPT_RUN
-from support import until
+from support.hosts import SCRIPT_RUN
+from support.jobs import until
 
+from cloudtrain.backends.container.machine import free_port, host_addresses
 from cloudtrain.bundle.contents import WORKER
-from cloudtrain.container.machine import free_port, host_addresses
-from cloudtrain_runtime import watch
 from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig, parse_event
-from cloudtrain_runtime.host import stacks
-from cloudtrain_runtime.host.hang import Stillness, words
-from cloudtrain_runtime.host.stacks import Frame, Stand
+from cloudtrain_runtime.launcher import stacks
+from cloudtrain_runtime.launcher.hang import Stillness, words
+from cloudtrain_runtime.launcher.stacks import Frame, Stand
+from cloudtrain_runtime.process import heartbeat
 
 CONFIG = replace(SCRIPT_RUN, hang_seconds=2.0)
 SCRIPT = """
@@ -292,7 +292,9 @@ def test_a_slow_rank_and_one_that_has_ended_are_no_hang(start: Callable[..., lis
 
 @pytest.mark.processes
 def test_without_a_limit_nothing_is_watched(start: Callable[..., list[Host]]) -> None:
-    script = "import time; from cloudtrain_runtime import watch; watch.tick(1); time.sleep(1); watch.tick(2)"
+    script = (
+        "import time; from cloudtrain_runtime import heartbeat; heartbeat.tick(1); time.sleep(1); heartbeat.tick(2)"
+    )
     (host,) = start(script, replace(CONFIG, hang_seconds=None))
     assert host.wait() == 0, host.log
     assert not host.tree.watch.exists()
@@ -318,11 +320,11 @@ while again:
 
 
 def test_ticks_are_for_runs_only() -> None:
-    watch.tick(1)
-    watch.pause()
-    watch.leave()
-    with watch.exempt():
-        watch.tick(2)
+    heartbeat.tick(1)
+    heartbeat.pause()
+    heartbeat.leave()
+    with heartbeat.exempt():
+        heartbeat.tick(2)
 
 
 # ---------------------------------------------------------------- the notice to stop
@@ -439,7 +441,7 @@ def test_the_rank_unlike_the_others_is_found(changes: dict[int, dict[str, Any]],
 
 def test_a_frozen_host_is_no_hang() -> None:
     clock = Stillness(longest_seconds=0.01)
-    pulse = watch.Pulse(0, 1, 0, 0, 0, watch.Phase.RUNNING, 5, 1000, 0)
+    pulse = heartbeat.Pulse(0, 1, 0, 0, 0, heartbeat.Phase.RUNNING, 5, 1000, 0)
     clock.look([pulse])
     time.sleep(0.3)
     ((_, still),) = clock.look([pulse])

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_support import Trial, start
-from s3_server import S3Server, Weather, serve_s3
-from support import until
+from support.jobs import until
+from support.ranks import Trial, start
+from support.s3_server import S3Server, Weather, serve_s3
 from torch import nn
 
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.checkpoints.records import survey
-from cloudtrain_runtime.checkpoints.storage import open_storage
-from cloudtrain_runtime.checkpoints.verified import faults
-from cloudtrain_runtime.context import Context
+from cloudtrain_runtime.checkpoint.listing import survey
+from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.storage import open_storage
+from cloudtrain_runtime.checkpoint.verified_reader import faults
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
 from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
@@ -288,8 +288,8 @@ def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monk
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Waits of minutes take tenths of a second."""
-    monkeypatch.setattr("cloudtrain_runtime.checkpoints.saving._PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr("cloudtrain_runtime.checkpoints.saving._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._TICK_SECONDS", 0.1)
     return monkeypatch
 
 
@@ -326,12 +326,12 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     assert "is waited for no longer" in training.missed()
     # At the end of training there is no such hurry, but an end.
     training.checkpoints.notice._was_signalled = False  # noqa: SLF001
-    hurried.setattr("cloudtrain_runtime.checkpoints.saving._QUIET_SECONDS", 0.5)
+    hurried.setattr("cloudtrain_runtime.checkpoint.saving._QUIET_SECONDS", 0.5)
     assert not training.checkpoints.settle()
     assert "is waited for no longer" in training.missed()
     # The weather clears: the client's retries find out by themselves.
     sky.set_weather(Weather())
-    hurried.setattr("cloudtrain_runtime.checkpoints.saving._QUIET_SECONDS", 60.0)
+    hurried.setattr("cloudtrain_runtime.checkpoint.saving._QUIET_SECONDS", 60.0)
     assert training.go_on()
     assert training.resumed() == training.step
     training.check()

@@ -8,13 +8,13 @@ from typing import Any
 
 import botocore.session
 import pytest
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.job_states import ACTIVE_STATES, FINAL_STATES, map_state
 from cloudtrain.backends.sagemaker.logs import LOG_GROUP, Stream, list_streams
-from cloudtrain.backends.sagemaker.states import ACTIVE_STATES, FINAL_STATES, map_state
-from cloudtrain.run import LogFilter, State
-from cloudtrain.settings import Settings
+from cloudtrain.runs.run import LogFilter, State
+from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import format_event
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]

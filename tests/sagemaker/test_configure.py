@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_front import Answer, Front
 from conftest import TRUST
-from support import Cli, Terminal, command, until
+from support.aws_frontend import Answer, Front
+from support.jobs import (
+    Cli,
+    Terminal,
+    command,
+    until,
+)
 
 import cloudtrain
 from cloudtrain.errors import CloudError
 from cloudtrain.preflight import Candidates
-from cloudtrain.settings import load_settings, profile_file
+from cloudtrain.settings.settings import load_settings, profile_file
 
 pytestmark = pytest.mark.aws
 

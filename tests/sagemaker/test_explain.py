@@ -6,8 +6,8 @@ from typing import Any
 
 import boto3
 import pytest
-from aws_front import Answer, Front, Request
-from support import EXAMPLES, Cli
+from support.aws_frontend import Answer, Front, Request
+from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
 from cloudtrain.backends.sagemaker.logs import LOG_GROUP

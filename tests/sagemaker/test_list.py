@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from aws_front import Answer, Front, Request
-from support import Cli
+from support.aws_frontend import Answer, Front, Request
+from support.jobs import Cli
 
 import cloudtrain
 from cloudtrain.backends.sagemaker import SageMakerBackend
-from cloudtrain.run import EVERY_RUN, RunFilter, State
-from cloudtrain.settings import Settings
+from cloudtrain.runs.run import EVERY_RUN, RunFilter, State
+from cloudtrain.settings.settings import Settings
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

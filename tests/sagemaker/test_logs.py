@@ -9,14 +9,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from cloudwatch import EVERY_FAULT, CloudWatch, Faults, serve
-from support import Cli
+from support.cloudwatch_server import (
+    EVERY_FAULT,
+    CloudWatch,
+    Faults,
+    serve,
+)
+from support.jobs import Cli
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
 from cloudtrain.errors import CloudError, RunNotFoundError, UnreachableError
-from cloudtrain.run import EVERYTHING, LogFilter, LogLine
-from cloudtrain.settings import Settings
+from cloudtrain.runs.run import EVERYTHING, LogFilter, LogLine
+from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261120-101500-1a2b3c"

@@ -13,16 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimator_support import CREATE, boto_session, sdk_session, settings_checked_once
-from parity_cases import CASES, DIGEST, EBS, FACTORS, Case, by_hand, combinations, is_refused, job_text, settings
-from support import serve_moto
+from support.estimator import (
+    CREATE,
+    boto_session,
+    sdk_session,
+    settings_checked_once,
+)
+from support.jobs import serve_moto
+from support.parity_cases import (
+    CASES,
+    DIGEST,
+    EBS,
+    FACTORS,
+    Case,
+    by_hand,
+    combinations,
+    is_refused,
+    job_text,
+    settings,
+)
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.estimator import DriftGuard, compare, send_by_estimator
 from cloudtrain.errors import DriftError
-from cloudtrain.plan import CodeInfo, Plan, make_plan
-from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.settings.settings import Settings
 
 pytestmark = [
     pytest.mark.aws,

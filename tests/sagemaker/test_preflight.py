@@ -14,9 +14,15 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from aws_front import Answer, Front, Request, quotas, simulation
 from conftest import TRUST
-from support import EXAMPLES, REPOSITORY, Cli
+from support.aws_frontend import (
+    Answer,
+    Front,
+    Request,
+    quotas,
+    simulation,
+)
+from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 import cloudtrain
 from cloudtrain.errors import SpecError

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
-from cloudtrain import CloudError, SettingsError, api
+from cloudtrain import CloudError, SettingsError
 from cloudtrain.catalog import read_prices
+from cloudtrain.client import api
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import botocore.session
 import pytest
-from aws_front import Answer, Front
-from estimator_support import boto_session, settings_checked_once
+from support.aws_frontend import Answer, Front
+from support.estimator import boto_session, settings_checked_once
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
-from cloudtrain.backends.sagemaker.estimator import compare, render_by_estimator
-from cloudtrain.backends.sagemaker.queues import (
+from cloudtrain.backends.sagemaker.batch_queue import (
     ENDED,
     STOP_REASON,
     TRAINING_JOB_STATUSES,
@@ -24,12 +23,13 @@ from cloudtrain.backends.sagemaker.queues import (
     as_training_job,
     attempt_names,
 )
-from cloudtrain.backends.sagemaker.states import map_state, read_reason
+from cloudtrain.backends.sagemaker.estimator import compare, render_by_estimator
+from cloudtrain.backends.sagemaker.job_states import map_state, read_reason
 from cloudtrain.errors import CloudError, DriftError, RunNotFoundError
-from cloudtrain.plan import CodeInfo, Plan, make_plan
-from cloudtrain.run import State
-from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.runs.run import State
+from cloudtrain.settings.settings import Settings
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

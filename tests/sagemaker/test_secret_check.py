@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_front import Answer, Front, simulation
+from support.aws_frontend import Answer, Front, simulation
 
 import cloudtrain
 from cloudtrain.preflight import Check, Result

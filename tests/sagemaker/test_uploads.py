@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_front import Answer, Front, Request
-from support import Cli, command, until
+from support.aws_frontend import Answer, Front, Request
+from support.jobs import Cli, command, until
 
 from cloudtrain.backends.sagemaker.uploads import PART_BYTES, Sent, Uploads
 from cloudtrain.errors import UserError
-from cloudtrain_runtime.contract.owners import expect_owner
+from cloudtrain_runtime.contract.bucket_owner import expect_owner
 
 pytestmark = pytest.mark.aws
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served, serve
+from support.sandboxes import Served, serve
 
 
 @pytest.fixture(scope="session")

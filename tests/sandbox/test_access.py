@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
+from support.sandboxes import Served
 
 CREATE = {"X-Amz-Target": "SageMaker.ListTrainingJobs", "Content-Type": "application/x-amz-json-1.1"}
 PATHS = (

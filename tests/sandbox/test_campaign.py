@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from sandbox_support import Served
-from support import REPOSITORY, Cli
+from support.jobs import REPOSITORY, Cli
+from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support import Cli, command, until
+from support.jobs import Cli, command, until
 
-from cloudtrain.sandbox import find_sandbox
+from cloudtrain.backends.sandbox import find_sandbox
 
 pytestmark = pytest.mark.processes
 
@@ -68,7 +68,7 @@ def test_a_mistake_is_told_in_a_sentence(
 def test_two_that_start_at_once_use_one_sandbox(tmp_path: Path, cli: Cli) -> None:
     home = tmp_path / "runs-home" / "sandbox"
     program = (
-        "from cloudtrain.sandbox import start_sandbox; from pathlib import Path; "
+        "from cloudtrain.backends.sandbox import start_sandbox; from pathlib import Path; "
         f"print(start_sandbox(Path({str(home)!r})).process)"
     )
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]

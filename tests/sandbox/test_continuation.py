@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sandbox_support import Served
-from support import Cli
+from support.jobs import Cli
+from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served, request, run_here
+from support.sandboxes import Served, request, run_here
 
-from cloudtrain.container.host_checkpoints import HostCheckpoints
+from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
 from cloudtrain_runtime.contract.manifest import step_name
 
 SCRIPT = """

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import FINAL, Served, run_here
-from support import Cli, until
+from support.jobs import Cli, until
+from support.sandboxes import FINAL, Served, run_here
 
 from cloudtrain.backends.sagemaker.uploads import Uploads
-from cloudtrain.data_files import data_files
-from cloudtrain.placement import Machine
-from cloudtrain.plan import CodeInfo, Plan, make_plan
-from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.data_files import data_files
 
 JOBS, AT_ONCE = 50, 5
 CODE = CodeInfo("d" * 64, 1000, 3)
@@ -178,7 +178,7 @@ def test_an_object_and_a_folder_of_one_name_are_refused(sandbox: Served, tmp_pat
 
 def reason_of(sandbox: Served, tmp_path: Path, where: str, name: str, uri: str) -> str:
     """Run a job whose channel cannot be downloaded; return why it failed."""
-    from sandbox_support import request
+    from support.sandboxes import request
 
     channel = {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}}
     document = request(sandbox, name, "true", InputDataConfig=[channel])

@@ -10,14 +10,14 @@ import botocore.session
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import until
+from support.jobs import until
 
+from cloudtrain.backends.sandbox import training_job
+from cloudtrain.backends.sandbox.cloudwatch_logs import batches
+from cloudtrain.backends.sandbox.fault_injection import Sky, Weather
+from cloudtrain.backends.sandbox.job_runner import Life, Service
+from cloudtrain.backends.sandbox.training_job import TrainingJob
 from cloudtrain.errors import UserError
-from cloudtrain.sandbox import jobs
-from cloudtrain.sandbox.jobs import TrainingJob
-from cloudtrain.sandbox.life import Life, Service
-from cloudtrain.sandbox.logs import batches
-from cloudtrain.sandbox.weather import Sky, Weather
 
 REQUEST = {
     "TrainingJobName": "job",
@@ -58,7 +58,7 @@ def test_time_counts_on_instances_only_and_spot_is_billed_less() -> None:
     _go(job, clock, (20, "Uploading"), (30, "Completed"))
     told = job.describe()
     assert told["TrainingTimeInSeconds"] == 110 + 90
-    assert told["BillableTimeInSeconds"] == 200 * jobs.SPOT_SHARE
+    assert told["BillableTimeInSeconds"] == 200 * training_job.SPOT_SHARE
     assert told["TrainingStartTime"] == 1060
     assert told["TrainingEndTime"] == clock.now
     assert told["ModelArtifacts"]["S3ModelArtifacts"] == "s3://bucket/out/job/output/model.tar.gz"
@@ -86,9 +86,9 @@ def test_a_job_takes_no_way_that_sagemaker_does_not_know(wrong: str) -> None:
 def test_every_status_is_one_of_awss() -> None:
     model = botocore.session.get_session().get_service_model("sagemaker")
     secondary = set(model.shape_for("SecondaryStatus").enum)
-    assert (set(jobs._NEXT) - {""}) | set().union(*jobs._NEXT.values()) <= secondary  # noqa: SLF001
-    assert set(jobs._ENDS.values()) <= set(model.shape_for("TrainingJobStatus").enum)  # noqa: SLF001
-    assert set(jobs._MESSAGES) <= secondary  # noqa: SLF001
+    assert (set(training_job._NEXT) - {""}) | set().union(*training_job._NEXT.values()) <= secondary  # noqa: SLF001
+    assert set(training_job._ENDS.values()) <= set(model.shape_for("TrainingJobStatus").enum)  # noqa: SLF001
+    assert set(training_job._MESSAGES) <= secondary  # noqa: SLF001
 
 
 def _waiting(tmp_path: Path, weather: Weather, kind: str) -> tuple[TrainingJob, Clock]:

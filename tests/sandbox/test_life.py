@@ -12,8 +12,13 @@ from typing import Any
 import psutil
 import pytest
 from botocore.exceptions import ClientError, HTTPClientError
-from sandbox_support import model_of, request, statuses, unknown_fields
-from support import processes_of, until
+from support.jobs import processes_of, until
+from support.sandboxes import (
+    model_of,
+    request,
+    statuses,
+    unknown_fields,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
@@ -92,7 +97,7 @@ def test_answers_have_the_shape_of_the_aws_model(sandbox: Any) -> None:
         assert set(shape.required_members) <= set(answer)
     asked = set(model_of("CreateTrainingJob").input_shape.members)
     described = set(model_of("DescribeTrainingJob").output_shape.members)
-    from cloudtrain.sandbox.jobs import _NOT_DESCRIBED
+    from cloudtrain.backends.sandbox.training_job import _NOT_DESCRIBED
 
     assert asked - described == set(_NOT_DESCRIBED)
     assert {tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]} == {"team", "more"}

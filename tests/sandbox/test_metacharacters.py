@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from metacharacters import NAME, TEXT, plant, traces
-from sandbox_support import Served
-from support import Cli
+from support.jobs import Cli
+from support.metacharacters import (
+    NAME,
+    TEXT,
+    plant,
+    traces,
+)
+from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

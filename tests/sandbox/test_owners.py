@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
+from support.sandboxes import Served
 
 pytestmark = pytest.mark.aws
 
@@ -104,7 +104,7 @@ def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
 
 def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """With either engine; s3torchconnector cannot name the owner, so S3 is asked before, and boto3 told to upload."""
-    from cloudtrain_runtime.contract.owners import OWNERS_VARIABLE
+    from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
     from cloudtrain_runtime.s3.objects import Objects, ObjectsError
 
     for name, value in sandbox.environment.items():

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served
-from support import EXAMPLES, Cli, until
+from support.jobs import EXAMPLES, Cli, until
+from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
@@ -131,7 +131,7 @@ def test_the_plain_estimator_trains_here_and_gets_its_model_back(
     points = [[x / 4, y / 4, x / 2 - y / 4] for x in range(4) for y in range(4)]
     bucket = sandbox.told["bucket"]
     sandbox.client("s3").put_object(Bucket=bucket, Key="plain/points.json", Body=json.dumps(points).encode())
-    from estimator_support import boto_session, sdk_session
+    from support.estimator import boto_session, sdk_session
 
     session = boto_session()
     with sdk_session(session, session.client("sagemaker"), bucket) as sdk:
@@ -182,7 +182,7 @@ def test_a_script_of_the_plain_estimator_that_fails_says_so_as_awss_toolkit_does
         archive.addfile(entry, io.BytesIO(text))
     bucket = sandbox.told["bucket"]
     sandbox.client("s3").put_object(Bucket=bucket, Key="bad/sourcedir.tar.gz", Body=data.getvalue())
-    from sandbox_support import request
+    from support.sandboxes import request
 
     document = request(sandbox, "toolkit-fails", "")
     del document["AlgorithmSpecification"]["ContainerEntrypoint"]

@@ -14,15 +14,15 @@ from typing import Any
 import botocore.session
 import pytest
 from botocore.exceptions import ClientError
-from sandbox_support import Served, request
-from support import Cli, command, until
+from support.jobs import Cli, command, until
+from support.sandboxes import Served, request
 
 import cloudtrain
 from cloudtrain.backends.sagemaker import SageMakerBackend
-from cloudtrain.run import State
-from cloudtrain.sandbox.batch import FAIR_QUEUE, PATHS, QUEUE
-from cloudtrain.service_job import render_payload
-from cloudtrain.settings import Settings
+from cloudtrain.backends.sandbox.batch_queues import FAIR_QUEUE, PATHS, QUEUE
+from cloudtrain.planning.service_job import render_payload
+from cloudtrain.runs.run import State
+from cloudtrain.settings.settings import Settings
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

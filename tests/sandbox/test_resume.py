@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_support import Served
-from support import Cli, until
+from support.jobs import Cli, until
+from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from sandbox_support import Served, request
+from support.sandboxes import Served, request
 
-from cloudtrain.sandbox.rules import ServiceError, check_create, check_role
+from cloudtrain.backends.sandbox.request_validation import ServiceError, check_create, check_role
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "unit" / "golden" / "request-everything.json").read_text())
 Change = Callable[[dict[str, Any]], object]

@@ -9,8 +9,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from sandbox_support import Served
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
+from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

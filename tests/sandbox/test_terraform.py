@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sandbox_support import Served
-from terraform_support import find_terraform
+from support.sandboxes import Served
+from support.terraform import find_terraform
 
 ROOT = """
 terraform {

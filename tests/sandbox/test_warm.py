@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from sandbox_support import Served, model_of, request, statuses, unknown_fields
-from support import Cli, until
+from support.jobs import Cli, until
+from support.sandboxes import (
+    Served,
+    model_of,
+    request,
+    statuses,
+    unknown_fields,
+)
 
-from cloudtrain.sandbox.jobs import TrainingJob
-from cloudtrain.sandbox.pools import WarmPools
+from cloudtrain.backends.sandbox.pool_allocation import WarmPools
+from cloudtrain.backends.sandbox.training_job import TrainingJob
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

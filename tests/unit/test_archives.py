@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.container import filesystem
+from cloudtrain.backends.container.filesystem import StagingError, unpack
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.archive import write_bundle
-from cloudtrain.container import tree
-from cloudtrain.container.tree import StagingError, unpack
-from cloudtrain.request import CONTAINER_ENTRYPOINT
+from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 
 Member = tuple[tarfile.TarInfo, bytes]
 
@@ -82,7 +82,7 @@ def test_an_older_python_refuses_it_too(
     tmp_path: Path, pack: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.11.0 to 3.11.3 have no filters."""
-    monkeypatch.setattr(tree, "_FILTERS", False)
+    monkeypatch.setattr(filesystem, "_FILTERS", False)
     test_what_would_leave_its_folder_is_refused(tmp_path, pack, name)
 
 
@@ -90,7 +90,7 @@ def test_an_older_python_refuses_it_too(
 def test_what_is_harmless_is_unpacked_without_set_id_bits(
     tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, has_filters: bool
 ) -> None:
-    monkeypatch.setattr(tree, "_FILTERS", has_filters)
+    monkeypatch.setattr(filesystem, "_FILTERS", has_filters)
     unpack(pack(member("bin/run", mode=0o6755), member("a.py")), tmp_path / "unpacked")
     assert (tmp_path / "unpacked" / "a.py").read_text() == "planted"
     assert (tmp_path / "unpacked" / "bin" / "run").stat().st_mode & 0o7777 == 0o755

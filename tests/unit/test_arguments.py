@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
-from cloudtrain.arguments import script_argv
 from cloudtrain.console.plans import print_plan
-from cloudtrain.conventions import Conventions
 from cloudtrain.errors import SpecError
-from cloudtrain.plan import CodeInfo, Plan, make_plan
-from cloudtrain.settings import Settings
-from cloudtrain.spec import Code, JobSpec, read_document_again
+from cloudtrain.job.arguments import script_argv
+from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.spec import Code, JobSpec, read_document_again
+from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]
 SCRIPT = """\

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from cloudtrain.bundle import collect, secrets_below, survey
 from cloudtrain.bundle.archive import write_bundle
-from cloudtrain.bundle.credentials import in_text
 from cloudtrain.bundle.digests import Digests
 from cloudtrain.bundle.ignore import escape
 from cloudtrain.errors import BundleError
+from cloudtrain.secrets.scanner import in_text
 
 ID = "AKIA" + "QYLPMN5HFZRT2XWC"
 SECRET = "kT9" + "x7Qm2Lr8Vb4Nc6Zs1Wd3Fg5Hj0Kp+YuIoPaSd"[:37]
@@ -605,7 +605,7 @@ def test_secrets_below_a_folder_of_data_are_named(tmp_path: Path) -> None:
 
 
 def test_a_large_folder_of_data_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.bundle.credentials.MOST_FILES_BELOW", 100)
+    monkeypatch.setattr("cloudtrain.secrets.scanner.MOST_FILES_BELOW", 100)
     for number in range(4):
         folder = tree(tmp_path / str(number), **{f"file{n:02}": "" for n in range(40)})
         (folder / "id_rsa").touch()

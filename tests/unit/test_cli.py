@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
 
-from cloudtrain import api, console
+from cloudtrain import console
+from cloudtrain.client import api
 from cloudtrain.errors import SpecError
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
 
 WriteJob = Callable[..., Path]
 
@@ -391,7 +392,7 @@ def test_ctrl_c_in_a_command_is_told_and_is_one_object(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cloudtrain.api.get_run", interrupted)
+    monkeypatch.setattr("cloudtrain.client.api.get_run", interrupted)
     from cloudtrain.cli import run
 
     assert run(["status", "digits-261121-074043-d30c68", "--json"]) == 130

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from cloudtrain.request import CONTAINER_ENTRYPOINT, metric_definitions
+from cloudtrain.planning.request import CONTAINER_ENTRYPOINT, metric_definitions
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
     EarlyStopping,

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import EXAMPLES
+from support.jobs import EXAMPLES
 
-from cloudtrain.conventions import Conventions, read_conventions
-from cloudtrain.notes import Notes
-from cloudtrain.refusals import choose_local_rank
-from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.script_conventions import Conventions, read_conventions
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import Notes
+from cloudtrain.planning.validation import choose_local_rank
+from cloudtrain.settings.settings import Settings
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({}, type=int)\n"
 

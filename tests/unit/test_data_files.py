@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from cloudtrain.data_files import data_files
+from cloudtrain.support.data_files import data_files
 
 
 def names(folder: Path) -> list[str]:

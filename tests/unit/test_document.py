@@ -2,8 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.document import Place, parse_document, parse_scalar, read_document
 from cloudtrain.errors import SpecError, UserError
+from cloudtrain.job.document import (
+    Place,
+    parse_document,
+    parse_scalar,
+    read_document,
+)
 
 
 def problem_of(text: str) -> str:

@@ -16,12 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from cloudtrain.aws.retry import OUTAGE_SECONDS, Backoff, OutagePolicy
 from cloudtrain.console.follow import FOLLOW_OUTAGES, _is_live, _segments, _Thinner, follow
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
-from cloudtrain.retry import OUTAGE_SECONDS, Backoff, OutagePolicy
-from cloudtrain.run import LogFilter, LogLine, Phase, Run, State, Status, Waiting, fold_events
+from cloudtrain.runs.run import (
+    LogFilter,
+    LogLine,
+    Phase,
+    Run,
+    State,
+    Status,
+    Waiting,
+    fold_events,
+)
 from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261121-074043-d30c68"

@@ -19,11 +19,11 @@ from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain import limits
+from cloudtrain.catalog import service_limits
 from cloudtrain.errors import Problem, SpecError
-from cloudtrain.plan import CodeInfo, make_plan
-from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import CodeInfo, make_plan
+from cloudtrain.settings.settings import Settings
 
 INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
 ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
@@ -138,7 +138,7 @@ def request_of(job: dict[str, Any]) -> dict[str, Any]:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_a_plan_is_refused_exactly_when_its_request_breaks_a_limit(job: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "check_request", lambda request: [])
+        patch.setattr(service_limits, "check_request", lambda request: [])
         try:
             request = request_of(job)
         except SpecError:
@@ -159,14 +159,14 @@ def test_a_plan_is_refused_exactly_when_its_request_breaks_a_limit(job: dict[str
 def test_the_limits_come_from_the_installed_model() -> None:
     pending = INPUT.members["StoppingCondition"].members["MaxPendingTimeInSeconds"].metadata
     assert {
-        name: limits.limit_of("StoppingCondition", "MaxPendingTimeInSeconds")[name] for name in ("min", "max")
+        name: service_limits.limit_of("StoppingCondition", "MaxPendingTimeInSeconds")[name] for name in ("min", "max")
     } == pending
-    assert limits.instance_types() == set(INPUT.members["ResourceConfig"].members["InstanceType"].enum)
-    assert limits.regions() >= {"us-west-2", "cn-north-1", "us-gov-west-1"}
+    assert service_limits.instance_types() == set(INPUT.members["ResourceConfig"].members["InstanceType"].enum)
+    assert service_limits.regions() >= {"us-west-2", "cn-north-1", "us-gov-west-1"}
 
 
 def test_an_upgrade_of_botocore_moves_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = dict(limits._shapes())  # noqa: SLF001 (stands for another version's file)
+    shapes = dict(service_limits._shapes())  # noqa: SLF001 (stands for another version's file)
     shapes["MaximumRetryAttempts"] = {**shapes["MaximumRetryAttempts"], "max": 31}
     job = {
         "name": "demo",
@@ -176,14 +176,14 @@ def test_an_upgrade_of_botocore_moves_the_limits(monkeypatch: pytest.MonkeyPatch
     }
     with pytest.raises(SpecError, match="at most 30"):
         request_of(job)
-    monkeypatch.setattr(limits, "_shapes", lambda: shapes)
+    monkeypatch.setattr(service_limits, "_shapes", lambda: shapes)
     assert request_of(job)["RetryStrategy"] == {"MaximumRetryAttempts": 31}
 
 
 def test_the_longest_name_leaves_room_for_the_run_id() -> None:
     longest = INPUT.members["TrainingJobName"].metadata["max"]
-    from cloudtrain.run import RUN_ID_CHARACTERS
-    from cloudtrain.spec import NAME_CHARACTERS
+    from cloudtrain.job.spec import NAME_CHARACTERS
+    from cloudtrain.support.run_id import RUN_ID_CHARACTERS
 
     assert longest == RUN_ID_CHARACTERS == NAME_CHARACTERS + len("-261120-101500-1a2b3c")
 
@@ -192,7 +192,7 @@ def test_the_kept_limits_are_those_of_the_model_and_a_broken_copy_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    read = limits._shapes.__wrapped__  # noqa: SLF001 (without the memory of this process)
+    read = service_limits._shapes.__wrapped__  # noqa: SLF001 (without the memory of this process)
     first = read()
     (kept,) = (tmp_path / "cloudtrain").iterdir()
     assert read() == first == json.loads(kept.read_text())
@@ -207,5 +207,8 @@ def test_botocore_is_not_imported() -> None:
     import subprocess
     import sys
 
-    code = "import sys; from cloudtrain import api, limits; limits.instance_types(); print('botocore' in sys.modules)"
+    code = (
+        "import sys; from cloudtrain.catalog import service_limits; from cloudtrain.client import api; "
+        "service_limits.instance_types(); print('botocore' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

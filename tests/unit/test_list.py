@@ -9,15 +9,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 import cloudtrain
-from cloudtrain.backends import local
-from cloudtrain.backends.local import LocalBackend
+from cloudtrain.backends.container.state_file import RecordedState, read_state, write_state
+from cloudtrain.backends.local import backend
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console import listing
-from cloudtrain.container.state import RecordedState, read_state, write_state
-from cloudtrain.run import RunFilter, State, Status, make_run_id, submitted_at
-from cloudtrain.units import parse_moment
+from cloudtrain.runs.run import RunFilter, State, Status
+from cloudtrain.support.run_id import make_run_id, submitted_at
+from cloudtrain.support.units import parse_moment
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 ENDS = (State.SUCCEEDED, State.FAILED, State.STOPPED)
@@ -66,7 +67,7 @@ def test_states_are_read_only_of_what_is_shown(runs: list[str], monkeypatch: pyt
         read.append(folder.name)
         return read_state(folder)
 
-    monkeypatch.setattr(local, "read_state", read_and_note)
+    monkeypatch.setattr(backend, "read_state", read_and_note)
     assert len(list(itertools.islice(cloudtrain.list_runs(RunFilter(name="gpt")), 3))) == 3
     assert read == runs[1:6:2]
 
@@ -98,7 +99,7 @@ def test_runs_of_several_places_come_newest_first() -> None:
         moment = NOW - timedelta(hours=hours)
         return Status(make_run_id("x", moment, "000000"), backend, State.SUCCEEDED, created=moment)
 
-    from cloudtrain.run import when_submitted
+    from cloudtrain.runs.run import when_submitted
 
     here, there = [status("local", each) for each in (0, 2, 4)], [status("sagemaker", each) for each in (1, 3)]
     merged = heapq.merge(here, there, key=when_submitted, reverse=True)

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.local import LocalBackend
+from cloudtrain.aws.retry import Backoff
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.errors import UnreachableError
-from cloudtrain.retry import Backoff
-from cloudtrain.run import LogFilter, LogLine, Run, State, Status, find_rank, parse_since
+from cloudtrain.runs.run import (
+    LogFilter,
+    LogLine,
+    Run,
+    State,
+    Status,
+    find_rank,
+    parse_since,
+)
 from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261120-101500-1a2b3c"
@@ -119,7 +127,7 @@ class Flaky:
 
 
 def test_a_wait_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.retry.random.uniform", lambda *_: 0.001)
+    monkeypatch.setattr("cloudtrain.aws.retry.random.uniform", lambda *_: 0.001)
     away = UnreachableError("could not describe the training job: nobody answers")
     told: list[str] = []
     run = Run(RUN, Flaky(State.QUEUED, away, away, State.RUNNING, away, State.SUCCEEDED))

@@ -14,14 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.backends.local import LocalBackend
-from cloudtrain.container import JobFolder
-from cloudtrain.container.event_summary import SUMMARY_FILE
-from cloudtrain.container.event_tail import EventTail
-from cloudtrain.container.lines import LINE_BYTES, LineTail
-from cloudtrain.container.state import RecordedState, write_state
-from cloudtrain.run import Progress, Run, State, fold_events
-from cloudtrain.sandbox.logs import batches
+from cloudtrain.backends.container import JobFolder
+from cloudtrain.backends.container.event_summary import SUMMARY_FILE
+from cloudtrain.backends.container.event_tail import EventTail
+from cloudtrain.backends.container.log_lines import LINE_BYTES, LineTail
+from cloudtrain.backends.container.state_file import RecordedState, write_state
+from cloudtrain.backends.local.backend import LocalBackend
+from cloudtrain.backends.sandbox.cloudwatch_logs import batches
+from cloudtrain.runs.run import (
+    Progress,
+    Run,
+    State,
+    fold_events,
+)
 
 RUN = "long-261120-101500-1a2b3c"
 LONG_BYTES = 300_000_000

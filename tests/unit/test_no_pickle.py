@@ -13,7 +13,7 @@ SOURCES = ("sdk", "entrypoints", "examples", "benchmarks", "infra")
 READERS = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "pandas"),
 }
-ALLOWED = {"entrypoints/cloudtrain_runtime/checkpoints/plain.py": "pickle"}
+ALLOWED = {"entrypoints/cloudtrain_runtime/checkpoint/safe_metadata.py": "pickle"}
 """The restricted reader is a class of pickle's."""
 
 

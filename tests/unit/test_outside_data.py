@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 import cloudtrain
-from cloudtrain.backends.local import LocalBackend
+from cloudtrain.backends.container.state_file import RecordedState, write_state
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow import _state_line
 from cloudtrain.console.runs import explanation_lines, readable, status_rows
-from cloudtrain.container.state import RecordedState, write_state
-from cloudtrain.earlier import EarlierRun
 from cloudtrain.errors import UserError
-from cloudtrain.run import LogFilter, LogLine, State, Status, fold_events
+from cloudtrain.runs.previous_run import EarlierRun
+from cloudtrain.runs.run import (
+    LogFilter,
+    LogLine,
+    State,
+    Status,
+    fold_events,
+)
 from cloudtrain_runtime.contract import check_event, format_event, parse_event
 from cloudtrain_runtime.contract.events import EVENTS
 

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
-from cloudtrain import limits
+from cloudtrain.catalog import service_limits
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
-from cloudtrain.locations import Resumed, resumed_at, split_checkpoint, steps_beside, synced_beside
-from cloudtrain.placement import Machine
-from cloudtrain.plan import CodeInfo, Plan, make_plan
-from cloudtrain.settings import Settings
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.storage_layout import (
+    Resumed,
+    resumed_at,
+    split_checkpoint,
+    steps_beside,
+    synced_beside,
+)
+from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
@@ -215,8 +221,8 @@ def test_an_instance_type_that_neither_we_nor_the_aws_model_know_is_refused(plan
 def test_an_instance_type_that_is_newer_than_the_catalog_is_a_warning(
     plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = limits.instance_types()
-    monkeypatch.setattr(limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
+    known = service_limits.instance_types()
+    monkeypatch.setattr(service_limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
     plan = plan_of("cluster.instance_type=ml.p9.48xlarge")
     assert any("newer than cloudtrain's catalog" in warning for warning in plan.warnings)
     assert plan.cluster.processes_per_instance is None

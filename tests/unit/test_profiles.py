@@ -6,12 +6,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from support import Cli
+from support.jobs import Cli
 
 import cloudtrain
 from cloudtrain.errors import SettingsError, UserError
-from cloudtrain.profiles import change_profile, judge
-from cloudtrain.settings import SETTINGS, load_settings, profile_file
+from cloudtrain.settings.profiles import change_profile, judge
+from cloudtrain.settings.settings import SETTINGS, load_settings, profile_file
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 FULL = {

@@ -1,13 +1,17 @@
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import cloudtrain
-from cloudtrain.settings import profile_file
+import cloudtrain_runtime
+from cloudtrain.settings.settings import profile_file
 
+PUBLIC_MODULES = {"checkpoint"}  # `from cloudtrain_runtime import checkpoint` gives the package itself
 REPOSITORY = Path(__file__).parent.parent.parent
 HEAVY = ("torch", "sagemaker", "boto3", "botocore", "moto", "numpy")
 
@@ -76,18 +80,23 @@ def test_every_public_name_is_there() -> None:
         cloudtrain.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "first",
-    ["cloudtrain.plan", "from cloudtrain.plan import Plan", "import cloudtrain.plan", "import cloudtrain.api"],
-)
-def test_the_verb_plan_is_callable_whatever_was_imported_first(first: str) -> None:
-    program = f"import cloudtrain\n{first}\nassert callable(cloudtrain.plan), cloudtrain.plan\nprint(cloudtrain.Plan)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])
+def test_no_public_name_is_also_a_submodule(package: ModuleType) -> None:
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert modules.isdisjoint(set(package.__all__) - PUBLIC_MODULES)
 
 
-@pytest.mark.parametrize("first", ["pass", "import cloudtrain_runtime.context", "import cloudtrain_runtime.worker"])
-def test_a_task_gets_the_function_context_whatever_was_imported_first(first: str) -> None:
-    program = f"{first}\nfrom cloudtrain_runtime import context\nprint(context().world_size)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout == "1\n", done.stderr
+@pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])
+def test_packages_stay_small_at_the_top(package: ModuleType) -> None:
+    most = {"cloudtrain": 20, "cloudtrain_runtime": 14}[package.__name__]
+    assert len([module for module in pkgutil.iter_modules(package.__path__) if module.name != "__main__"]) <= most
+
+
+@pytest.mark.parametrize("name", cloudtrain_runtime.__all__)
+def test_every_public_name_of_the_runtime_is_there(name: str) -> None:
+    pytest.importorskip("torch")
+    assert getattr(cloudtrain_runtime, name) is not None
+
+
+def test_the_heartbeat_keeps_its_name_of_version_0_1() -> None:
+    assert cloudtrain_runtime.watch is cloudtrain_runtime.heartbeat

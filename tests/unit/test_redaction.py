@@ -10,7 +10,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_keys import (
+from support.fake_keys import (
     BODY,
     COMMIT,
     DIGEST,
@@ -31,7 +31,13 @@ from made_up_keys import (
 )
 
 from cloudtrain.errors import CloudError, Problem
-from cloudtrain.run import LogLine, Operations, Run, State, Status
+from cloudtrain.runs.run import (
+    LogLine,
+    Operations,
+    Run,
+    State,
+    Status,
+)
 from cloudtrain_runtime.contract import redaction
 from cloudtrain_runtime.contract.redaction import MARK, Stream, redact
 

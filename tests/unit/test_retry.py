@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.aws.retry import (
+    OUTAGE_SECONDS,
+    Backoff,
+    OutagePolicy,
+    OutageTolerance,
+    client_retries,
+)
 from cloudtrain.errors import UnreachableError
-from cloudtrain.retry import OUTAGE_SECONDS, Backoff, OutagePolicy, OutageTolerance, client_retries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ERROR = UnreachableError("could not read the log: connection refused")
@@ -22,7 +28,7 @@ class Clock:
 @pytest.fixture
 def longest_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each wait its upper bound."""
-    monkeypatch.setattr("cloudtrain.retry.random.uniform", lambda _, high: high)
+    monkeypatch.setattr("cloudtrain.aws.retry.random.uniform", lambda _, high: high)
 
 
 @pytest.mark.usefixtures("longest_jitter")

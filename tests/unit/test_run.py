@@ -7,17 +7,15 @@ import pytest
 
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import RunNotFoundError
-from cloudtrain.run import (
-    RUN_ID_CHARACTERS,
+from cloudtrain.job.spec import NAME_CHARACTERS
+from cloudtrain.runs.run import (
     LogLine,
     State,
     Status,
     fold_events,
-    is_run_id,
-    make_run_id,
     parse_reference,
 )
-from cloudtrain.spec import NAME_CHARACTERS
+from cloudtrain.support.run_id import RUN_ID_CHARACTERS, is_run_id, make_run_id
 from cloudtrain_runtime.contract import check_event
 
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
@@ -126,7 +124,7 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
 )
 def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from cloudtrain.console.logs import print_logs
-    from cloudtrain.run import LogLine
+    from cloudtrain.runs.run import LogLine
 
     text = f'CLOUDTRAIN {{"event": "{name}", "loss": "x"}}'
     assert print_logs(None, [LogLine("algo-1", text)], follow=False, raw=False) == 0  # type: ignore[arg-type]

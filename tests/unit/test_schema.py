@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from support import EXAMPLES, REPOSITORY, Cli
+from support.jobs import EXAMPLES, REPOSITORY, Cli
 
-from cloudtrain.document import parse_document
 from cloudtrain.errors import SpecError
-from cloudtrain.schema import DIALECT, job_schema, reference_page
-from cloudtrain.spec import JobSpec
+from cloudtrain.job.document import parse_document
+from cloudtrain.job.schema import DIALECT, job_schema, reference_page
+from cloudtrain.job.spec import JobSpec
 
 SCHEMA = job_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

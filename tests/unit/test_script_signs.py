@@ -7,9 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import EXAMPLES, Cli
+from support.jobs import EXAMPLES, Cli
 
-from cloudtrain.script_signs import joins_ranks, ml_literals, overwrites_rank, saves_checkpoints, starts_launcher
+from cloudtrain.job.script_signs import (
+    joins_ranks,
+    ml_literals,
+    overwrites_rank,
+    saves_checkpoints,
+    starts_launcher,
+)
 
 JOB = """\
 name: signs

@@ -10,16 +10,26 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from made_up_keys import GITHUB, HF, KEY, KEY_ID
-from made_up_keys import WANDB as WANDB_KEY
-from support import EXAMPLES, Cli
+from support.fake_keys import (
+    GITHUB,
+    HF,
+    KEY,
+    KEY_ID,
+)
+from support.fake_keys import WANDB as WANDB_KEY
+from support.jobs import EXAMPLES, Cli
 
 from cloudtrain.errors import SpecError
-from cloudtrain.placement import Machine
-from cloudtrain.plan import LOCAL, CodeInfo, Plan, make_plan
-from cloudtrain.schema import job_schema
-from cloudtrain.settings import Settings
-from cloudtrain.spec import Code, JobSpec
+from cloudtrain.job.schema import job_schema
+from cloudtrain.job.spec import Code, JobSpec
+from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.plan import (
+    LOCAL,
+    CodeInfo,
+    Plan,
+    make_plan,
+)
+from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import RunConfig, SecretConfig
 
 NOW = datetime(2026, 11, 21, 10, 15, tzinfo=UTC)

@@ -14,11 +14,11 @@ from botocore.validate import ParamValidator
 
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
-from cloudtrain.placement import Machine
-from cloudtrain.plan import CodeInfo, Plan, make_plan
-from cloudtrain.service_job import render_payload, training_job_name
-from cloudtrain.settings import Settings
-from cloudtrain.spec import Cluster, JobSpec, Queue
+from cloudtrain.job.spec import Cluster, JobSpec, Queue
+from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.service_job import render_payload, training_job_name
+from cloudtrain.settings.settings import Settings
 
 RUN = "demo-261120-101500-1a2b3c"
 SETTINGS = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import SettingsError
-from cloudtrain.settings import load_settings, profile_file
+from cloudtrain.settings.settings import load_settings, profile_file
 
 
 def test_flags_come_before_environment_before_files(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
-from cloudtrain_runtime.contract.methods import METHODS
-from cloudtrain_runtime.contract.signatures import check_task, lacks
+from cloudtrain_runtime.contract.task_methods import METHODS
+from cloudtrain_runtime.contract.task_signatures import check_task, lacks
 
 HEAD = "from cloudtrain_runtime import Task\n"
 MODEL = "    def model(self): return 1\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.plan import CodeInfo, Source
-from cloudtrain.source import MAX_DIFF_BYTES, read_source
+from cloudtrain.bundle.git_source import MAX_DIFF_BYTES, read_source
+from cloudtrain.planning.plan import CodeInfo, Source
 
 Git = Callable[..., str]
 

@@ -3,10 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import api
+from cloudtrain.client import api
 from cloudtrain.errors import SpecError, UserError
-from cloudtrain.spec import Cluster, Code, JobSpec, Spot
-from cloudtrain.units import Cadence
+from cloudtrain.job.spec import (
+    Cluster,
+    Code,
+    JobSpec,
+    Spot,
+)
+from cloudtrain.support.units import Cadence
 
 WriteJob = Callable[..., Path]
 
@@ -381,7 +386,7 @@ def test_every_field_has_one_sentence() -> None:
     import ast
     import inspect
 
-    from cloudtrain import spec
+    from cloudtrain.job import spec
 
     for section in ast.parse(inspect.getsource(spec)).body:
         if not isinstance(section, ast.ClassDef) or "Section" not in map(ast.unparse, section.bases):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.backends.sagemaker.states import (
+from cloudtrain.backends.sagemaker.job_states import (
     map_state,
     read_end,
     read_instances,
@@ -20,8 +20,8 @@ from cloudtrain.backends.sagemaker.states import (
     read_waiting,
     seconds_on_instances,
 )
-from cloudtrain.explain import explain
-from cloudtrain.run import State, Status
+from cloudtrain.failure_rules import explain
+from cloudtrain.runs.run import State, Status
 
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
 NOW = BEGAN + timedelta(days=2)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import EXAMPLES, Cli, command
+from support.jobs import EXAMPLES, Cli, command
 
 JOB = EXAMPLES / "script-ddp" / "job.yaml"
 PLAN = ("plan", str(JOB), "--local")
@@ -128,7 +128,14 @@ main()
 
 @pytest.mark.parametrize(
     "name",
-    ["cloudtrain.cli", "click", "cloudtrain.console", "cloudtrain.errors", "cloudtrain.cli.runs", "cloudtrain.api"],
+    [
+        "cloudtrain.cli",
+        "click",
+        "cloudtrain.console",
+        "cloudtrain.errors",
+        "cloudtrain.cli.runs",
+        "cloudtrain.client.api",
+    ],
 )
 def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(name: str) -> None:
     line = [sys.executable, "-c", INTERRUPT.format(name=name)]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Cli, Terminal, command
+from support.jobs import Cli, Terminal, command
 
+from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.console.terminal import FilteredStream, filtered_streams, last_drawn, plain, safe, unfiltered
-from cloudtrain.container.state import RecordedState, write_state
-from cloudtrain.run import State
+from cloudtrain.runs.run import State
 
 RUN = "odd-261120-101500-1a2b3c"
 ATTACKS = (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.errors import SettingsError
-from cloudtrain.toml_file import TomlFile
+from cloudtrain.settings.toml_file import TomlFile
 
 WRITTEN = """\
 # ours

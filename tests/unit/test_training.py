@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import cloudtrain
-from cloudtrain.earlier import EarlierRun
-from cloudtrain.training import training_of
+from cloudtrain.planning.training_identity import training_of
+from cloudtrain.runs.previous_run import EarlierRun
 
 JOB = """\
 name: demo

@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Cli, Terminal, command, until
+from support.jobs import (
+    Cli,
+    Terminal,
+    command,
+    until,
+)
 
 import cloudtrain
-from cloudtrain import api
+from cloudtrain.client import api
 
 TOML = """\
 role = "arn:aws:iam::210987654321:role/theirs"

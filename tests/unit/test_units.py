@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from cloudtrain.units import (
+from cloudtrain.support.units import (
     Cadence,
     format_duration,
     format_size,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.console.pools import pool_rows
-from cloudtrain.run import State, Status
-from cloudtrain.warm import differences, read_pool, tell_start
+from cloudtrain.planning.warm_pool import differences, read_pool, tell_start
+from cloudtrain.runs.run import State, Status
 
 ENDED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 JOB = {

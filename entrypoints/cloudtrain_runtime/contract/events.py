@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cloudtrain_runtime.contract.schema import (
+from cloudtrain_runtime.contract.json_checks import (
     Check,
     Fields,
     MismatchError,

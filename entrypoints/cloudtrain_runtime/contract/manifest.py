@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cloudtrain_runtime.contract.schema import Check, Fields, MismatchError, array, count, integer, moment
+from cloudtrain_runtime.contract.json_checks import (
+    Check,
+    Fields,
+    MismatchError,
+    array,
+    count,
+    integer,
+    moment,
+)
 from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
 
 MANIFEST_FILE: Final = "manifest.json"

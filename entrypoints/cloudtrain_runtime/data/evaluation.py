@@ -8,10 +8,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from cloudtrain_runtime.context import Context
-from cloudtrain_runtime.data.loading import Collate, batches_here, make_loader, to_device, workers_of
+from cloudtrain_runtime.data.loader import (
+    Collate,
+    batches_here,
+    make_loader,
+    to_device,
+    workers_of,
+)
 from cloudtrain_runtime.data.position import MicroBatch
-from cloudtrain_runtime.data.sampling import EvaluationShards
+from cloudtrain_runtime.data.samplers import EvaluationShards
+from cloudtrain_runtime.process.run_context import Context
 
 
 class Evaluation(ABC):

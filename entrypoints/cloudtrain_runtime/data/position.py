@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from cloudtrain_runtime.data.order import ORDER_VERSION
+from cloudtrain_runtime.data.global_order import ORDER_VERSION
 from cloudtrain_runtime.errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain_runtime.events import say
+from cloudtrain_runtime.process.event_log import say
 
 _ENDPOINT_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 _ATTEMPTS = 10

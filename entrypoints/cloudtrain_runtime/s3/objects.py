@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from cloudtrain_runtime.contract.owners import expect_owner, owners_from
-from cloudtrain_runtime.place import read_run_config
+from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
+from cloudtrain_runtime.process.environment import read_run_config
 from cloudtrain_runtime.s3.credentials import attempts, client_retries, open_session
 from cloudtrain_runtime.s3.errors import (
     ObjectsError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from cloudtrain_runtime.threads import Threads
+from cloudtrain_runtime.process.threads import Threads
 
 _THREADS = 4
 

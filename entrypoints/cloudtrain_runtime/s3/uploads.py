@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from cloudtrain_runtime.process.threads import Threads
 from cloudtrain_runtime.s3.errors import ObjectsError, code_of, explained, retries_of
-from cloudtrain_runtime.threads import Threads
 
 _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from cloudtrain.plan import Plan
-from cloudtrain.run import EVERY_RUN, Operations, Run, RunFilter, Status
+from cloudtrain.planning.plan import Plan
+from cloudtrain.runs.run import (
+    EVERY_RUN,
+    Operations,
+    Run,
+    RunFilter,
+    Status,
+)
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Progress

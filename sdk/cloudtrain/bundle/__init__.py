@@ -8,7 +8,7 @@ written by `cloudtrain.bundle.archive`, which a plan does without.
 from __future__ import annotations
 
 from cloudtrain.bundle.contents import BUNDLES_FOLDER, Contents, Entry, LeftOut, Progress, collect, shown, survey
-from cloudtrain.bundle.credentials import Finding, secrets_below
+from cloudtrain.secrets.scanner import Finding, secrets_below
 
 __all__ = [
     "BUNDLES_FOLDER",

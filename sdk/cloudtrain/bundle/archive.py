@@ -20,7 +20,7 @@ from typing import IO
 from cloudtrain.bundle import digests
 from cloudtrain.bundle.contents import WORKER, Contents, Entry, Progress, shown
 from cloudtrain.errors import BundleError
-from cloudtrain.plan import CodeInfo
+from cloudtrain.planning.plan import CodeInfo
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 _COPY_BYTES = 2**20

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudtrain.bundle import credentials
-from cloudtrain.bundle.credentials import Finding
-from cloudtrain.bundle.defaults import cache_reason, environment_reason, result_folder_reason, result_reason
+from cloudtrain.bundle.default_ignores import (
+    cache_reason,
+    environment_reason,
+    result_folder_reason,
+    result_reason,
+)
 from cloudtrain.bundle.digests import Digest, Digests
 from cloudtrain.bundle.ignore import IgnoreFile, Rule, escape, read_ignore_file
 from cloudtrain.errors import BundleError
-from cloudtrain.plan import CodeInfo
+from cloudtrain.planning.plan import CodeInfo
+from cloudtrain.secrets import scanner
+from cloudtrain.secrets.scanner import Finding
 from cloudtrain_runtime.contract import WORKER_SCRIPT
 
 GIT_IGNORE, OWN_IGNORE = ".gitignore", ".cloudtrainignore"
@@ -423,7 +428,7 @@ class _Walk:
         is_folder = _is_folder(child)
         size = 0 if is_folder else _size(child)
         verdict = self._judge(folder, name, child.name, size, is_folder=is_folder)
-        kind = credentials.of_folder(child.name) if is_folder else None
+        kind = scanner.of_folder(child.name) if is_folder else None
         if kind is not None and verdict.reason is None and not verdict.named:
             verdict = self._refuse_folder(folder, name, kind)
         if verdict.reason is not None:
@@ -482,10 +487,10 @@ class _Walk:
         except UnicodeEncodeError as error:
             hint = f"rename it, or name it in {OWN_IGNORE}"
             raise BundleError(f"the name {shown(name)} is not UTF-8", hint) from error
-        kinds, target = [credentials.by_name(name)], None
+        kinds, target = [scanner.by_name(name)], None
         if child.is_symlink():
             target = self._check_link(name)
-            kinds += [credentials.by_name(target), *map(credentials.of_folder, target.split("/")[:-1])]
+            kinds += [scanner.by_name(target), *map(scanner.of_folder, target.split("/")[:-1])]
             named = named or self._is_named(folder, target)
         try:
             status = child.stat()

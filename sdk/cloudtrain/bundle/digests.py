@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudtrain.bundle import credentials
-from cloudtrain.whole import write_whole
+from cloudtrain.secrets import scanner
+from cloudtrain.support.atomic_write import write_whole
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
@@ -85,7 +85,7 @@ class Digests:
         if self._file is None or (self._read_bytes < _WORTH_BYTES and self._read_files < _WORTH_FILES):
             return
         content = {
-            "version": credentials.VERSION,
+            "version": scanner.VERSION,
             "files": {name: [stamp, list(digest)] for name, (stamp, digest) in self._kept.items()},
         }
         with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ class Digests:
             return {}
         try:
             content = json.loads(self._file.read_bytes())
-            if content["version"] != credentials.VERSION:
+            if content["version"] != scanner.VERSION:
                 return {}
             return {
                 name: (stamp, Digest(str(sha256), int(size), tuple((int(line), str(kind)) for line, kind in found)))
@@ -127,11 +127,11 @@ def read_digest(path: str, name: str) -> Digest:
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:  # noqa: PTH123 (ten thousand times; a Path costs as much as the rest)
-        data = file.read(credentials.SCANNED_BYTES)
+        data = file.read(scanner.SCANNED_BYTES)
         digest, size = hashlib.sha256(data), len(data)
-        found = tuple(credentials.in_file(name, data))
+        found = tuple(scanner.in_file(name, data))
         del data
-        while size >= credentials.SCANNED_BYTES and (chunk := file.read(_CHUNK_BYTES)):
+        while size >= scanner.SCANNED_BYTES and (chunk := file.read(_CHUNK_BYTES)):
             digest.update(chunk)
             size += len(chunk)
     return Digest(digest.hexdigest(), size, found)

@@ -133,7 +133,7 @@ def _run(argv: list[str]) -> int:
 
 def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: bool) -> int:
     """Run a command line again after the user has agreed to the settings beside the job; nothing was done before."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     try:
         if "--trust" not in argv and not console.agrees(error):

@@ -27,7 +27,7 @@ def check(
     Each check passes, fails, or could not be made; a failed one comes with its fix. Exit code 3 when one has failed, or
     AWS does not answer at all.
     """
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console.account import print_checks
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})

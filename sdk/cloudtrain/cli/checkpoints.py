@@ -48,7 +48,7 @@ def checkpoints() -> None:
 @json_option
 def list_(run: str, as_json: bool) -> int:
     """List a run's checkpoints, newest first: complete, unfinished or damaged, and why."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import checkpoints as shown
 
     with console.waiting("looking for checkpoints"):
@@ -70,9 +70,9 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 
     Exit code 4 when one is damaged, or cannot be read with the PyTorch that is installed here.
     """
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import checkpoints as shown
-    from cloudtrain.saved import DAMAGED, UNREADABLE
+    from cloudtrain.runs.checkpoints import DAMAGED, UNREADABLE
 
     with console.progress("reading") as progress:
         found = api.checkpoint_folder(run).verify(step, progress)
@@ -100,7 +100,7 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 @json_option
 def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> int:
     """Write the weights of a checkpoint into one file, whatever the number of ranks that have saved it."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import checkpoints as shown
 
     with console.waiting("exporting"):

@@ -17,7 +17,7 @@ from cloudtrain.errors import CloudError, UserError
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
-    from cloudtrain.profiles import ProfileChange
+    from cloudtrain.settings.profiles import ProfileChange
 
 _NONE = "-"
 _OWN_NETWORK = "subnets of the jobs, commas between; empty: SageMaker's own network"
@@ -91,7 +91,7 @@ def _refuse_several(
 
 
 def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> int:
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import configure as shown
 
     origins = api.trace_settings(job, flags)
@@ -104,7 +104,7 @@ def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -
 
 
 def _list(*, as_json: bool) -> int:
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import configure as shown
 
     profiles = api.list_profiles()
@@ -119,7 +119,7 @@ def _list(*, as_json: bool) -> int:
 
 
 def _remove(name: str, *, as_json: bool) -> int:
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     api.remove_profile(name)
     if as_json:
@@ -138,8 +138,8 @@ def _profile() -> str | None:
 
 def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str]) -> dict[str, Any]:
     """Return what is to be stored; nothing when that is to be asked. What is said in one word counts most."""
-    from cloudtrain import api
-    from cloudtrain.profiles import parse_assignment
+    from cloudtrain.client import api
+    from cloudtrain.settings.profiles import parse_assignment
 
     set_ = dict(map(parse_assignment, assignments))
     outputs = api.read_terraform(terraform) if terraform is not None else {}
@@ -147,7 +147,7 @@ def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[s
 
 
 def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, as_json: bool) -> int:
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import configure as shown
 
     checks: list[Check] = []
@@ -200,7 +200,7 @@ def _ask() -> dict[str, Any]:
             "there is no terminal to ask on",
             "give what is to be stored: --from-terraform infra/, or --set role=ARN --set bucket=NAME --set region=NAME",
         )
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     profiles = api.list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
@@ -222,7 +222,7 @@ def _ask() -> dict[str, Any]:
 
 def _find(region: str) -> dict[str, Candidates]:
     """Return what the account has; without credentials nothing, and all is asked for in words."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     try:
         with console.waiting("looking for roles and buckets"):
@@ -279,8 +279,8 @@ def _ask_for(
 
 
 def _reader(name: str, region: str | None, numbered: Mapping[str, str], *, optional: bool) -> Callable[[str], str]:
-    from cloudtrain.profiles import judge
-    from cloudtrain.settings import read_value
+    from cloudtrain.settings.profiles import judge
+    from cloudtrain.settings.settings import read_value
 
     def read(text: str) -> str:
         value = numbered.get(text.strip(), text.strip())

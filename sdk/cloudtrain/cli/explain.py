@@ -13,7 +13,7 @@ from cloudtrain.cli.options import json_option, run_argument
 @json_option
 def explain(run: str, as_json: bool) -> int:
     """Tell why a run has failed: the first error of all hosts and ranks, its class, and the next thing to do."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console import runs as shown
 
     handle = api.get_run(run)

@@ -20,7 +20,7 @@ from cloudtrain.cli.options import (
 from cloudtrain.errors import EXIT_USER, SpecError
 
 if TYPE_CHECKING:
-    from cloudtrain.run import LogFilter
+    from cloudtrain.runs.run import LogFilter
 
 
 @click.command()
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @json_option
 def validate(job: str, instances: int | None, overrides: tuple[str, ...], local: bool, as_json: bool) -> int:
     """Check a job file and report every problem with line and column. Offline, without credentials."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     try:
         spec = api.validate(job, overrides, instances=instances, local=local)
@@ -58,7 +58,7 @@ def plan(
     as_json: bool,
 ) -> int:
     """Show everything that a submit would send. Offline, without credentials."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console.plans import print_plan, say_warnings
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
@@ -81,7 +81,7 @@ def plan(
 @json_option
 def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all: bool, as_json: bool) -> int:
     """Show what code travels, its size and why, and what stays behind and why. Offline, without credentials."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console.plans import print_files
 
     spec = api.validate(job, overrides, instances=instances)
@@ -143,11 +143,11 @@ def submit(
     """
     if local and sandbox:
         raise click.UsageError("--local and --sandbox are two places; give one")
-    from cloudtrain import api
+    from cloudtrain.client import api
+    from cloudtrain.client.submission import Callbacks
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
     from cloudtrain.console.plans import warnings_at_end
-    from cloudtrain.sending import Callbacks
 
     settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
@@ -217,11 +217,11 @@ def resume(
 
     It has the same job, code and data; neither job file nor code need be here.
     """
-    from cloudtrain import api
+    from cloudtrain.client import api
+    from cloudtrain.client.submission import Callbacks
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
     from cloudtrain.console.plans import warnings_at_end
-    from cloudtrain.sending import Callbacks
 
     with warnings_at_end() as on_plan:
         started = api.resume(

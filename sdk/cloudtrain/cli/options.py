@@ -13,7 +13,7 @@ import click
 
 _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down --help
 
-_TRUST = "cloudtrain.trust"
+_TRUST = "cloudtrain.settings.trust"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -106,7 +106,7 @@ def run_argument(function: Command) -> Command:
 
 def duration(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """Return the seconds that an option gives, written `10m` or `6h`."""
-    from cloudtrain.units import parse_duration
+    from cloudtrain.support.units import parse_duration
 
     try:
         return None if value is None else parse_duration(value)
@@ -125,7 +125,7 @@ def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | timedelta | None:
     """Read a duration up to now, or a time."""
-    from cloudtrain.run import parse_since
+    from cloudtrain.runs.run import parse_since
 
     try:
         return None if value is None else parse_since(value)
@@ -145,7 +145,7 @@ def log_options(function: Command) -> Command:
         rank: int | None,
         **rest: Any,
     ) -> Any:
-        from cloudtrain.run import LogFilter
+        from cloudtrain.runs.run import LogFilter
 
         return function(*arguments, only=LogFilter(host, grep, since, rank), **rest)
 

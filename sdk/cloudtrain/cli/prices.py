@@ -17,12 +17,14 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> int:
     """Show what instances with GPUs cost in a region, from where and of what day the prices are."""
     from datetime import UTC, datetime
 
-    from cloudtrain import api, catalog, limits
+    from cloudtrain import catalog
+    from cloudtrain.catalog import service_limits
+    from cloudtrain.client import api
     from cloudtrain.console.account import prices_to_json, print_prices
 
     region = region or api.find_settings().region or catalog.priced_regions()[0]
-    if region not in limits.regions() and not refresh:
-        raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(limits.regions())))
+    if region not in service_limits.regions() and not refresh:
+        raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(service_limits.regions())))
     today = datetime.now(UTC).date()
     known = api.refresh_prices(region, today=today) if refresh else api.prices()
     if as_json:

@@ -13,8 +13,13 @@ from cloudtrain.cli.options import is_trusting, json_option, log_options, run_ar
 from cloudtrain.console import listing
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
-from cloudtrain.run import EVERY_RUN, LogFilter, RunFilter, State
-from cloudtrain.units import parse_moment
+from cloudtrain.runs.run import (
+    EVERY_RUN,
+    LogFilter,
+    RunFilter,
+    State,
+)
+from cloudtrain.support.units import parse_moment
 
 
 @click.command()
@@ -22,7 +27,7 @@ from cloudtrain.units import parse_moment
 @json_option
 def status(run: str, as_json: bool) -> int:
     """Tell the truth about a run: state, reason, progress, last checkpoint, cost."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     found = api.status(run)
     if as_json:
@@ -40,7 +45,7 @@ def status(run: str, as_json: bool) -> int:
 @json_option
 def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console.logs import print_logs, print_logs_json
 
     handle = api.get_run(run)
@@ -56,7 +61,7 @@ def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> i
 @json_option
 def follow(run: str, only: LogFilter, as_json: bool) -> int:
     """Come back to a run: its log, how it stands, what it costs, until it ends. Ctrl-C leaves it going."""
-    from cloudtrain import api
+    from cloudtrain.client import api
     from cloudtrain.console.follow import follow as show
 
     return show(api.get_run(run), only=only, as_json=as_json)
@@ -85,7 +90,7 @@ def list_(
     as_json: bool,
 ) -> int:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     wanted = _wanted(name, states, tags, since, until)
     found = api.list_runs(
@@ -163,7 +168,7 @@ def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> d
 @json_option
 def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     """End a run. A Task saves a checkpoint first; what does not end in the grace time is killed."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     handle = api.get_run(run)
     try:

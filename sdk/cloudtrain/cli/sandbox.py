@@ -37,7 +37,7 @@ def sandbox(
 
     The first line of standard output is one JSON object: endpoint, role, bucket, and what a client must export.
     """
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     if stop:
         was_there = api.stop_sandbox(home)

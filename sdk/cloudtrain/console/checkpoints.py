@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import columns, program, say
-from cloudtrain.units import format_duration, format_size
+from cloudtrain.support.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from cloudtrain.saved import CheckpointFolder, Exported, SavedCheckpoint
+    from cloudtrain.runs.checkpoints import CheckpointFolder, Exported, SavedCheckpoint
 
 _HEADER = ("step", "state", "age", "size", "ranks", "torch", "name", "run", "why")
 

@@ -13,8 +13,8 @@ from cloudtrain.errors import SettingsError
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
-    from cloudtrain.profiles import ProfileChange
-    from cloudtrain.settings import Origin, Settings
+    from cloudtrain.settings.profiles import ProfileChange
+    from cloudtrain.settings.settings import Origin, Settings
 
 _MOST_MISFITS = 10
 _DEFAULT = "default"
@@ -24,7 +24,7 @@ _DEFAULT = "default"
 
 def trace_to_json(origins: Sequence[Origin], settings: Settings, profile: str | None) -> dict[str, Any]:
     """Return each setting, what counts and what that hides, and what is missing."""
-    from cloudtrain.settings import SETTINGS
+    from cloudtrain.settings.settings import SETTINGS
 
     def one(name: str) -> dict[str, Any]:
         places = [_origin_to_json(each) for each in origins if each.name == name]
@@ -41,7 +41,7 @@ def _origin_to_json(origin: Origin) -> dict[str, Any]:
 
 def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | None) -> None:
     """Print each setting, where it comes from, and below it what it hides."""
-    from cloudtrain.settings import SETTINGS
+    from cloudtrain.settings.settings import SETTINGS
 
     rows: list[tuple[str, str, str]] = []
     for name in SETTINGS:
@@ -124,7 +124,7 @@ def print_stored(change: ProfileChange) -> None:
 
 def _print_hidden(change: ProfileChange) -> None:
     """Print what counts here instead of what was stored, and what is still missing."""
-    from cloudtrain.settings import PROFILE_VARIABLE, REQUIRED, find_origins
+    from cloudtrain.settings.settings import PROFILE_VARIABLE, REQUIRED, find_origins
 
     environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
     elsewhere = [each for each in find_origins(environ, job_directory=Path.cwd()) if each.source != str(change.file)]

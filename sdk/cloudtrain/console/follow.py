@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from cloudtrain.aws.retry import OutagePolicy, OutageTolerance
 from cloudtrain.console import print_json, print_json_error, program, say, table_lines
 from cloudtrain.console.logs import HOST_COLOURS
 from cloudtrain.console.runs import (
@@ -33,8 +34,7 @@ from cloudtrain.console.runs import (
 from cloudtrain.console.terminal import last_drawn, safe, unfiltered
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
-from cloudtrain.retry import OutagePolicy, OutageTolerance
-from cloudtrain.run import EVERYTHING
+from cloudtrain.runs.run import EVERYTHING
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 if TYPE_CHECKING:
@@ -43,7 +43,12 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
     from cloudtrain.console.panel import Panel
-    from cloudtrain.run import LogFilter, LogLine, Run, Status
+    from cloudtrain.runs.run import (
+        LogFilter,
+        LogLine,
+        Run,
+        Status,
+    )
 
 Lines = Callable[[], Iterable["LogLine"]]
 """Begins to read a log; called again after an error of the cloud, when it must begin with the same lines."""
@@ -559,7 +564,7 @@ def _summary(out: Console, status: Status, job: str | None, *, is_drawn: bool) -
 
 def _explain(out: Console, run: Run) -> None:
     """Print why a followed run has failed. What cannot be read does not hide how it ended."""
-    from cloudtrain import api
+    from cloudtrain.client import api
 
     try:
         lines = explanation_lines(api.explain(run), run.reference)

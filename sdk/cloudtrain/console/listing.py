@@ -12,7 +12,7 @@ from cloudtrain.console import program, say
 from cloudtrain.console.view import harmless
 
 if TYPE_CHECKING:
-    from cloudtrain.run import Status
+    from cloudtrain.runs.run import Status
 
 _HEADER = ("run", "state", "submitted (UTC)", "took", "on", "")
 
@@ -51,7 +51,7 @@ def _row(status: Status, now: datetime) -> tuple[str, ...]:
 
 def _took(status: Status, now: datetime) -> str:
     """Return how long a run has taken, or takes by now: from its start, where that is known, else from its submit."""
-    from cloudtrain.units import format_duration
+    from cloudtrain.support.units import format_duration
 
     began = status.started or status.created
     ended = status.ended or (None if status.state.is_final else now)
@@ -66,7 +66,7 @@ def _pool(status: Status) -> str:
 def _one_line(status: Status) -> str:
     """Return how far a run has come and how long it will take, or why it is in its state."""
     from cloudtrain.console.view import describe_metric, describe_steps
-    from cloudtrain.units import format_duration
+    from cloudtrain.support.units import format_duration
 
     progress = status.progress
     if status.reason and (status.is_ending or progress.last_step is None):

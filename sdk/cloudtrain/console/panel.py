@@ -26,12 +26,12 @@ from cloudtrain.console.view import (
     step_row,
     warning_rows,
 )
-from cloudtrain.units import format_duration
+from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from cloudtrain.run import Status
+    from cloudtrain.runs.run import Status
 
 _LABEL_COLUMNS = 13
 _LEAST_COLUMNS = 34

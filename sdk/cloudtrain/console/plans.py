@@ -11,7 +11,7 @@ from cloudtrain.console import say, table
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
-    from cloudtrain.plan import LengthPlan, Plan
+    from cloudtrain.planning.plan import LengthPlan, Plan
     from cloudtrain_runtime.contract import ParallelConfig, SecretConfig
 
 _MOST_LINES = 40
@@ -19,7 +19,7 @@ _MOST_LINES = 40
 
 def print_plan(plan: Plan) -> None:
     """Print a plan as a table; `say_warnings` prints its warnings."""
-    from cloudtrain.units import format_duration, format_size
+    from cloudtrain.support.units import format_duration, format_size
 
     cluster = plan.cluster
     each = cluster.processes_per_instance
@@ -149,7 +149,7 @@ def _cost(plan: Plan) -> str:
 def print_files(contents: Contents, *, show_all: bool) -> None:
     """Print what travels and what stays behind; folders in one line where the list would be long."""
     from cloudtrain.bundle import shown
-    from cloudtrain.units import format_size
+    from cloudtrain.support.units import format_size
 
     rows = [(entry.size, shown(entry.name), entry.why) for entry in contents.entries]
     for size, name, why in rows if show_all or len(rows) <= _MOST_LINES else _by_folder(rows):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from cloudtrain.console import program
 
 if TYPE_CHECKING:
-    from cloudtrain.run import Status
+    from cloudtrain.runs.run import Status
 
 
 def pool_rows(status: Status) -> list[tuple[str, str]]:
     """Return the rows of a status that tell about its warm pool; none where it keeps none."""
-    from cloudtrain.units import format_duration
-    from cloudtrain.warm import clock_time
+    from cloudtrain.planning.warm_pool import clock_time
+    from cloudtrain.support.units import format_duration
 
     pool = status.warm_pool
     if pool is None:

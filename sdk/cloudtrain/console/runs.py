@@ -24,13 +24,13 @@ from cloudtrain.console.view import (
     warning_rows,
 )
 from cloudtrain.errors import EXIT_INTERRUPTED
-from cloudtrain.host_reports import read_host_files
-from cloudtrain.run import EVALUATION_FIELDS, MUCH_DATA_WAIT, State
-from cloudtrain.units import format_duration
+from cloudtrain.runs.host_reports import read_host_files
+from cloudtrain.runs.run import EVALUATION_FIELDS, MUCH_DATA_WAIT, State
+from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.explain import Explanation
-    from cloudtrain.run import LogLine, Run, Status
+    from cloudtrain.failure_rules import Explanation
+    from cloudtrain.runs.run import LogLine, Run, Status
 
 
 def print_submitted(run: Run, *, as_json: bool) -> None:

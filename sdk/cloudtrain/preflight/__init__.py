@@ -11,23 +11,23 @@ import threading
 import time
 from typing import Any
 
-from cloudtrain.plan import Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight import (
     budget,
+    caller,
     checkpoints,
-    identity,
     image,
     job_queue,
     network,
     quota,
     role,
-    secret,
+    secrets,
     storage,
-    warm,
+    warm_pools,
 )
 from cloudtrain.preflight.account import Candidate, Candidates
 from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
-from cloudtrain.settings import Settings
+from cloudtrain.settings.settings import Settings
 
 __all__ = [
     "ACTIONS",
@@ -85,17 +85,17 @@ def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, .
 def questions(plan: Plan) -> tuple[Question, ...]:
     """Return what is asked, in the order in which it is told."""
     return (
-        Question(("identity",), identity.check_identity),
+        Question(("identity",), caller.check_identity),
         Question(("caller",), role.check_caller),
         Question(("role", "trust"), role.check_role),
         Question(("permissions",), role.check_permissions),
         Question(("bucket",), storage.check_bucket),
         Question(storage.names_of_data(plan), storage.check_data),
-        *([Question(("secrets",), secret.check_secrets)] if plan.config.secrets else []),
+        *([Question(("secrets",), secrets.check_secrets)] if plan.config.secrets else []),
         _CHECKPOINTS,
         Question(quota.names_of_quotas(plan), quota.check_quotas),
         Question(job_queue.names_of_queue(plan), job_queue.check_queue),
-        *([Question(pools, warm.check_pools)] if (pools := warm.names_of_pools(plan)) else []),
+        *([Question(pools, warm_pools.check_pools)] if (pools := warm_pools.names_of_pools(plan)) else []),
         Question(("image",), image.check_image),
         Question(network.names_of_network(plan), network.check_network),
         Question(("budget",), budget.check_budget),

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cloudtrain.aws import aws_errors, no_credentials
+from cloudtrain.aws.errors import aws_errors, no_credentials
 from cloudtrain.errors import CloudError
-from cloudtrain.preflight import identity, network, storage
+from cloudtrain.preflight import caller, network, storage
 from cloudtrain.preflight.base import (
     Account,
     Check,
@@ -23,7 +23,7 @@ from cloudtrain.preflight.base import (
     unknown,
 )
 from cloudtrain.preflight.role import check_role, facts_of_jobs, judge_trust
-from cloudtrain.settings import Settings
+from cloudtrain.settings.settings import Settings
 
 MOST_ROLES = 1000
 MOST_BUCKETS = 100
@@ -112,7 +112,7 @@ def ask(settings: Settings) -> tuple[Check, ...]:
         account = open_account(settings)
     except CloudError as error:
         return (unknown("identity", error.message, error.hint),)
-    asked = [Question(("identity",), identity.check_identity)]
+    asked = [Question(("identity",), caller.check_identity)]
     asked += [Question(("role", "trust"), check_role)] if settings.role else []
     asked += [Question(("bucket",), storage.check_bucket)] if settings.bucket else []
     asked += [Question(("subnets", "security groups"), network.check_places)] if settings.subnets else []

@@ -12,11 +12,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
-from cloudtrain.aws import make_client
-from cloudtrain.plan import Plan
-from cloudtrain.retry import client_retries
-from cloudtrain.settings import Settings
-from cloudtrain_runtime.contract.owners import expect_owner
+from cloudtrain.aws.errors import make_client
+from cloudtrain.aws.retry import client_retries
+from cloudtrain.planning.plan import Plan
+from cloudtrain.settings.settings import Settings
+from cloudtrain_runtime.contract.bucket_owner import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
 
 T = TypeVar("T")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cloudtrain.continuation import Continuation, find_continuation
-from cloudtrain.locations import split_checkpoint
+from cloudtrain.planning.continuation import Continuation, find_continuation
+from cloudtrain.planning.storage_layout import split_checkpoint
 from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed
 from cloudtrain.preflight.storage import list_objects
-from cloudtrain.request import split_uri
-from cloudtrain.run import is_run_id
+from cloudtrain.support.run_id import is_run_id
+from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.plan import Plan
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.service_job import SERVICE_JOB_TYPE
 from cloudtrain.preflight.base import Check, Context, UnansweredError, command, failed, passed
-from cloudtrain.service_job import SERVICE_JOB_TYPE
 
 _GONE = ("INVALID", "DELETING", "DELETED")
 _UNIT = "NUM_INSTANCES"

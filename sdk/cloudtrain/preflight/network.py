@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.plan import Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
     Check,

@@ -9,11 +9,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.aws import aws_errors
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.aws.retry import client_retries
 from cloudtrain.catalog import Price, Prices, Source, newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
-from cloudtrain.retry import client_retries
-from cloudtrain.whole import write_whole
+from cloudtrain.support.atomic_write import write_whole
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _API_REGION = "us-east-1"

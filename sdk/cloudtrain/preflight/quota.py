@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.plan import Plan
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.warm_pool import differences
 from cloudtrain.preflight.base import Check, Context, command, failed, passed, side_by_side, unknown
-from cloudtrain.preflight.warm import find_pools
-from cloudtrain.warm import differences
+from cloudtrain.preflight.warm_pools import find_pools
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"

@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
 
-from cloudtrain.plan import Plan
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.service_job import ATTEMPT_ID_CHARACTERS, training_job_name
 from cloudtrain.preflight.base import (
     Account,
     Check,
@@ -25,8 +26,7 @@ from cloudtrain.preflight.base import (
     unknown,
 )
 from cloudtrain.preflight.image import parse_image
-from cloudtrain.request import split_uri
-from cloudtrain.service_job import ATTEMPT_ID_CHARACTERS, training_job_name
+from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")

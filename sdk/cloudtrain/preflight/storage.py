@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.data_files import data_files
-from cloudtrain.plan import Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
     Check,
@@ -26,8 +25,9 @@ from cloudtrain.preflight.base import (
     side_by_side,
     unknown,
 )
-from cloudtrain.request import split_uri
-from cloudtrain.units import format_size
+from cloudtrain.support.data_files import data_files
+from cloudtrain.support.s3_uri import split_uri
+from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
 PAGES = 20

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
-from cloudtrain.aws import aws_errors, make_client, no_credentials
-from cloudtrain.backends.sagemaker.claims import Claims
+from cloudtrain.aws.errors import aws_errors, make_client, no_credentials
+from cloudtrain.aws.retry import POLL_SECONDS, Backoff, client_retries
+from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE, Queues
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
-from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
-from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
-from cloudtrain.backends.sagemaker.queues import PLAN_FILE, Queues
-from cloudtrain.backends.sagemaker.sdk import no_sdk, start_loading
-from cloudtrain.backends.sagemaker.states import (
+from cloudtrain.backends.sagemaker.job_states import (
     FINAL_STATES,
     read_end,
     read_instances,
@@ -33,14 +30,20 @@ from cloudtrain.backends.sagemaker.states import (
     read_waiting,
     seconds_on_instances,
 )
+from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
+from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
+from cloudtrain.backends.sagemaker.sdk_check import no_sdk, start_loading
+from cloudtrain.backends.sagemaker.submit_lock import Claims
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import Progress as UploadProgress
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
-from cloudtrain.plan import SAGEMAKER, Plan
-from cloudtrain.request import split_uri
-from cloudtrain.retry import POLL_SECONDS, Backoff, client_retries
-from cloudtrain.run import (
+from cloudtrain.job.spec import REQUEST_TAG
+from cloudtrain.planning.plan import SAGEMAKER, Plan
+from cloudtrain.planning.service_job import render_payload
+from cloudtrain.planning.warm_pool import read_pool
+from cloudtrain.planning.warm_pool_state import WarmPool
+from cloudtrain.runs.run import (
     EVERY_RUN,
     EVERYTHING,
     LogFilter,
@@ -49,16 +52,13 @@ from cloudtrain.run import (
     RunFilter,
     State,
     Status,
-    WarmPool,
     when_submitted,
 )
-from cloudtrain.run_files import CONFIG, PLAN, read_fields
-from cloudtrain.service_job import render_payload
-from cloudtrain.settings import Settings
-from cloudtrain.spec import REQUEST_TAG
-from cloudtrain.warm import read_pool
+from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
-from cloudtrain_runtime.contract.owners import expect_owner
+from cloudtrain_runtime.contract.bucket_owner import expect_owner
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Check, Pending
@@ -400,7 +400,7 @@ class SageMakerBackend:
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml; those of run.json only where S3 lets us read it."""
-        from cloudtrain.explain import read_facts
+        from cloudtrain.failure_rules import read_facts
 
         job = self._describe(run)
         folder = _config_folder(job)

@@ -8,10 +8,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.backends.sagemaker.sdk import NO_TELEMETRY, load_sdk, quiet
+from cloudtrain.backends.sagemaker.sdk_check import NO_TELEMETRY, load_sdk, quiet
 from cloudtrain.errors import DriftError
-from cloudtrain.plan import Plan
-from cloudtrain.request import distribution_argument, split_uri
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.request import distribution_argument
+from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL
 
 

@@ -7,10 +7,16 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudtrain.aws import aws_errors
-from cloudtrain.backends.sagemaker.states import ACTIVE_STATES, FINAL_STATES, map_state, read_reason
-from cloudtrain.run import RunFilter, State, Status, is_run_id
-from cloudtrain.warm import read_pool
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.backends.sagemaker.job_states import (
+    ACTIVE_STATES,
+    FINAL_STATES,
+    map_state,
+    read_reason,
+)
+from cloudtrain.planning.warm_pool import read_pool
+from cloudtrain.runs.run import RunFilter, State, Status
+from cloudtrain.support.run_id import is_run_id
 
 _PAGE = 100
 """Most that ListTrainingJobs and Search give at once (botocore's model, MaxResults)."""

@@ -15,10 +15,20 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from cloudtrain.aws import aws_errors
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.aws.retry import (
+    POLL_SECONDS,
+    Backoff,
+    OutagePolicy,
+    OutageTolerance,
+)
 from cloudtrain.errors import UnreachableError
-from cloudtrain.retry import POLL_SECONDS, Backoff, OutagePolicy, OutageTolerance
-from cloudtrain.run import LogFilter, LogLine, Progress, fold_events
+from cloudtrain.runs.run import (
+    LogFilter,
+    LogLine,
+    Progress,
+    fold_events,
+)
 from cloudtrain_runtime.contract import parse_event, sort_hosts
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.bundle import Progress, shown
-from cloudtrain.data_files import data_files
 from cloudtrain.errors import UserError
-from cloudtrain.request import split_uri
+from cloudtrain.support.data_files import data_files
+from cloudtrain.support.s3_uri import split_uri
 
 PART_BYTES = 8 * 2**20
 """Size of a part, and from which size on a file is sent in parts."""

@@ -1,0 +1,324 @@
+"""Checkpoints in the format of torch.distributed.checkpoint (DCP), each rank with its own shards and their checksums.
+
+Plain DCP reads them. What is added stands beside: the manifest, and here the checks that need it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from cloudtrain_runtime.checkpoint.safe_metadata import packed, read_metadata, unpacked
+from cloudtrain_runtime.checkpoint.storage import Storage
+from cloudtrain_runtime.checkpoint.verified_reader import open_verified
+from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
+from cloudtrain_runtime.errors import CheckpointError, DamagedError
+from cloudtrain_runtime.s3.objects import Writer
+
+METADATA_FILE = ".metadata"
+_PIECE_BYTES = BLOCK_BYTES
+"""Storage gets its bytes in pieces of this size at most."""
+
+
+class CheckpointWriter(FileSystemWriter):
+    """Writes this rank's shards of one checkpoint.
+
+    Args:
+        storage: Where checkpoints lie.
+        folder: The reserved folder there.
+        note_bytes: Called with the number of bytes written, as they are.
+        bytes_: About what this rank will write in all.
+
+    Attributes:
+        files: What this rank has written, by file name.
+    """
+
+    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0) -> None:
+        # The tensors are on the host already: nothing has to be copied ahead. Files are durable when they close.
+        super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
+        self.files: dict[str, StoredFile] = {}
+        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes, bytes_)  # type: ignore[assignment]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's share; return what was written where."""
+        with _without_inner_checksums():
+            return super().write_data(plan, planner)
+
+
+class CheckpointReader(FileSystemReader):
+    """Reads a checkpoint and compares every block with the manifest before it is used.
+
+    Args:
+        storage: Where checkpoints lie.
+        folder: The checkpoint's name there.
+        manifest: Its manifest.
+
+    Raises:
+        DamagedError: on reading, from the rank that found it.
+        CheckpointError: on reading the metadata, it names what no checkpoint consists of.
+    """
+
+    def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
+        super().__init__(folder)
+        self.fs: FileSystemBase = _Read(storage, folder, manifest)  # type: ignore[assignment]
+        self._manifest = manifest
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return DCP's metadata; its own reader would run what the file names."""
+        del args, kwargs  # of a metadata file for each rank, which are not written here
+        with self.fs.create_stream(METADATA_FILE, "rb") as file:
+            data = file.read()
+        try:
+            metadata = read_metadata(data)
+            _check_extents(metadata, self._manifest)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{version_difference(self._manifest)}") from None
+        return metadata
+
+    def check(self) -> None:
+        """Parse what a load parses: the metadata, and each entry that is not a tensor.
+
+        Raises:
+            CheckpointError: a load cannot parse it.
+            DamagedError: its bytes are not those that were written.
+        """
+        metadata = self.read_metadata()
+        for name, stored in metadata.state_dict_metadata.items():
+            if not isinstance(stored, BytesStorageMetadata):
+                continue
+            extent = metadata.storage_data[MetadataIndex(name)]
+            with self.fs.create_stream(extent.relative_path, "rb") as file:
+                file.seek(extent.offset)
+                data = file.read(extent.length)
+            try:
+                unpacked(data, name)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}{version_difference(self._manifest)}") from None
+
+
+def version_difference(manifest: Manifest) -> str:
+    """Return the versions of PyTorch that wrote and read a checkpoint, for the end of an error; empty if equal."""
+    if not manifest.torch or manifest.torch == torch.__version__:
+        return ""
+    return f" (saved with PyTorch {manifest.torch}, read with PyTorch {torch.__version__})"
+
+
+def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
+    """Check that every entry has its bytes in a file of the checkpoint.
+
+    Raises:
+        CheckpointError: an entry has none, or lies outside of its file.
+    """
+    for name, stored in metadata.state_dict_metadata.items():
+        chunks = [chunk.offsets for chunk in stored.chunks] if isinstance(stored, TensorStorageMetadata) else [None]
+        for offsets in chunks:
+            extent = metadata.storage_data.get(MetadataIndex(name, offsets))
+            if extent is None:
+                raise CheckpointError(f"its metadata does not name the bytes of {name}")
+            file = manifest.files.get(extent.relative_path)
+            if file is None or extent.offset < 0 or not 0 <= extent.length <= file.bytes - extent.offset:
+                raise CheckpointError(f"its metadata places {name} outside of the checkpoint's files")
+
+
+class PlainLoadPlanner(DefaultLoadPlanner):
+    """Loads what there is of what is asked for: tensors and plain values; its base would run what an entry names.
+
+    A parameter that never had a gradient has no state in the optimizer, and a rank that did not exist has no random
+    states.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_partial_load=True)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put an entry that is no tensor where it belongs."""
+        name = read_item.dest_index.fqn
+        *outer, last = self.mappings[name]
+        level: Any = self.original_state_dict
+        for key in outer:
+            level = level[key]
+        level[last] = unpacked(value.getvalue(), name)
+
+
+class StagingPlanner(DefaultSavePlanner):
+    """Plans what each rank writes, and holds a copy of this rank's share on the host.
+
+    Replicated tensors are shared out between the ranks, so the copy is this rank's share of the whole and no more. Its
+    memory is kept and used again for the next checkpoint.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dedup_save_to_lowest_rank=False)
+        self._staged: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
+
+    def stage(self, plan: SavePlan) -> None:
+        """Copy the plan's data to the host. On CUDA the copies are under way when this returns."""
+        self._staged = {item.index: self._copy(item) for item in plan.items}
+
+    def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
+        data = super().resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO or not isinstance(data, torch.Tensor):
+            return data  # made for this plan
+        source = data.detach()
+        buffer = self._staged.get(item.index)  # of the save before
+        if not isinstance(buffer, torch.Tensor) or buffer.shape != source.shape or buffer.dtype != source.dtype:
+            buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+        return buffer.copy_(source, non_blocking=source.is_cuda)
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (as the base has it)
+        """Return what is written of an entry: of one that is no tensor only what can be loaded again."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            return io.BytesIO(packed(object, write_item.index.fqn))
+        return super().transform_object(write_item, object)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return the copy."""
+        return self._staged[write_item.index]
+
+    @property
+    def staged_bytes(self) -> int:
+        """Host memory of the copies in bytes."""
+        tensors = (data for data in self._staged.values() if isinstance(data, torch.Tensor))
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@contextmanager
+def _without_inner_checksums() -> Iterator[None]:
+    """Have torch.save leave out the checksum of each tensor, which nobody compares and which takes longer than ours.
+
+    torch 2.6 and newer; it counts for this thread only.
+    """
+    serialization: Any = torch.serialization
+    if not hasattr(serialization, "set_crc32_options"):
+        yield
+        return
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
+
+
+class _Stream(io.RawIOBase):
+    """A file on its way: counts, checks and hands on."""
+
+    def __init__(self, writer: Writer, note_bytes: Callable[[int], None]) -> None:
+        super().__init__()
+        self.checksums = Checksums()
+        self.failure: OSError | None = None
+        self._writer = writer
+        self._note_bytes = note_bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        # A tensor comes in one piece, of which a client may make a copy, and nobody would see how far it has come.
+        for start in range(0, len(view), _PIECE_BYTES):
+            self._write_piece(view[start : start + _PIECE_BYTES])
+        return len(view)
+
+    def _write_piece(self, piece: memoryview) -> None:
+        self.checksums.update(piece)
+        try:
+            self._writer.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._note_bytes(len(piece))
+
+    def tell(self) -> int:
+        return self.checksums.bytes
+
+
+class _OneFolder(FileSystemBase):
+    """What DCP wants of a file system, for one folder whose name is reserved."""
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
+        del path
+        return suffix
+
+    def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        return path
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Do nothing: nobody sees the folder before its manifest."""
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Do nothing: it is reserved."""
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        del path
+        return False
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        """Do nothing: there is none."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        del checkpoint_id
+        return True
+
+
+class _Written(_OneFolder):
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        files: dict[str, StoredFile],
+        note_bytes: Callable[[int], None],
+        bytes_: int,
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._files = files
+        self._note_bytes = note_bytes
+        self._bytes = bytes_
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        del mode
+        name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
+        with self._storage.create(self._folder, name, self._bytes) as writer:
+            stream = _Stream(writer, self._note_bytes)
+            try:
+                yield stream
+            except RuntimeError as error:
+                # torch.save tidies up behind a failed write, fails at that, and tells of that alone.
+                raise stream.failure or error from None
+        self._files[name] = stream.checksums.result()
+
+
+class _Read(_OneFolder):
+    def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._manifest = manifest
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        del mode
+        name = str(path)
+        stored = self._manifest.files.get(name)
+        if stored is None:
+            raise DamagedError(f"{name} is not in the manifest")
+        with open_verified(self._storage, self._folder, name, stored, self._manifest.block_bytes) as file:
+            yield file

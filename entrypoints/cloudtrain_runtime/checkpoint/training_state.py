@@ -1,0 +1,325 @@
+"""What a checkpoint holds besides its manifest: model, optimizer, what is small, and every rank's random states."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from cloudtrain_runtime.checkpoint.safe_metadata import packed, refuse_others, unpacked
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.run_context import Context
+
+States = dict[str, Any]
+"""As DCP takes it: `model`, `optimizer`, `objects` (bytes) and `rng` (bytes by rank)."""
+
+_STATE = "optimizer.state."
+_OBJECTS = "objects"
+_RANDOM = "rng"
+
+
+def states_of(
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    objects: Mapping[str, Any],
+    place: Context,
+) -> States:
+    """Return the states as they are now.
+
+    Parameters and the optimizers' tensors are the live ones: copy them before the next step of an optimizer. Buffers,
+    which change in a forward pass, are copies already.
+
+    Args:
+        model: Plain, replicated, sharded or compiled.
+        optimizers: Its optimizers.
+        objects: Plain values: state of schedule and scaler, equal on all ranks.
+        place: This rank's place.
+    """
+    optimizers = list(optimizers)
+    if optimizers:
+        model_state, optimizer_state = get_state_dict(model, optimizers)
+    else:
+        model_state, optimizer_state = get_model_state_dict(model), {}
+    parameters = _places(model)
+    return {
+        "model": {name: _settled(name, value, parameters) for name, value in model_state.items()},
+        "optimizer": optimizer_state,
+        "objects": packed(dict(objects), _OBJECTS),
+        "rng": {rank_key(place.rank): packed(random_states(place), _RANDOM)},
+    }
+
+
+def model_state_of(model: nn.Module) -> States:
+    """Return the state of the model alone, to load a checkpoint's into it."""
+    parameters = _places(model)
+    state = {name: _settled(name, value, parameters) for name, value in get_model_state_dict(model).items()}
+    return {"model": state}
+
+
+@contextlib.contextmanager
+def as_they_are(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Have DCP take optimizers as they are in this block.
+
+    It gives one that has no state a state by a step with zero gradients, unless there are gradients. Training would not
+    go on as it would have without the save: that step counts.
+    """
+    firsts = [next(_parameters(optimizer), None) for optimizer in optimizers if not optimizer.state]
+    bare = [parameter for parameter in firsts if parameter is not None and parameter.grad is None]
+    for parameter in bare:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in bare:
+            parameter.grad = None
+
+
+def clear_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Have DCP make room for the state that is to be loaded: it does so without states and gradients only."""
+    for optimizer in optimizers:
+        optimizer.state.clear()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse what could be saved and not be loaded, before days have gone into it.
+
+    Raises:
+        CheckpointError: an optimizer has parameters that are not the model's, or cannot be put back; or something
+            holds what is no plain value.
+    """
+    optimizers = list(optimizers)
+    empty = sum(not group["params"] for optimizer in optimizers for group in optimizer.param_groups)
+    if empty > 1 or (empty and len(optimizers) > 1):
+        raise CheckpointError("PyTorch cannot load several optimizers or groups again where one has no parameters")
+    own = set(model.parameters())
+    refuse_others(_extra_states(model))
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise CheckpointError(f"the state of {name} cannot be loaded again: give its checkpoints no optimizer")
+        strangers = sum(parameter not in own for parameter in _parameters(optimizer))
+        if strangers:
+            raise CheckpointError(
+                f"{strangers} parameters of {name} are not the model's: give a module that holds both as `model`, such "
+                "as nn.ModuleList([model, loss])"
+            )
+        for group in optimizer.param_groups:
+            refuse_others({f"{name}'s {key}": value for key, value in group.items() if key != "params"})
+
+
+def _extra_states(model: nn.Module) -> dict[str, Any]:
+    """Return what modules save that is no tensor."""
+    has_own = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    return {f"the extra state of {name or 'the model'}": module.get_extra_state() for name, module in has_own}
+
+
+def may_change_unseen(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Tell whether parameters may change elsewhere than in a step of these optimizers: in the next forward pass.
+
+    A target network that follows the trained one is such a parameter, and an embedding with `max_norm`.
+    """
+    stepped = {parameter for optimizer in optimizers for parameter in _parameters(optimizer)}
+    if any(parameter not in stepped or not parameter.requires_grad for parameter in model.parameters()):
+        return True
+    return any(getattr(module, "max_norm", None) is not None for module in model.modules())
+
+
+def copied_names(states: States, model: nn.Module) -> frozenset[str]:
+    """Return what of the model's states is no parameter, such as buffers: each rank may have its own."""
+    parameters = _places(model)
+    return frozenset(
+        f"model.{name}"
+        for name, value in states["model"].items()
+        if not isinstance(value, DTensor) and not (isinstance(value, torch.Tensor) and value.data_ptr() in parameters)
+    )
+
+
+def put_back(
+    states: States,
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    place: Context,
+    names: Sequence[str] | None = None,
+) -> Any:
+    """Set the model, the optimizers and this rank's random states to loaded ones; return the objects.
+
+    Without states of this rank (it did not exist when the checkpoint was written) the random states stay as they are.
+
+    Args:
+        states: What was loaded.
+        model: As for `states_of`.
+        optimizers: As for `states_of`.
+        place: This rank's place.
+        names: What `parameter_names` told of the states to load into.
+    """
+    optimizers = list(optimizers)
+    if names is not None:
+        _rename(states, optimizers, names)
+    optimizer_state = states.get("optimizer", {})
+    set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
+    own = states["rng"].get(rank_key(place.rank))
+    if own:
+        set_random_states(unpacked(own, _RANDOM), place)
+    return unpacked(states["objects"], _OBJECTS) if states["objects"] else {}
+
+
+def put_back_model(states: States, model: nn.Module) -> None:
+    """Set the model alone to loaded states."""
+    set_model_state_dict(model, _model_state(states))
+
+
+def _model_state(states: States) -> dict[str, Any]:
+    found = states["model"].items()
+    return {name: unpacked(value, f"model.{name}") if isinstance(value, bytes) else value for name, value in found}
+
+
+def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
+    """Give the loaded groups this rank's parameters: of a pipeline the checkpoint knows only those of one stage."""
+    if set(parameter_names(states)) == set(names):
+        return
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    left = iter(names)
+    for loaded, own in zip(states["optimizer"].get("param_groups", ()), groups, strict=False):
+        loaded["params"] = list(itertools.islice(left, len(own["params"])))
+
+
+def parameter_names(states: States) -> list[str]:
+    """Return the names of the optimizers' parameters in their order."""
+    return [name for group in states["optimizer"].get("param_groups", ()) for name in group["params"]]
+
+
+def forget_unsaved(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Take from optimizers what no checkpoint had: the state that DCP gave a parameter which never had a gradient.
+
+    Args:
+        names: What `parameter_names` told of the states to load into.
+        saved: Parameters whose state was loaded.
+        optimizers: All of them, in the same order.
+    """
+    owners = [(optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)]
+    if len(owners) == len(names):
+        for name, (optimizer, parameter) in zip(names, owners, strict=True):
+            if name not in saved:
+                optimizer.state.pop(parameter, None)
+
+
+def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]:
+    """Return which parameters have a state of an optimizer in a checkpoint, and what such states consist of."""
+    found = [name.removeprefix(_STATE) for name in metadata.state_dict_metadata if name.startswith(_STATE)]
+    parts = [name.split(".") for name in found]
+    # A state may be nested: the name of its parameter is one of these.
+    names = frozenset(".".join(part[:end]) for part in parts for end in range(1, len(part)))
+    return names, frozenset(part[-1] for part in parts)
+
+
+def other_optimizer(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
+    """Return why saved states of these kinds are another optimizer's, or None."""
+    own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {"step"}
+    saved = set(kinds) - {"step"}
+    if not own or not saved or own & saved:
+        return None
+    return f"its optimizer keeps {', '.join(sorted(saved))}, this one {', '.join(sorted(own))}"
+
+
+def tensor_shapes(model_state: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the shapes of a model's tensors by name, whole where they are sharded."""
+    tensors = (torch.Tensor, ShardedTensor)
+    return {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
+
+
+def misfits(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
+    """Yield what of a model, given by its shapes, a checkpoint lacks, has in another shape, or has too much."""
+    saved = {
+        name.removeprefix("model."): list(entry.size)
+        for name, entry in metadata.state_dict_metadata.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    for name, shape in own.items():
+        if name not in saved:
+            yield f"it has no {name}"
+        elif saved[name] != shape:
+            yield f"its {name} has the shape {saved[name]}, the model's has {shape}"
+    yield from (f"it has {name}, the model has not" for name in saved if name not in own)
+
+
+def rank_key(rank: int) -> str:
+    """Return the name of a rank's random states."""
+    return f"rank-{rank:05d}"
+
+
+def rng_sources(place: Context) -> list[str]:
+    """Return the generators whose states are saved, for the manifest."""
+    numpy = ["numpy"] if "numpy" in sys.modules else []
+    cuda = ["cuda"] if place.device.type == "cuda" else []
+    return ["torch", "python", *numpy, *cuda]
+
+
+def _places(model: nn.Module) -> set[int]:
+    return {parameter.data_ptr() for parameter in model.parameters() if not isinstance(parameter, DTensor)}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _settled(name: str, value: Any, parameters: set[int]) -> Any:
+    if isinstance(value, DTensor | ShardedTensor):
+        return value
+    if not isinstance(value, torch.Tensor):
+        # An extra state of a module: whatever it is, it may have another form when it is loaded.
+        # Bytes are one entry of the checkpoint; DCP would take a mapping apart into many.
+        return packed(value, f"model.{name}")
+    return value if value.data_ptr() in parameters else value.clone()
+
+
+# ---------------------------------------------------------------- random states
+
+
+def random_states(place: Context) -> dict[str, Any]:
+    """Return the states of this rank's random generators."""
+    version, internal, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(internal), gauss],
+        "cuda": torch.cuda.get_rng_state(place.device) if place.device.type == "cuda" else None,
+        "numpy": None,
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        states["numpy"] = [name, [int(key) for key in keys], *rest]
+    return states
+
+
+def set_random_states(states: Mapping[str, Any], place: Context) -> None:
+    """Set this rank's random generators to what `random_states` has returned."""
+    torch.set_rng_state(states["torch"])
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if states["cuda"] is not None and place.device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], place.device)
+    if states["numpy"] is not None:
+        import numpy as np
+
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002

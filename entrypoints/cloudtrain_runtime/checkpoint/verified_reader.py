@@ -1,0 +1,130 @@
+"""Reading checkpoints with proof: no byte is handed out that its manifest does not vouch for. Without torch."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from cloudtrain_runtime.checkpoint.storage import Storage
+from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, StoredFile
+from cloudtrain_runtime.errors import DamagedError
+from cloudtrain_runtime.s3.objects import Source
+
+_HELD_BLOCKS = 4
+"""A saved tensor is read from its end (its directory), then from its start: both should still be at hand."""
+
+
+class VerifiedFile(io.RawIOBase):
+    """A file of a checkpoint. Each block is compared with the manifest before any of it is returned.
+
+    Args:
+        source: Where its bytes come from.
+        stored: What the manifest says of it.
+        block_bytes: Size of the manifest's blocks.
+        name: Its name, for errors.
+
+    Raises:
+        DamagedError: on reading, a block has not the bytes that were written.
+    """
+
+    def __init__(self, source: Source, stored: StoredFile, block_bytes: int, name: str) -> None:
+        super().__init__()
+        self._source = source
+        self._stored = stored
+        self._block_bytes = block_bytes
+        self._name = name
+        self._held: OrderedDict[int, memoryview] = OrderedDict()
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that it can be read anywhere."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position in bytes."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; return the number of bytes, fewer than asked for only at the end."""
+        view = memoryview(buffer).cast("B")
+        wanted = min(len(view), max(0, self._stored.bytes - self._at))
+        done = 0
+        while done < wanted:
+            index, within = divmod(self._at, self._block_bytes)
+            piece = self._block(index)[within : within + wanted - done]
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+            self._at += len(piece)
+        return done
+
+    def _block(self, index: int) -> memoryview:
+        if index in self._held:
+            self._held.move_to_end(index)
+            return self._held[index]
+        first = index * self._block_bytes
+        length = min(self._block_bytes, self._stored.bytes - first)
+        data = memoryview(self._source.read_at(first, length))
+        if len(data) != length:
+            raise DamagedError(f"{self._name} ends after {first + len(data)} bytes instead of {self._stored.bytes}")
+        if zlib.crc32(data) != self._stored.crc32[index]:
+            raise DamagedError(f"{self._name} has changed since it was written (bytes {first} to {first + length})")
+        self._held[index] = data
+        if len(self._held) > _HELD_BLOCKS:
+            self._held.popitem(last=False)
+        return data
+
+
+@contextmanager
+def open_verified(
+    storage: Storage, folder: str, name: str, stored: StoredFile, block_bytes: int = BLOCK_BYTES
+) -> Iterator[VerifiedFile]:
+    """Open a file of a checkpoint.
+
+    Raises:
+        DamagedError: it is not there, or on reading: it is damaged.
+    """
+    try:
+        with storage.open(folder, name, stored.bytes) as source:
+            yield VerifiedFile(source, stored, block_bytes, name)
+    except FileNotFoundError:
+        raise DamagedError(f"{name} is missing") from None
+
+
+def faults(
+    storage: Storage,
+    folder: str,
+    files: Mapping[str, StoredFile],
+    block_bytes: int = BLOCK_BYTES,
+    note: Callable[[], None] = lambda: None,
+) -> Iterator[str]:
+    """Read files of a checkpoint whole and yield what is wrong with them, one sentence per damaged file.
+
+    Args:
+        storage: Where it lies.
+        folder: Its name there.
+        files: What its manifest says of the files to read.
+        block_bytes: Size of the manifest's blocks.
+        note: Called after each block.
+    """
+    buffer = memoryview(bytearray(block_bytes))
+    for name, stored in sorted(files.items()):
+        try:
+            with open_verified(storage, folder, name, stored, block_bytes) as file:
+                while file.readinto(buffer):
+                    note()
+        except DamagedError as error:
+            yield str(error)

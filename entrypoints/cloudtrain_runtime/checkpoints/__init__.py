@@ -1,1 +1,0 @@
-"""Checkpoints that are whole or do not exist: storage, shards, saving and resuming."""

@@ -1,0 +1,167 @@
+"""A feeder and an evaluation for whatever kind of dataset a Task has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from cloudtrain_runtime.data.evaluation import Evaluation, MapEvaluation
+from cloudtrain_runtime.data.feeder import Feeder, MapFeeder
+from cloudtrain_runtime.data.file_stream import FileSource, FileStream
+from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
+from cloudtrain_runtime.data.loader import PREFETCH, Collate, workers_of
+from cloudtrain_runtime.data.position import MicroBatch, Position
+from cloudtrain_runtime.data.samplers import EvaluationShards, GlobalOrderSampler
+from cloudtrain_runtime.data.stream_feeder import StreamFeeder
+from cloudtrain_runtime.data.stream_source import Share, Source
+from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.process_group import gather
+from cloudtrain_runtime.process.run_context import Context
+
+
+def make_feeder(
+    dataset: Dataset[Any],
+    collate: Collate,
+    place: Context,
+    *,
+    batch_size: int,
+    accumulate: int,
+    data_rank: int,
+    data_size: int,
+    seed: int = 0,
+    workers: int | None = None,
+    prefetch: int = PREFETCH,
+) -> Feeder:
+    """Return the feeder of a dataset. All ranks call it together.
+
+    Args:
+        dataset: Map-style, iterable, or a FileStream.
+        collate: The Task's.
+        place: This rank's place.
+        batch_size: Samples per rank and micro-step.
+        accumulate: Micro-steps per optimizer step.
+        data_rank: Which of the shares of the data this rank reads: its rank, unless several ranks read the same.
+        data_size: How many shares there are.
+        seed: Seed of the order.
+        workers: Processes that load for this rank; None means up to 8 beside a GPU, and none otherwise.
+        prefetch: Batches that each of them has ready.
+    """
+    if not is_iterable(dataset):
+        sampler = GlobalOrderSampler(
+            len(dataset),  # type: ignore[arg-type]
+            batch_size=batch_size,
+            accumulate=accumulate,
+            seed=seed,
+            rank=data_rank,
+            world_size=data_size,
+        )
+        return MapFeeder(dataset, sampler, collate, place, workers=workers, prefetch=prefetch)
+    return _stream_feeder(
+        dataset,
+        collate,
+        place,
+        Share(data_rank, data_size),
+        batch_size=batch_size,
+        accumulate=accumulate,
+        seed=seed,
+        workers=workers,
+        prefetch=prefetch,
+    )
+
+
+def _stream_feeder(
+    dataset: Dataset[Any], collate: Collate, place: Context, share: Share, *, workers: int | None, **how: Any
+) -> StreamFeeder:
+    source = _source_of(dataset, place, share, how["batch_size"] * how["accumulate"] * share.size)
+    most = source.most_workers
+    if place.is_main and source.note is not None:
+        say(source.note)
+    if place.is_main and workers is not None and workers > most:
+        say(f"{type(dataset).__name__}: {most} of {workers} workers read for each rank, more would have nothing to do")
+    return StreamFeeder(source, collate, place, share, workers=min(workers_of(place, workers), most), **how)
+
+
+def _source_of(dataset: Any, place: Context, share: Share, global_size: int) -> Source:
+    if not isinstance(dataset, FileStream):
+        return IterableSource(dataset, share, global_size)
+    if not dataset.sharded:
+        return FileSource(dataset, share)
+    readers = gather((place.host, share.rank), place)
+    hosts = sorted({host for host, _ in readers})
+    here = sorted({rank for host, rank in readers if host == place.host})
+    if len({rank for _, rank in readers}) < sum(len({r for h, r in readers if h == host}) for host in hosts):
+        raise TaskError(
+            "ranks that share their samples lie on several hosts, which have different files: use a channel with "
+            "sharded: false, or tensor and pipeline parallelism within a host"
+        )
+    return FileSource(dataset, Share(here.index(share.rank), len(here)), hosts.index(place.host), len(hosts))
+
+
+def make_evaluation(
+    dataset: Dataset[Any],
+    collate: Collate,
+    place: Context,
+    *,
+    batch_size: int,
+    data_rank: int,
+    data_size: int,
+    even: bool,
+    workers: int | None = None,
+) -> Evaluation:
+    """Return what goes through a split. All ranks call it together.
+
+    Args:
+        dataset: Map-style, iterable, or a FileStream.
+        collate: The Task's.
+        place: This rank's place.
+        batch_size: Samples per rank.
+        data_rank: Which of the shares of the data this rank reads.
+        data_size: How many shares there are.
+        even: Whether all ranks must have as many batches: those of a model whose forward pass talks to other ranks.
+            A stream always gives as many.
+        workers: As for `make_feeder`.
+    """
+    if not is_iterable(dataset):
+        shards = EvaluationShards(
+            len(dataset),  # type: ignore[arg-type]
+            batch_size=batch_size,
+            data_rank=data_rank,
+            data_size=data_size,
+            even=even,
+        )
+        return MapEvaluation(dataset, shards, collate, place, workers=workers)
+    feeder = _stream_feeder(
+        dataset,
+        collate,
+        place,
+        Share(data_rank, data_size),
+        batch_size=batch_size,
+        accumulate=1,
+        seed=0,
+        workers=workers,
+        prefetch=PREFETCH,
+    )
+    return StreamEvaluation(feeder)
+
+
+class StreamEvaluation(Evaluation):
+    """A split that can only be read from the front: each time its epoch 0."""
+
+    def __init__(self, feeder: StreamFeeder) -> None:
+        self._feeder = feeder
+        self.samples = 0
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
+        self._feeder.restart(Position())
+        self.samples = 0
+        for step in self._feeder.epoch():
+            yield from step
+            self.samples += step.plan.samples
+            self._feeder.advance()
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        self._feeder.close()

@@ -1,0 +1,361 @@
+"""Samples from many files, shared out in lanes: each exactly once in an epoch, however often the readers change."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from cloudtrain_runtime.data.global_order import Order
+from cloudtrain_runtime.data.stream_source import Opened, Share, Source
+from cloudtrain_runtime.errors import CheckpointError, TaskError
+from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.seeds import OwnRandom, random_number
+
+_LANES = 64
+_END: Any = object()
+
+Mark = tuple[int, int, int]
+"""Where a lane stands: samples given, and the file (in the lane's order) and its sample that its block begins with."""
+
+_START: Mark = (0, 0, 0)
+
+
+class FileStream(IterableDataset[Any]):
+    """The samples of many files, read one after the other: a folder of shards, a channel in File or FastFile mode.
+
+        def read(path):
+            with path.open() as lines:
+                yield from map(json.loads, lines)
+
+        FileStream(context().channels["train"], read, shuffle=256)
+
+    The order of the files is drawn anew for each epoch. They are dealt out to lanes, lanes to ranks and to their
+    loader workers, so each file is read once in an epoch; a batch takes samples from all lanes of its reader in turn.
+    A run that is killed and resumed, on another number of ranks, too, uses each sample exactly once. Files should be
+    many, at least one for each rank and worker, and about equally long: a rank that has read all of its own waits.
+
+    Args:
+        files: A folder (all files below it, but hidden ones), a pattern such as `/data/*.tar`, or the files.
+        read: Yields the samples of a file, the same and in the same order whenever it is called. What it draws from
+            torch, Python or NumPy is seeded by the epoch and the position.
+        shuffle: Samples of a lane that are held and shuffled together; below 2 they keep the order of their file.
+        lanes: How many files are read side by side, by all ranks together. At least one for each rank and worker.
+        sharded: Whether each host has files of its own. By default what the job's channel says, where they lie in one.
+    """
+
+    def __init__(
+        self,
+        files: str | Path | Iterable[str | Path],
+        read: Callable[[Path], Iterable[Any]],
+        *,
+        shuffle: int = 0,
+        lanes: int = _LANES,
+        sharded: bool | None = None,
+    ) -> None:
+        if lanes < 1 or shuffle < 0:
+            raise TaskError(f"FileStream: lanes must be at least 1 and shuffle at least 0; they are {lanes}, {shuffle}")
+        self.read = read
+        self.block = max(shuffle, 1)
+        self.lanes = lanes
+        self.root, self.names = _listed(files)
+        self.sharded = _is_sharded(self.root) if sharded is None else sharded
+        if not self.names:
+            why = "a channel with sharded: true needs at least one file for each instance" if self.sharded else ""
+            raise TaskError(f"FileStream: there are no files in {files}" + (f" ({why})" if why else ""))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all samples, in the order of a single process in epoch 0 with seed 0."""
+        opened = FileSource(self, Share(0, 1)).open(0, 0, 0, 1)
+        while samples := opened.take(1):
+            yield from samples
+
+    def path(self, index: int) -> Path:
+        """Return one of the files."""
+        return self.root / self.names[index]
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that tells one list of files from another."""
+        return zlib.crc32("\0".join(self.names).encode())
+
+
+def _listed(files: str | Path | Iterable[str | Path]) -> tuple[Path, list[str]]:
+    """Return a folder and the files below it, sorted: the same wherever the folder lies."""
+    if isinstance(files, (str, Path)):
+        folder = Path(files)
+        if folder.is_dir():
+            return folder, sorted(_below(folder))
+        import glob
+
+        found = [Path(name) for name in glob.glob(str(files), recursive=True)]  # noqa: PTH207 (a pattern may be absolute)
+        paths = [path for path in found if path.is_file()]
+    else:
+        paths = [Path(path) for path in files]
+    if not paths:
+        return Path(), []
+    root = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    return root, sorted(path.absolute().relative_to(root).as_posix() for path in paths)
+
+
+def _below(folder: Path) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        at = Path(parent).relative_to(folder)
+        yield from ((at / name).as_posix() for name in names if not name.startswith("."))
+
+
+def _is_sharded(root: Path) -> bool:
+    """Whether a folder lies in a channel of which each instance has got its own share."""
+    tree = ml_tree(os.environ)
+    config = tree.config / "inputdataconfig.json"
+    if not config.is_file():
+        return False
+    channels = json.loads(config.read_text())
+    return any(
+        channels[name].get("S3DistributionType") == "ShardedByS3Key"
+        for name in channels
+        if root.absolute().is_relative_to((tree.data / name).absolute())
+    )
+
+
+class FileSource(Source):
+    """What one rank reads of a FileStream, and where its lanes stand.
+
+    Args:
+        stream: The files.
+        share: This rank among those that read them.
+        host: Which of the lists of files, where each host has its own.
+        hosts: How many there are.
+    """
+
+    def __init__(self, stream: FileStream, share: Share, host: int = 0, hosts: int = 1) -> None:
+        self._stream, self._share = stream, share
+        self._host, self._hosts = host, hosts
+        self.restart()
+
+    @property
+    def most_workers(self) -> int:
+        """More would have nothing to read."""
+        return max(1, self._lanes // self._share.size)
+
+    @property
+    def note(self) -> str | None:
+        """What is to be said about it."""
+        if self._lanes >= self._share.size:
+            return None
+        are_files = len(self._stream.names) <= self._stream.lanes
+        what, cure = ("files", "store the data as more files") if are_files else ("lanes", "give FileStream more lanes")
+        return f"warning: {self._lanes} {what} for {self._share.size} ranks: some read nothing, only keep step; {cure}"
+
+    def restart(self) -> None:
+        """Stand at the start of an epoch."""
+        self._lanes = min(self._stream.lanes, len(self._stream.names))
+        self._block = self._stream.block
+        self._marks: dict[int, Mark] = {}
+
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> Opened:
+        """Return the samples of the rest of an epoch that fall to one of this rank's readers."""
+        rank, size = self._share.rank, self._share.size
+        own = [lane for lane in range(self._lanes) if lane % roles == role and lane // roles % size == rank]
+        order = Order(len(self._stream.names), random_number(seed, self._host) >> 1, epoch)
+        return _OpenLanes(
+            [
+                _Lane(
+                    self._stream,
+                    lane,
+                    order.at(torch.arange(lane, len(self._stream.names), self._lanes)).tolist(),
+                    (random_number(seed, self._host, lane) >> 1, epoch),
+                    self._block,
+                    self._marks.get(lane, _START),
+                )
+                for lane in own
+            ],
+            self._stream,
+            (self._host, rank, role),
+        )
+
+    def advance(self, marks: Mapping[int, Mark]) -> None:
+        """Note where lanes stand after a batch that has been used."""
+        self._marks.update(marks)
+
+    def own_state(self) -> Any:
+        """Return what this rank knows of the position."""
+        return self._host, self._stream.fingerprint, len(self._stream.names), self._lanes, self._marks
+
+    def whole_state(self, states: list[Any]) -> dict[str, Any]:
+        """Return the position that all ranks know together, as JSON values."""
+        sources: list[dict[str, Any]] = [{} for _ in range(self._hosts)]
+        for host, fingerprint, files, lanes, marks in states:
+            if not sources[host]:
+                sources[host] = {"files": files, "names": fingerprint, "lanes": [list(_START) for _ in range(lanes)]}
+            lanes_so_far = sources[host]["lanes"]
+            for lane, mark in marks.items():
+                # Of a lane that another rank reads since the resume, this one knows only where it stood then.
+                lanes_so_far[lane] = max(lanes_so_far[lane], list(mark))
+        return {"kind": "files", "block": self._block, "sources": sources}
+
+    def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:  # noqa: ARG002 (of other sources)
+        """Stand where a saved run stood in the middle of an epoch.
+
+        Raises:
+            CheckpointError: it read other files.
+        """
+        if state.get("kind") != "files":
+            raise CheckpointError(_OTHER.format("was saved in the middle of an epoch of no FileStream"))
+        if len(state["sources"]) != self._hosts:
+            counts = f"{len(state['sources'])} instances and are to {self._hosts}"
+            raise CheckpointError(_OTHER.format(f"was saved when the channel's files were shared out to {counts}"))
+        own = state["sources"][self._host]
+        if own["names"] != self._stream.fingerprint:
+            files = f"{own['files']:,} files and has {len(self._stream.names):,}"
+            raise CheckpointError(_OTHER.format(f"was saved when {self._stream.root} had other files ({files})"))
+        self._block = state["block"]
+        self._lanes = len(own["lanes"])
+        self._marks = {lane: (given, file, skip) for lane, (given, file, skip) in enumerate(own["lanes"])}
+        return []
+
+
+_OTHER = (
+    "the checkpoint {}: which samples are left can't be told. Resume with the data and instances of then, from a "
+    "checkpoint at the end of an epoch, or start anew with checkpoint.resume: never"
+)
+
+
+class _OpenLanes(Opened):
+    """A reader's lanes. The next sample is of the one that has given the fewest, so a resume goes on alike."""
+
+    def __init__(self, lanes: list[_Lane], stream: FileStream, place: tuple[int, ...]) -> None:
+        self._place = place
+        self._given = sum(lane.given for lane in lanes)
+        self._next = [(lane.given, lane.number, lane) for lane in lanes]
+        heapq.heapify(self._next)
+        self._stream = stream
+        self._used: dict[int, _Lane] = {}
+
+    def key(self) -> tuple[int, ...]:
+        """Return what tells the next batch from every other of the epoch."""
+        return *self._place, self._given
+
+    def take(self, count: int) -> list[Any]:
+        """Return so many samples, fewer at the end."""
+        samples: list[Any] = []
+        self._used.clear()
+        while self._next and len(samples) < count:
+            _, number, lane = self._next[0]
+            sample = lane.next()
+            if sample is _END:
+                heapq.heappop(self._next)
+                continue
+            heapq.heapreplace(self._next, (lane.given, number, lane))
+            self._used[number] = lane
+            samples.append(sample)
+        self._given += len(samples)
+        return samples
+
+    def marks(self) -> dict[int, Mark]:
+        """Return where the lanes of the last samples stand after them."""
+        return {number: lane.mark for number, lane in self._used.items()}
+
+    def any_sample(self) -> list[Any]:
+        """Return one sample of anybody's."""
+        for index in range(len(self._stream.names)):
+            for sample in self._stream.read(self._stream.path(index)):
+                return [sample]
+        return []
+
+
+class _Lane:
+    """Files one after the other, read in blocks that are shuffled."""
+
+    def __init__(
+        self, stream: FileStream, number: int, files: list[int], seed: tuple[int, int], block: int, mark: Mark
+    ) -> None:
+        self.number = number
+        self._stream, self._files, self._size = stream, files, block
+        self._seed = seed
+        self.given, self._file, self._skip = mark
+        self._open: Iterator[Any] | None = None
+        self._first = _END
+        self._block: list[Any] = []
+        self._begin = (self._file, self._skip)
+        self._at = 0
+        if self.given % block:
+            self.given -= self.given % block
+            self._fill()
+            self._at = min(mark[0] - self.given, len(self._block))
+            self.given = mark[0]
+
+    @property
+    def mark(self) -> Mark:
+        """Where it stands."""
+        if self._at == len(self._block):
+            return self.given, self._file, self._skip
+        return self.given, *self._begin
+
+    def next(self) -> Any:
+        """Return the next sample, or _END."""
+        if self._at == len(self._block):
+            self._fill()
+            if not self._block:
+                return _END
+        sample = self._block[self._at]
+        self._block[self._at] = None
+        self._at += 1
+        self.given += 1
+        return sample
+
+    def _fill(self) -> None:
+        self._begin = (self._file, self._skip)
+        self._at = 0
+        if self._size == 1:
+            sample = self._pull()
+            self._block = [] if sample is _END else [sample]
+            return
+        seed, epoch = self._seed
+        with OwnRandom(random_number(seed, epoch, self.given) >> 1):
+            block: list[Any] = []
+            while len(block) < self._size and (sample := self._pull()) is not _END:
+                block.append(sample)
+        order = Order(len(block), seed + self.given, epoch).at(torch.arange(len(block))) if block else torch.empty(0)
+        self._block = [block[index] for index in order.tolist()]
+
+    def _pull(self) -> Any:
+        while self._file < len(self._files):
+            if self._open is None:
+                self._open_file()
+            sample, self._first = self._first, _END
+            if sample is _END:
+                sample = next(self._open, _END)  # type: ignore[arg-type]
+            if sample is not _END:
+                self._skip += 1
+                return sample
+            self._open = None
+            self._file, self._skip = self._file + 1, 0
+        return _END
+
+    def _open_file(self) -> None:
+        """Open a file and pass over what has been used of it.
+
+        What `read` draws when it begins depends on the file and the epoch, wherever the file is entered.
+        """
+        path = self._stream.path(self._files[self._file])
+        with OwnRandom(random_number(*self._seed, -1, self._file) >> 1):
+            samples: Any = self._stream.read(path)
+            if not isinstance(samples, Iterable):
+                kind = type(samples).__name__
+                raise TaskError(f"FileStream: read must yield or return the samples of {path}; it returned a {kind}")
+            self._open = iter(samples)
+            if self._skip:
+                deque(islice(self._open, self._skip), maxlen=0)
+            else:
+                self._first = next(self._open, _END)

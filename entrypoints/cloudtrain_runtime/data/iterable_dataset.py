@@ -1,0 +1,162 @@
+"""A user's iterable dataset, shared out sample by sample."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.data.stream_source import Opened, Share, Source
+from cloudtrain_runtime.errors import CheckpointError, TaskError
+from cloudtrain_runtime.process.seeds import OwnRandom, random_number
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Whether a dataset can only be read from the front, but any number of times: an iterator is gone after once."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__") and not is_map
+
+
+class IterableSource(Source):
+    """What one rank reads of an iterable dataset: of each global batch, every w-th sample.
+
+    The dataset must be the same on all ranks. Its random states are its own: they begin with seed and epoch on every
+    rank, so what it draws is the same everywhere.
+
+    Args:
+        dataset: Has `__iter__`; with `set_epoch` it learns of the epoch, with `state_dict` and `load_state_dict` it
+            can be entered in its middle.
+        share: This rank among those that read it.
+        global_size: Samples of a global batch.
+    """
+
+    def __init__(self, dataset: Dataset[Any], share: Share, global_size: int) -> None:
+        self._dataset, self._share = dataset, share
+        self.global_size = global_size
+        self.restart()
+
+    @property
+    def most_workers(self) -> int:
+        """One: nobody knows how the dataset would share itself out to several."""
+        return 1
+
+    def restart(self) -> None:
+        """Stand at the start of an epoch."""
+        self._used = 0
+        self._state: tuple[int, Any] | None = None
+
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> Opened:  # noqa: ARG002 (there is one reader)
+        """Return the samples of the rest of an epoch that fall to this rank."""
+        return _OpenIterable(self._dataset, self._share, self.global_size, (seed, epoch), self._used, self._state)
+
+    def advance(self, marks: tuple[int, Any] | None) -> None:
+        """Note the dataset's own state after a batch that has been used."""
+        self._state = marks
+
+    def own_state(self) -> Any:
+        """Return the dataset's own state on this rank."""
+        try:
+            dump_json(self._state)
+        except (TypeError, ValueError) as error:
+            kind = type(self._dataset).__name__
+            raise TaskError(f"{kind}.state_dict() must return JSON values, for the manifest: {error}") from None
+        return self._state
+
+    def whole_state(self, states: list[Any]) -> dict[str, Any]:
+        """Return the dataset's states on all ranks."""
+        if all(state is None or state[1] is None for state in states):
+            states = []
+        return {"kind": "iterable", "states": states}
+
+    def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:
+        """Stand where a saved run stood in the middle of an epoch: by the dataset's own state, or by passing over.
+
+        Raises:
+            CheckpointError: it read another kind of data.
+        """
+        if state.get("kind") != "iterable":
+            raise CheckpointError(
+                "the checkpoint was saved in the middle of an epoch of a FileStream: which samples are left can't be "
+                "told. Resume with the data of then, or start anew with checkpoint.resume: never"
+            )
+        self._used = samples
+        kept = state["states"]
+        if kept and size == self._share.size and hasattr(self._dataset, "load_state_dict"):
+            own = kept[self._share.rank]
+            self._state = (own[0], own[1]) if own is not None else None
+            return []
+        why = "with its own state, which is of another number of ranks" if kept else "without load_state_dict"
+        return [f"the iterable dataset is read from its start, {why}: {samples:,} samples are passed over"]
+
+
+class _OpenIterable(Opened):
+    """The samples of one reader.
+
+    `_at` counts those of all ranks that have come by; `_used` is where the present run began.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        share: Share,
+        global_size: int,
+        seed: tuple[int, int],
+        used: int,
+        state: tuple[int, Any] | None,
+    ) -> None:
+        self._dataset, self._share, self._global_size = dataset, share, global_size
+        self._epoch = seed[1]
+        self._used, self._state = used, state
+        self._at = used
+        self._last = used
+        self._random = OwnRandom(random_number(*seed, *([] if state is None else [used])) >> 1)
+        self._samples: Iterator[Any] | None = None
+
+    def key(self) -> tuple[int, ...]:
+        """Return what tells the next batch from every other of the epoch."""
+        return self._last, self._share.rank
+
+    def take(self, count: int) -> list[Any]:
+        """Return so many samples, fewer at the end."""
+        with self._random:
+            if self._samples is None:
+                self._samples = self._own(self._entered())
+            return list(islice(self._samples, count))
+
+    def _entered(self) -> Iterator[Any]:
+        """Return the dataset's samples from the present position on."""
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(self._epoch)
+        passed = self._used
+        if self._state is not None:
+            came_by, own = self._state
+            self._dataset.load_state_dict(own)
+            passed -= came_by
+        samples: Iterator[Any] = iter(self._dataset)
+        deque(islice(samples, passed), maxlen=0)
+        return samples
+
+    def _own(self, samples: Iterator[Any]) -> Iterator[Any]:
+        rank, size = self._share.rank, self._share.size
+        for sample in samples:
+            place = (self._at - self._used) % self._global_size % size
+            self._at += 1
+            if place == rank:
+                self._last = self._at
+                yield sample
+
+    def marks(self) -> tuple[int, Any] | None:
+        """Return how many samples have come by, and the dataset's own state, where it has one."""
+        if not hasattr(self._dataset, "state_dict"):
+            return None
+        return self._last, self._dataset.state_dict()
+
+    def any_sample(self) -> list[Any]:
+        """Return the dataset's first sample."""
+        return list(islice(iter(self._dataset), 1))

@@ -1,0 +1,253 @@
+"""How samples become batches, in this process or in a loader's workers, and get to the device."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
+
+from cloudtrain_runtime.data.samplers import GlobalOrderSampler
+from cloudtrain_runtime.process.run_context import Context
+from cloudtrain_runtime.process.seeds import OwnRandom, random_number, seed_everything
+
+Collate = Callable[[Sequence[Any]], Any]
+
+PREFETCH = 2
+"""Batches that each worker has ready; torch's own default."""
+
+MOST_WORKERS = 8
+
+
+def workers_of(place: Context, asked: int | None) -> int:
+    """Return how many processes load for a rank: as asked, else up to 8 beside a GPU, and none otherwise."""
+    if asked is not None:
+        return asked
+    if place.device.type != "cuda":
+        return 0
+    return min(MOST_WORKERS, (os.cpu_count() or 1) // place.local_world_size)
+
+
+def make_loader(
+    dataset: Dataset[Any],
+    sampler: Sampler[list[int]],
+    collate: Collate,
+    place: Context,
+    *,
+    workers: int | None = None,
+    prefetch: int = PREFETCH,
+) -> DataLoader[Any]:
+    """Return a loader of this rank's batches, for as many epochs as it is iterated.
+
+    Args:
+        dataset: A split.
+        sampler: What this rank sees of it.
+        collate: The Task's.
+        place: This rank's place.
+        workers: Processes that load; None means up to 8 per rank beside a GPU, and none otherwise.
+        prefetch: Batches that each worker has ready.
+    """
+    workers = workers_of(place, workers)
+    return DataLoader(
+        Seeded(dataset, place.seed) if workers else dataset,
+        batch_sampler=cast("Sampler[list[Any]]", Tagged(sampler)) if workers else sampler,
+        collate_fn=collate,
+        **loader_options(place, workers, prefetch),
+    )
+
+
+def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any]:
+    """Return what every loader is given."""
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": place.device.type == "cuda",
+        # The order of samples is drawn by the sampler; the loader must not touch the global random state.
+        "generator": torch.Generator().manual_seed(place.seed),
+    }
+    if workers:
+        options |= {
+            # Ranks come from a fork server, which would start another one for them, and import torch for each worker.
+            "multiprocessing_context": "fork",
+            "worker_init_fn": _outliving(),
+            "persistent_workers": True,
+            "prefetch_factor": prefetch,
+        }
+    return options
+
+
+def batches_here(
+    dataset: Dataset[Any], sampler: Sampler[list[int]], collate: Collate, *, seed: int | None = None
+) -> Iterator[Any]:
+    """Yield this rank's batches, loaded here: what a DataLoader without workers does, without its cost per batch.
+
+    Args:
+        dataset: A split.
+        sampler: What this rank sees of it.
+        collate: The Task's.
+        seed: With one, random augmentations depend on it, the epoch and the batch alone, as they do in workers.
+    """
+    if seed is None:
+        gather = _gatherer(dataset) if collate is default_collate else None
+        if gather is not None:
+            tensors = sampler.tensors() if isinstance(sampler, GlobalOrderSampler) else map(torch.tensor, sampler)
+            yield from map(gather, tensors)
+            return
+        fetch = getattr(dataset, "__getitems__", None)
+        for indices in sampler:
+            yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
+        return
+    seeded = Seeded(dataset, seed)
+    for tagged in Tagged(sampler):
+        with OwnRandom(seeded.seed_of(tagged)):
+            batch = collate(seeded.fetched(tagged[1]))
+        yield batch
+
+
+def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
+    """Return what makes a batch of some samples at once, of tensors in memory; None for any other dataset.
+
+    It is what default_collate makes of them one by one, ten times as fast.
+    """
+    if type(dataset) is TensorDataset and all(tensor.layout is torch.strided for tensor in dataset.tensors):
+        tensors = dataset.tensors
+        return lambda indices: [tensor.index_select(0, indices) for tensor in tensors]
+    if type(dataset) is Subset and (of_whole := _gatherer(dataset.dataset)) is not None:
+        places = torch.as_tensor(dataset.indices)
+        places = places.where(places >= 0, places + len(dataset.dataset))  # type: ignore[arg-type]
+        return lambda indices: of_whole(places[indices])
+    return None
+
+
+class Tagged(Sampler[tuple[int, list[int]]]):
+    """Each batch of a sampler with the epoch that it belongs to: persistent workers learn of it in no other way."""
+
+    def __init__(self, sampler: Sampler[list[int]]) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        epoch = self.sampler.epoch if isinstance(self.sampler, GlobalOrderSampler) else 0
+        return ((epoch, indices) for indices in self.sampler)
+
+
+class Seeded(Dataset[list[Any]]):
+    """A dataset in a loader's worker, whose random augmentations depend on the batch and not on what came before it.
+
+    A worker starts anew with the run, in the middle of an epoch, too; and each batch may fall to another worker then.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitems__(self, tagged: tuple[int, list[int]]) -> Any:
+        seed_everything(self.seed_of(tagged))
+        return self.fetched(tagged[1])
+
+    def seed_of(self, tagged: tuple[int, list[int]]) -> int:
+        """Return the seed of a batch."""
+        epoch, indices = tagged
+        return random_number(self.seed, epoch, indices[0]) >> 1
+
+    def fetched(self, indices: list[int]) -> Any:
+        """Return the samples."""
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__(indices)
+        return [self.dataset[index] for index in indices]
+
+
+class _Outliving:
+    """Lets a loader's worker outlive the notice to stop: its rank still needs it to reach the step boundary.
+
+    A rank that leaves ends its workers by the same signal, and waits for them: then they go.
+    """
+
+    def __init__(self) -> None:
+        self._is_leaving = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        atexit.register(self._is_leaving.fill_, 1)
+
+    def __call__(self, worker: int) -> None:  # noqa: ARG002 (the loader's signature)
+        signal.signal(signal.SIGTERM, self._on_stop)
+
+    def _on_stop(self, *_: object) -> None:
+        if self._is_leaving.item():
+            os._exit(0)
+
+
+@functools.cache
+def _outliving() -> _Outliving:
+    return _Outliving()
+
+
+# ---------------------------------------------------------------- to the device
+
+
+NONE: Any = object()
+"""There is no further batch."""
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch with every tensor moved to a device; what is on the CPU stays as it is for the CPU."""
+    if device.type == "cpu":
+        return batch
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+class Conveyor:
+    """Batches on the device, each copied there while the one before it is used.
+
+    The copies have a CUDA stream of their own, which the stream that computes waits for one by one.
+
+    Args:
+        pull: Returns the next batch on the host, or NONE when there is none at present.
+        device: Where they go.
+        is_ahead: Whether a batch is pulled before the one in front of it is used.
+    """
+
+    def __init__(self, pull: Callable[[], Any], device: torch.device, *, is_ahead: bool) -> None:
+        self._pull = pull
+        self._device = device
+        self._copies = _copying_stream(device) if is_ahead else None
+        self._coming: tuple[Any, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._copies is None:
+            batch = self._pull()
+            if batch is NONE:
+                raise StopIteration
+            return to_device(batch, self._device)
+        present = self._coming or self._begun(self._copies)
+        if present is None:
+            raise StopIteration
+        self._coming = self._begun(self._copies)
+        return self._finished(*present)
+
+    def _begun(self, copies: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
+        batch = self._pull()
+        if batch is NONE:
+            return None
+        with torch.cuda.stream(copies):
+            moved = to_device(batch, self._device)
+            return moved, copies.record_event()
+
+    def _finished(self, batch: Any, copied: torch.cuda.Event) -> Any:
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(copied)
+        # Else its memory could be used for the next copy while kernels still read it.
+        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(computing), batch)
+        return batch
+
+
+def _copying_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -1,0 +1,306 @@
+"""Which samples of a map-style dataset a rank sees, and when.
+
+The global order of samples depends on seed and epoch only. Rank r of w takes every w-th sample of each global batch,
+from the r-th on, so one process and many make the same steps from the same samples. How far a run has come is a handful
+of numbers, however many samples and ranks there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from cloudtrain_runtime.data.global_order import ORDER_VERSION, Order
+from cloudtrain_runtime.data.position import (
+    DataState,
+    GlobalBatch,
+    MicroBatch,
+    Position,
+    agree_global_batch,
+    ceil_of,
+    micro_steps_of,
+    share_of,
+)
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.run_context import context
+
+_CHUNK = 16_384
+"""Indices computed at once: few enough that torch does not share them out to threads, whose barriers cost more."""
+
+
+class GlobalOrderSampler(Sampler[list[int]]):
+    """This rank's micro-batches of one epoch, as a batch sampler for a DataLoader.
+
+    It replaces DistributedSampler: the same striding, but the last batch is neither padded with repeated samples nor
+    dropped, and an epoch may start in its middle. In a script:
+
+        sampler = GlobalOrderSampler(len(dataset), batch_size=32)
+        # Without a generator of its own a loader draws from the global random state whenever it is started.
+        own = torch.Generator()
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4, persistent_workers=True, generator=own)
+        checkpoint.load(model=model, optimizer=optimizer, sampler=sampler)
+        while sampler.epoch < 3:
+            batches = iter(loader)
+            for step in sampler.schedule():
+                for micro in step.micro_batches:
+                    weight = micro.count * sampler.world_size / step.samples
+                    (loss_of(next(batches)) * weight).backward()
+                optimizer.step()
+                sampler.advance()
+
+    The position is what `advance` has counted; what a loader has fetched ahead of it does not count.
+
+    Args:
+        length: Samples in the dataset.
+        batch_size: Samples per rank and micro-step.
+        accumulate: Micro-steps per optimizer step.
+        seed: Seed of the order.
+        rank: This process; by default `context()` knows.
+        world_size: Number of processes; by default `context()` knows.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch_size: int,
+        accumulate: int = 1,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if min(length, batch_size, accumulate) < 1:
+            raise ValueError(
+                "length, batch_size and accumulate must be at least 1; "
+                f"they are {length}, {batch_size} and {accumulate}"
+            )
+        self.length = length
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self.seed = seed
+        self.rank = context().rank if rank is None else rank
+        self.world_size = context().world_size if world_size is None else world_size
+        self.global_size, _ = agree_global_batch(None, batch_size, accumulate, self.world_size)
+        self.position = Position()
+        self._seeds: dict[int, int] = {}  # of the epoch that was begun with another seed
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.length - self.position.samples, self.global_size)
+        return whole * self._micro_steps(self.global_size) + (self._micro_steps(rest) if rest else 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Where it starts is fixed now, not when a loader asks for the first batch.
+        return self._batches(self.position.epoch, self.position.samples, torch.Tensor.tolist)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Return the batches as int64 tensors, for who gathers the samples at once."""
+        return self._batches(self.position.epoch, self.position.samples, torch.Tensor.unbind)
+
+    def schedule(self) -> Iterator[GlobalBatch]:
+        """Return the steps of the rest of the epoch; the loader brings their micro-batches one after the other."""
+        whole, rest = divmod(self.length - self.position.samples, self.global_size)
+        return self._steps(whole, rest)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a whole epoch."""
+        return ceil_of(self.length, self.global_size)
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch, from 0."""
+        return self.position.epoch
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.position.step
+
+    # ------------------------------------------------------------ the position
+
+    def set_epoch(self, epoch: int, start: int | None = None) -> None:
+        """Choose the epoch, and the sample of its order to start from: by default where it stands, or 0 for another."""
+        if start is None:
+            start = self.position.samples if epoch == self.position.epoch else 0
+        self.position = Position(self.position.step, epoch, start)
+
+    def advance(self) -> None:
+        """Count an optimizer step."""
+        at = self.position
+        used = min(at.samples + self.global_size, self.length)
+        if used == self.length:
+            self.position = Position(at.step + 1, at.epoch + 1, 0)
+        else:
+            self.position = Position(at.step + 1, at.epoch, used)
+
+    def state(self, position: Position) -> DataState:
+        """Return what a checkpoint must keep at a position."""
+        return DataState(
+            **asdict(position),
+            global_batch=self.global_size,
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            world_size=self.world_size,
+            seed=self._seed_of(position.epoch),
+            length=self.length,
+        )
+
+    def resume(self, saved: DataState) -> list[str]:
+        """Go on from a saved position; return what is to be said about it, a sentence each.
+
+        Raises:
+            CheckpointError: the position is in the middle of an epoch of other data.
+        """
+        notes = [*self._differences(saved)]
+        self.global_size, note = agree_global_batch(saved, self.batch_size, self.accumulate, self.world_size)
+        self.position = saved.position
+        # The epoch that was begun ends in its own order, or samples would be lost and repeated.
+        self._seeds = {saved.epoch: saved.seed} if saved.samples else {}
+        return [*notes, note] if note else notes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save, after the steps that `advance` has counted."""
+        return self.state(self.position).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, and say what has changed since.
+
+        Raises:
+            CheckpointError: the position is in the middle of an epoch of other data.
+        """
+        for note in self.resume(DataState.from_json(state)):
+            if self.rank == 0:
+                say(note)
+
+    def _differences(self, saved: DataState) -> Iterator[str]:
+        where = f"{saved.samples:,} samples into epoch {saved.epoch}"
+        if saved.length != self.length:
+            sizes = (
+                f"the training data has {self.length:,} samples and had {saved.length:,} when the checkpoint was saved"
+            )
+            if saved.samples:
+                raise CheckpointError(
+                    f"{sizes}, {where}: which of them are left can't be told. Resume with the data of then, from a "
+                    "checkpoint at the end of an epoch, or start anew with checkpoint.resume: never"
+                )
+            yield f"warning: {sizes}; epoch {saved.epoch} begins with those of today"
+        if saved.order != ORDER_VERSION:
+            if saved.samples:
+                raise CheckpointError(
+                    f"the checkpoint was saved {where} by a cloudtrain that shuffles in another way (version "
+                    f"{saved.order}, here {ORDER_VERSION}): resume it with that cloudtrain, from a checkpoint at the "
+                    "end of an epoch, or start anew with checkpoint.resume: never"
+                )
+            yield f"warning: from epoch {saved.epoch} on samples are shuffled in another way, by another cloudtrain"
+        if saved.seed != self.seed:
+            first = saved.epoch + 1 if saved.samples else saved.epoch
+            yield f"warning: the seed was {saved.seed} and is {self.seed}: it orders the samples from epoch {first} on"
+
+    def _seed_of(self, epoch: int) -> int:
+        return self._seeds.get(epoch, self.seed)
+
+    # ------------------------------------------------------------ the batches
+
+    def _micro_steps(self, samples: int) -> int:
+        return micro_steps_of(samples, self.world_size, self.batch_size)
+
+    def _plan(self, samples: int) -> GlobalBatch:
+        return share_of(samples, self.rank, self.world_size, self.batch_size)
+
+    def _steps(self, whole: int, rest: int) -> Iterator[GlobalBatch]:
+        plan = self._plan(self.global_size)
+        for _ in range(whole):
+            yield plan
+        if rest:
+            yield self._plan(rest)
+
+    def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
+        """Yield batches, each a slice of what `rows_of` makes of many rows of samples."""
+        order = Order(self.length, self._seed_of(epoch), epoch)
+        plan = self._plan(self.global_size)
+        whole, rest = divmod(self.length - start, self.global_size)
+        end = start + whole * self.global_size
+        stride = self.global_size * max(1, _CHUNK // sum(micro.samples for micro in plan.micro_batches))
+        for first in range(start, end, stride):
+            firsts = torch.arange(first, min(first + stride, end), self.global_size)
+            yield from _cut(rows_of(self._samples(order, firsts, plan)), plan)
+        if rest:
+            plan = self._plan(rest)
+            yield from _cut(rows_of(self._samples(order, torch.tensor([end]), plan)), plan)
+
+    def _samples(self, order: Order, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
+        """Return this rank's samples [global batch, sample] of some, told by the position of their first sample."""
+        # Where a rank has fewer samples than micro-steps, the first of the batch stands in.
+        stand_ins = [0] * sum(micro.count == 0 for micro in plan.micro_batches)
+        own = torch.tensor([*range(self.rank, plan.samples, self.world_size), *stand_ins])
+        return order.at(firsts[:, None] + own)
+
+
+def _cut(rows: Sequence[Any], plan: GlobalBatch) -> Iterator[Any]:
+    """Yield the micro-batches of global batches, a row each."""
+    if len(plan.micro_batches) == 1:
+        yield from rows
+        return
+    for row in rows:
+        at = 0
+        for micro in plan.micro_batches:
+            yield row[at : at + micro.samples]
+            at += micro.samples
+
+
+class ShardSampler(Sampler[list[int]]):
+    """Batches of this rank's share of an evaluation split: every sample exactly once over all ranks."""
+
+    def __init__(self, length: int, *, batch_size: int, rank: int, world_size: int) -> None:
+        self.indices = range(rank, length, world_size)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.indices) / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for at in range(0, len(self.indices), self.batch_size):
+            yield list(self.indices[at : at + self.batch_size])
+
+
+class EvaluationShards(Sampler[list[int]]):
+    """Batches of this rank's share of an evaluation split, as many as on every other rank where that is needed.
+
+    The forward pass of a sharded model talks to other ranks, so all of them must make it equally often. Where a rank
+    has run out, the first sample stands in, and does not count.
+
+    Args:
+        length: Samples in the split.
+        batch_size: Samples per rank.
+        data_rank: Which of the shares of the data this rank reads.
+        data_size: How many shares there are.
+        even: Whether every rank has as many batches as the one with the most.
+    """
+
+    def __init__(self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True) -> None:
+        self.length = length
+        self.indices = range(data_rank, length, data_size)
+        self.batch_size = batch_size
+        longest = ceil_of(length, data_size) if even else len(self.indices)
+        self._batches = ceil_of(longest, batch_size)
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for at in range(self._batches):
+            yield list(self._slice(at)) or [0]
+
+    @property
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """How many samples of each batch count."""
+        return (MicroBatch(len(self._slice(at))) for at in range(self._batches))
+
+    def _slice(self, batch: int) -> range:
+        return self.indices[batch * self.batch_size : (batch + 1) * self.batch_size]

@@ -1,0 +1,132 @@
+"""Gradients of a model in parts: their global norm, clipping, and the loss scale of fp16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from cloudtrain_runtime.distributed.mesh import Mesh
+
+
+def clip(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) -> torch.Tensor:
+    """Scale gradients so that their global norm is at most `most`; return that norm as it was before.
+
+    Nothing waits for the device. Without a bound (infinity) the gradients stay as they are.
+    """
+    parameters = list(parameters)
+    if mesh.is_plain and most != math.inf:
+        return nn.utils.clip_grad_norm_(parameters, most)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = global_norm(gradients, mesh)
+    if gradients and most != math.inf:
+        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+    return norm
+
+
+@torch.no_grad()
+def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
+    """Return the 2-norm of the gradients of the whole model, a scalar on this rank's device, equal on all ranks.
+
+    Each rank adds up the squares of what it holds; those of a gradient in parts are summed over the ranks that hold its
+    parts, and each gradient counts once, however many ranks have a copy.
+    """
+    device = mesh.place.device
+    if mesh.is_plain:
+        return _norm(list(gradients), device)
+    total = torch.zeros((), device=device)
+    for groups, parts in _by_groups(gradients).items():
+        squares = _norm(parts, device).square()
+        for group in groups:
+            dist.all_reduce(squares, group=group)
+        total += squares
+    if mesh.pipeline > 1:
+        dist.all_reduce(total, group=mesh.group("pipeline"))
+    return total.sqrt()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor; it shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Scaler(torch.amp.GradScaler):
+    """A loss scale that all ranks share though each sees only its part of the gradients.
+
+    An overflow anywhere makes every rank leave out the step.
+    """
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        del allow_fp16  # master weights and their gradients are fp32
+        found = found_inf.clone()
+        gradients = [local(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return {found.device: found}
+
+
+def make_scaler(device: torch.device, mesh: Mesh, *, enabled: bool) -> torch.amp.GradScaler:
+    """Return the loss scale for a precision that needs one; otherwise one that does nothing."""
+    kind = torch.amp.GradScaler if mesh.is_plain else Scaler
+    return kind(device.type, enabled=enabled)
+
+
+def fit_to_meshes(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer step parameter by parameter where they lie on different grids of ranks.
+
+    One operation on many tensors takes them from one grid only.
+    """
+    grids = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in _parameters(optimizer)}
+    if len(grids) > 1:
+        for group in optimizer.param_groups:
+            group["foreach"] = False
+            if group.get("fused"):
+                group["fused"] = False
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined] # noqa: SLF001 (as torch's own)
+
+
+def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    if not gradients:
+        return torch.zeros((), device=device)
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    norms = torch._foreach_norm([value.float() for value in values])  # noqa: SLF001 (torch's clipping, too)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
+    return norm
+
+
+def _by_groups(gradients: Iterable[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
+    """Return this rank's parts by the groups of ranks that hold the other parts."""
+    found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+    for gradient in map(_summed, gradients):
+        found.setdefault(tuple(_groups(gradient)), []).append(local(gradient))
+    return found
+
+
+def _summed(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of which no rank holds only a summand: the squares of summands say nothing of their sum's."""
+    if not isinstance(gradient, DTensor) or not any(placement.is_partial() for placement in gradient.placements):
+        return gradient
+    return gradient.redistribute(
+        placements=[Replicate() if placement.is_partial() else placement for placement in gradient.placements]
+    )
+
+
+def _groups(gradient: torch.Tensor) -> Iterator[dist.ProcessGroup]:
+    if isinstance(gradient, DTensor):
+        grid = gradient.device_mesh
+        for dimension, placement in enumerate(gradient.placements):
+            if not placement.is_replicate() and grid.size(dimension) > 1:
+                yield grid.get_group(dimension)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,228 @@
+"""Stages of a pipeline and their schedules, made of torch.distributed.pipelining.
+
+Apart from pipeline.py, because torch before 2.6 lacks what is imported here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
+from torch.nn import functional
+
+from cloudtrain_runtime.distributed.layer_chain import Precision, Shape, as_tuple
+from cloudtrain_runtime.distributed.model_proxy import Call
+from cloudtrain_runtime.errors import TaskError
+
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+_LOOPED = ("interleaved", "zero_bubble")
+
+
+@dataclass
+class Step:
+    """The micro-batches of the step under way: what the first stage is called with, and their samples."""
+
+    calls: list[Call] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a stage stands.
+
+    Attributes:
+        index: Of the stage in the whole pipeline.
+        stages: Stages of the whole pipeline.
+        takes: Shapes of what it is called with.
+        returns: Shapes of what it returns.
+        device: Where it computes.
+        group: The ranks of the pipeline.
+        precision: The autocast of its forward pass.
+    """
+
+    index: int
+    stages: int
+    takes: tuple[Shape, ...]
+    returns: tuple[Shape, ...]
+    device: torch.device
+    group: dist.ProcessGroup | None
+    precision: Precision
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes the micro-batches."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it returns what the loss is made of."""
+        return self.index == self.stages - 1
+
+
+class Stage(PipelineStage):
+    """A stage that takes micro-batches of any number of samples.
+
+    Between ranks all have the size of the largest: what is sent is padded, what has come is cut to its size. So the
+    modules see nothing but samples.
+
+    Args:
+        module: What computes it.
+        link: Where it stands.
+        step: Tells which micro-batches there are.
+    """
+
+    def __init__(self, module: nn.Module, link: Link, step: Step) -> None:
+        takes = (
+            (torch.empty(1, dtype=torch.int64, device="meta"),) if link.is_first else tuple(map(_example, link.takes))
+        )
+        super().__init__(
+            module,
+            link.index,
+            link.stages,
+            link.device,
+            input_args=takes,
+            output_args=tuple(map(_example, link.returns)),
+            group=link.group,
+        )
+        self._link, self._step, self._micro_step = link, step, 0
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **named: Any) -> Any:
+        """Compute a micro-batch's forward pass."""
+        self._micro_step = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **named)
+
+    def forward_maybe_with_nosync(self, *args: Any, **named: Any) -> Any:
+        """Call the module, with what the micro-batch has of samples."""
+        samples = self._step.samples[self._micro_step]
+        if self._link.is_first:
+            call = self._step.calls[self._micro_step]  # torch has brought its number only
+        else:
+            call = tuple(_received(value, shape, samples) for value, shape in zip(args, self._link.takes, strict=True))
+        with self._link.precision():
+            returned = super().forward_maybe_with_nosync(*call, **named)  # type: ignore[no-untyped-call]
+        if self._link.is_last:
+            return returned
+        return tuple(_sent(value, shape, samples) for value, shape in checked(returned, self._link, samples))
+
+
+def checked(returned: Any, link: Link, samples: int) -> list[tuple[torch.Tensor, Shape]]:
+    """Return what a stage passes on, each with its shape.
+
+    Raises:
+        TaskError: it is something else than what the first micro-batch had there.
+    """
+    values = as_tuple(returned)
+    expected = [shape.at(samples) for shape in link.returns]
+    found = [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
+    if found != expected:
+        raise TaskError(
+            f"train.parallel.pipeline: stage {link.index} passes on {_listed(found)}, and {_listed(expected)} was "
+            "expected: micro-batches may differ in their number of samples only, so pad them to one length in collate()"
+        )
+    return list(zip(values, link.returns, strict=True))
+
+
+def make_schedule(
+    name: str,
+    stages: Sequence[tuple[nn.Module, Link]],
+    step: Step,
+    micro_steps: int,
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+) -> Callable[[], None]:
+    """Return what runs a step of so many micro-batches.
+
+    Args:
+        name: Schedule of the job.
+        stages: Modules of this rank and where they stand.
+        step: Where the micro-batches will be.
+        micro_steps: How many there are.
+        loss: Takes the last stage's output and the number of the micro-batch.
+    """
+    own = [Stage(module, link, step) for module, link in stages]
+    count = stages[0][1].stages
+    ranks = count // len(own)
+    kind = _SCHEDULES[name]
+    # The last step of an epoch may have fewer micro-batches than the schedule can do with.
+    if name == "1f1b" and micro_steps < ranks:
+        kind = ScheduleGPipe
+    if name in _LOOPED and micro_steps % ranks:
+        kind = ScheduleLoopedBFS
+    schedule = kind(
+        own if name in _LOOPED else own[0], micro_steps, loss_fn=loss, **_supported(kind, scale_grads=False)
+    )
+    numbers = torch.arange(micro_steps)
+    inputs = (numbers,) if any(link.is_first for _, link in stages) else ()
+    # Outputs have gone into the loss: to put all of them together would only take memory.
+    options = _supported(schedule.step, return_outputs=False)
+    if any(link.is_last for _, link in stages):
+        options["target"] = numbers
+
+    def run() -> None:
+        schedule.step(*inputs, **options)
+
+    return run
+
+
+def is_split(name: str) -> bool:
+    """Whether a schedule computes gradients of weights by themselves, past the hooks that DDP waits for."""
+    return name == "zero_bubble"
+
+
+def stages_per_rank(name: str) -> int:
+    """Return how many stages of a schedule lie on each rank."""
+    return 2 if name in _LOOPED else 1
+
+
+def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return those options that this torch knows."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
+def _example(shape: Shape) -> torch.Tensor:
+    example = torch.empty(shape.sizes, dtype=shape.dtype, device="meta")
+    return example.requires_grad_(shape.requires_grad)
+
+
+def _received(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
+    """Return what another rank has sent, without its padding."""
+    real = value.view_as(value)
+    for dimension, size in enumerate(shape.at(samples)):
+        if size != value.shape[dimension]:
+            real = real.narrow(dimension, 0, size)
+    if real.requires_grad:
+        # Or its gradient could not be sent back.
+        real.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return real
+
+
+def _sent(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
+    """Return what is sent to another rank: as large as with the most samples."""
+    value = value.to(shape.dtype)
+    missing = [whole - size for whole, size in zip(shape.sizes, shape.at(samples), strict=True)]
+    if any(missing):
+        # From the last dimension to the first, and nothing before it.
+        value = functional.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
+    return value.contiguous()
+
+
+def _listed(shapes: Sequence[Any]) -> str:
+    return ", ".join(str(list(shape)) if isinstance(shape, tuple) else shape for shape in shapes)

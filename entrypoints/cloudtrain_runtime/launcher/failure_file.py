@@ -1,0 +1,86 @@
+"""A failure written down: in `/opt/ml/output/failure`, which SageMaker shows, and as one event line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from cloudtrain_runtime.contract import FAILURE_CHARACTERS
+from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.event_log import emit, say
+
+REPORTED_EXIT_CODE = 3
+"""Of torchrun's agent: it has reported why the ranks failed. The container ends with exit code 1."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed.
+
+    Attributes:
+        title: What happened, in one line: `failed: ValueError: no such column`.
+        failed_at: Seconds since the epoch.
+        secondary: Whether it only followed another rank's failure.
+    """
+
+    rank: int
+    local_rank: int
+    title: str
+    traceback: str
+    exit_code: int
+    failed_at: float
+    secondary: bool = False
+
+    @property
+    def message(self) -> str:
+        """The one line, with the place."""
+        host = os.environ.get("SM_CURRENT_HOST", "")
+        return f"rank {self.rank}{f' on {host} (local rank {self.local_rank})' if host else ''} {self.title}"
+
+
+def tell(failure: Failure) -> None:
+    """Say it in one line, since the rank itself has printed its traceback, and emit the event."""
+    say(failure.message)
+    emit(
+        "failed",
+        rank=failure.rank,
+        local_rank=failure.local_rank,
+        host=os.environ.get("SM_CURRENT_HOST", ""),
+        exit_code=failure.exit_code,
+        message=failure.message,
+        secondary=failure.secondary,
+        failed_at=failure.failed_at,
+    )
+
+
+def reason_of(failure: Failure) -> str:
+    """Return what SageMaker shows of a failure: the message, and as much of the traceback's end as fits."""
+    message = redact(failure.message)
+    tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
+    return "\n".join([message, *tail])[:FAILURE_CHARACTERS]
+
+
+def write_reason(reason: str, *, replace: bool) -> None:
+    """Write the file that SageMaker shows.
+
+    Args:
+        reason: What to write.
+        replace: Whether what another process has written there is replaced.
+    """
+    path = ml_tree(os.environ).failure
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:
+        file.write(reason[:FAILURE_CHARACTERS])
+
+
+def _last_lines(text: str, characters: int) -> list[str]:
+    """Return as many whole lines from the end of a text as fit."""
+    lines: list[str] = []
+    for line in reversed(text.rstrip().splitlines()):
+        characters -= len(line) + 1
+        if characters < 0:
+            break
+        lines.insert(0, line)
+    return lines

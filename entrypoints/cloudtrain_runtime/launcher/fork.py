@@ -1,0 +1,59 @@
+"""A forked process that is what a new interpreter with other arguments would be, but for what is imported already."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+from cloudtrain_runtime.launcher import linux
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+
+Mask = Iterable[int]
+"""Signals that a thread blocks."""
+
+
+def hold_signals() -> Mask:
+    """Let no signal in until a fork is what it shall be; return what `become` is given, or `release_signals`."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def release_signals(mask: Mask) -> None:
+    """Let signals in again."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def become(argv: list[str], environ: Mapping[str, str], mask: Mask) -> None:
+    """Show and have these arguments and this environment, and act on signals as a new process does.
+
+    Args:
+        argv: The interpreter, its options and what it runs.
+        environ: The whole environment.
+        mask: Of `hold_signals`.
+    """
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.orig_argv = argv
+    linux.show(argv, environ)
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    release_signals(mask)
+
+
+def write_through() -> None:
+    """Have what is printed leave this process at once, as `python -u` and PYTHONUNBUFFERED do."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = _unbuffered(getattr(sys, name), descriptor)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _unbuffered(stream: TextIO, descriptor: int) -> TextIO:
+    stream.flush()
+    raw: Any = io.FileIO(descriptor, "w", closefd=False)
+    raw.name = stream.name
+    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)

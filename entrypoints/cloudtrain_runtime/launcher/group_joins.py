@@ -1,0 +1,103 @@
+"""Whether the ranks of a script join a process group: each rank notes it in a file for the launcher of its host.
+
+Standard library only. torch is looked at where the script has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.process.environment import ml_tree
+
+_INITIALISERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
+"""Modules by which scripts, frameworks and torch itself find `init_process_group`."""
+
+
+class Join(enum.StrEnum):
+    """What is known of a rank."""
+
+    WAITING = "waiting"
+    """It runs, its calls of `init_process_group` are seen, and there was none."""
+    JOINED = "joined"
+    ALONE = "alone"
+    """The script has ended without a process group of several ranks."""
+    UNKNOWN = "unknown"
+
+
+class JoinNote:
+    """This rank's note.
+
+    Args:
+        note: File to write to.
+        world_size: Ranks of the whole run.
+    """
+
+    def __init__(self, note: Path, world_size: int) -> None:
+        self._note = note
+        self._world_size = world_size
+        self._is_hooked = _hook(self._on_join)
+        self._has_joined = False
+        self._write(Join.WAITING if self._is_hooked else Join.UNKNOWN)
+
+    def end(self) -> None:
+        """Note what is known when the script has ended without a failure."""
+        self._on_join()
+        if not self._has_joined and (self._is_hooked or "torch.distributed" not in sys.modules):
+            self._write(Join.ALONE)
+
+    def _on_join(self) -> None:
+        distributed: Any = sys.modules.get("torch.distributed")
+        is_joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        # A group of one, in each of several ranks, joins nothing.
+        if not self._has_joined and is_joined and (self._world_size == 1 or distributed.get_world_size() > 1):
+            self._has_joined = True
+            self._write(Join.JOINED)
+
+    def _write(self, state: Join) -> None:
+        with contextlib.suppress(OSError):  # a full disk ends no training
+            self._note.write_text(state, encoding="utf-8")
+
+
+def note_join() -> JoinNote:
+    """Begin the note of this rank; to be called before its script."""
+    folder = ml_tree(os.environ).joins
+    return JoinNote(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def read_joins(tree: MlTree) -> list[Join]:
+    """Return what is known of the ranks of a host."""
+    found = []
+    for path in tree.joins.glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(Join(path.read_text(encoding="utf-8")))
+    return found
+
+
+def _hook(on_join: Callable[[], None]) -> bool:
+    """Have `on_join` called after each `init_process_group`; return whether that is possible.
+
+    Only where torch is imported already, as in every forked worker: some scripts set what torch reads at its import.
+    """
+    source: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if source is None or not hasattr(source, "init_process_group"):
+        return False
+    plain = source.init_process_group
+
+    @functools.wraps(plain)
+    def init_process_group(*arguments: Any, **options: Any) -> None:
+        plain(*arguments, **options)
+        on_join()
+
+    for name in _INITIALISERS:
+        module: Any = sys.modules.get(name)
+        if getattr(module, "init_process_group", None) is plain:
+            module.init_process_group = init_process_group
+    return True

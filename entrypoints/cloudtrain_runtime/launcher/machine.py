@@ -1,0 +1,50 @@
+"""What the launcher and its processes know of their host: its place among the others, its GPUs, CPUs and network.
+
+Standard library only, like the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain_runtime.contract import GPUS_VARIABLE, MlTree, sort_hosts
+from cloudtrain_runtime.launcher.sagemaker_environment import read_config
+
+
+@dataclass(frozen=True)
+class Host:
+    """This host among the job's hosts. `interface` is the network interface between them, or an empty string."""
+
+    name: str
+    hosts: tuple[str, ...]
+    interface: str
+
+    @property
+    def rank(self) -> int:
+        """Index in SageMaker's order; 0 is the master."""
+        return self.hosts.index(self.name)
+
+
+def read_host(tree: MlTree) -> Host:
+    """Return this host's place from resourceconfig.json."""
+    resources = read_config(tree, "resourceconfig")
+    hosts = tuple(sort_hosts(list(resources.get("hosts", ["algo-1"]))))
+    return Host(resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", ""))
+
+
+def count_gpus() -> int:
+    """Return the NVIDIA GPUs that this host's processes may use, without loading CUDA."""
+    if GPUS_VARIABLE in os.environ:
+        return int(os.environ[GPUS_VARIABLE])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    devices = Path("/proc/driver/nvidia/gpus")
+    return len(list(devices.iterdir())) if devices.is_dir() else 0
+
+
+def usable_cpus() -> int:
+    """Return the CPUs that this host's processes may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

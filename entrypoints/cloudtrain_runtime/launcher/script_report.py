@@ -1,0 +1,75 @@
+"""What a host's launcher reports of a script: whether its ranks train together, save and report progress.
+
+Standard library only, like the launcher. A plan promises checkpoints and an end to hangs, and a script can do without
+both; a script that joins no process group trains as many independent copies as there are ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import Counter
+
+from cloudtrain_runtime.contract import MlTree, RunConfig
+from cloudtrain_runtime.launcher.group_joins import Join, read_joins
+from cloudtrain_runtime.launcher.kept_files import newest_change
+from cloudtrain_runtime.process.event_log import emit
+from cloudtrain_runtime.process.heartbeat import read_pulses
+
+_FIRST_SECONDS = 600.0
+"""When the first report of a run comes whose job sets no limit for hangs."""
+
+
+class ScriptReport:
+    """The reports of one host: one after `limits.hang`, one at the end. For a Task there is none.
+
+    Args:
+        tree: The host's /opt/ml.
+        config: The run's configuration.
+        host: The host's name.
+    """
+
+    def __init__(self, tree: MlTree, config: RunConfig, host: str) -> None:
+        self._tree = tree
+        self._config = config
+        self._host = host
+        self._began = time.time()
+        self._has_ended = threading.Event()
+        shutil.rmtree(tree.joins, ignore_errors=True)
+        if config.script is not None:
+            tree.joins.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Report after a while, in a thread of its own. To be called when the agent has been forked."""
+        if self._config.script is not None:
+            threading.Thread(target=self._report_once, name="script report", daemon=True).start()
+
+    def end(self) -> None:
+        """Report what is known when the ranks have ended."""
+        self._has_ended.set()
+        if self._config.script is not None:
+            self._report(Join.ALONE)
+
+    def _report_once(self) -> None:
+        if not self._has_ended.wait(self._config.hang_seconds or _FIRST_SECONDS):
+            self._report(Join.WAITING)
+
+    def _report(self, alone: Join) -> None:
+        """Emit the event.
+
+        Args:
+            alone: What the note of a rank says that has not joined a process group so far.
+        """
+        joins = Counter(read_joins(self._tree))
+        is_watched = self._config.hang_seconds is not None
+        emit(
+            "ranks",
+            host=self._host,
+            seconds=time.time() - self._began,
+            ranks=joins.total(),
+            joined=joins[Join.JOINED],
+            alone=0 if self._config.starts_ranks else joins[alone],
+            saved=newest_change(self._tree.checkpoints) >= self._began,
+            progressed=any(pulse.last_nanoseconds for pulse in read_pulses(self._tree.watch)) if is_watched else None,
+        )

@@ -1,0 +1,248 @@
+"""The values of the job's secrets, asked of AWS Secrets Manager by the job's role, or locally by the user.
+
+The launcher uses the standard library only, and its environment must not hold secrets. It starts a separate process,
+`python -m cloudtrain_runtime.launcher.secrets`, which reads the references from standard input and writes the values as
+one line of JSON to standard output. With `--check` it reports errors only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
+from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.s3.credentials import client_retries, come_from_container, open_session
+
+_ATTEMPTS = 6
+_CONNECT_SECONDS = 5
+_READ_SECONDS = 10
+_MODULE = "cloudtrain_runtime.launcher.secrets"
+_DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
+_NOT_ACCEPTED = ("UnrecognizedClientException", "InvalidClientTokenId", "ExpiredTokenException", "ExpiredToken")
+_DETAIL_CHARACTERS = 300
+
+
+class SecretError(Exception):
+    """A secret cannot be had; the message says which, for which variable, why, and what would help."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What has been found: values by variable, or one line for each variable that has none."""
+
+    values: Mapping[str, str]
+    problems: tuple[str, ...] = ()
+
+
+def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> Answer:
+    """Return the value of each variable.
+
+    AWS's throttling and lost connections are tried again; what is refused or not there is not.
+
+    Args:
+        secrets: Where each variable's value lies.
+        environ: The environment, for the region.
+    """
+    try:
+        import boto3  # noqa: F401
+    except ImportError:
+        names = ", ".join(secrets)
+        return Answer({}, (f"{names}: this image has no boto3, which secrets need: add it to code.requirements",))
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session = open_session()
+    except (BotoCoreError, ValueError) as error:
+        return Answer({}, (f"{', '.join(secrets)}: the secrets {_no_answer(error, None)}",))
+    values: dict[str, str] = {}
+    problems: list[str] = []
+    found: dict[SecretConfig, str] = {}
+    for name, reference in secrets.items():
+        whole = dataclasses.replace(reference, key=None)
+        try:
+            if whole not in found:
+                found[whole] = _fetch(reference, session, environ)
+            values[name] = _pick(found[whole], reference)
+        except SecretError as error:
+            problems.append(redact(f"{name}: the secret {reference.secret} {error}"))
+    return Answer(values, tuple(problems))
+
+
+def take(
+    secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
+) -> Answer:
+    """Ask for the variables that this place has not set already, and hide all of them in what is told from here.
+
+    Args:
+        secrets: Where each variable's value lies.
+        on_start: Told of the process that asks, if one is needed.
+    """
+    keep_named(secrets)
+    wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
+    found = ask(wanted, on_start=on_start) if wanted else Answer({})
+    keep(found.values.values())
+    return found
+
+
+def ask(
+    secrets: Mapping[str, SecretConfig],
+    *,
+    only_check: bool = False,
+    on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
+) -> Answer:
+    """Do what `resolve` does, in a process of its own.
+
+    Args:
+        secrets: Where each variable's value lies.
+        only_check: Do not bring the values back.
+        on_start: Told of the process.
+    """
+    command = [sys.executable, "-m", _MODULE, *(["--check"] if only_check else [])]
+    question = dump_json({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    if on_start is not None:
+        on_start(process)
+    answered, errors = process.communicate(question)
+    try:
+        told = json.loads(answered.splitlines()[-1])
+        return Answer(told["values"], tuple(told["problems"]))
+    except (ValueError, LookupError, TypeError):
+        last = redact((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
+        return Answer({}, (f"{', '.join(secrets)}: the secrets could not be asked for: {last}",))
+
+
+# ---------------------------------------------------------------- one secret
+
+
+def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) -> str:
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    config = Config(
+        retries=client_retries(_ATTEMPTS),
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+    )
+    stage = {} if reference.stage is None else {"VersionStage": reference.stage}
+    region = None
+    try:
+        region = region_of(reference.secret, session.region_name, environ)
+        client = session.client("secretsmanager", region_name=region, config=config)
+        answer = client.get_secret_value(SecretId=reference.secret, **stage)
+    except ClientError as error:
+        raise SecretError(_refusal(error, reference, region)) from None
+    except (BotoCoreError, ValueError) as error:
+        raise SecretError(_no_answer(error, region)) from None
+    text = answer.get("SecretString")
+    if text is None:
+        raise SecretError("holds bytes, and a variable is text: store it as a string")
+    return str(text)
+
+
+def region_of(secret: str, region: str | None, environ: Mapping[str, str]) -> str | None:
+    """Return the region that a secret lies in: its ARN's, or that of the client or of the job."""
+    arn = secret.split(":")
+    if arn[0] == "arn" and len(arn) > 3:  # noqa: PLR2004 (arn:partition:secretsmanager:region:...)
+        return arn[3]
+    job = environ.get("TRAINING_JOB_ARN", "").split(":")
+    of_job = job[3] if len(job) > 3 and job[3] != "local" else None  # noqa: PLR2004
+    return region or environ.get("AWS_REGION") or of_job
+
+
+def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    detail = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())[:_DETAIL_CHARACTERS]
+    if code == "ResourceNotFoundException":
+        stage = "" if reference.stage is None else f" with the stage {reference.stage}"
+        return f"is not there{stage} in {region}: make it, or mend its name in code.env ({code}: {detail})"
+    if code in _DENIED:
+        key = ", and kms:Decrypt on the secret's key where it has one of its own"
+        return (
+            f"may not be read: the role needs secretsmanager:GetSecretValue on {_resource(reference.secret, region)}"
+            f"{key} ({code}: {detail})"
+        )
+    if code in _NOT_ACCEPTED:
+        return f"cannot be read: AWS does not accept the credentials: {_renewal()} ({code}: {detail})"
+    if "Decryption" in code:
+        return f"cannot be decrypted: the role needs kms:Decrypt on the secret's key ({code}: {detail})"
+    return f"cannot be read ({code}: {detail})"
+
+
+def _resource(secret: str, region: str | None) -> str:
+    """Return what a policy has to name; of a secret's ARN the last six characters are not in its name."""
+    return secret if secret.startswith("arn:") else f"arn:aws:secretsmanager:{region}:<account>:secret:{secret}-??????"
+
+
+def _no_answer(error: Exception, region: str | None) -> str:
+    kind, text = type(error).__name__, " ".join(str(error).split())[:_DETAIL_CHARACTERS]
+    if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+        return f"cannot be read: there are no credentials: give the job a role, or set AWS_PROFILE ({kind}: {text})"
+    if kind == "CredentialRetrievalError":
+        return f"cannot be read: the source of the credentials failed: {_renewal()} ({kind}: {text})"
+    if "Expired" in text or kind in ("SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalError"):
+        return f"cannot be read: the credentials have expired: {_renewal()} ({kind}: {text})"
+    if region is None or kind == "NoRegionError":
+        return "cannot be read: no region is known: set AWS_DEFAULT_REGION, or name the secret by its ARN"
+    return (
+        f"cannot be read: Secrets Manager does not answer in {region}: the subnets need an endpoint for it or a way"
+        f" out ({kind}: {text})"
+    )
+
+
+def _renewal() -> str:
+    """Return how to get credentials that work where this process runs."""
+    if come_from_container(os.environ):
+        return "submit again; if it fails again, check that the role exists and that SageMaker may assume it"
+    return "sign in again"
+
+
+def _pick(text: str, reference: SecretConfig) -> str:
+    """Return a secret, or one value of a secret that is a JSON object."""
+    value: Any = text
+    if reference.key is not None:
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise SecretError(f"is no JSON object, so it has no key {reference.key}: leave the key out")
+        if reference.key not in content:
+            raise SecretError(f"has no key {reference.key}; it has {', '.join(map(str, sorted(content))) or 'none'}")
+        value = content[reference.key]
+        if isinstance(value, dict | list) or value is None:
+            raise SecretError(f"holds no text under the key {reference.key}")
+        value = value if isinstance(value, str) else dump_json(value)
+    if "\0" in value or not _is_text(value):
+        raise SecretError("holds a zero byte or half a character, which no variable may")
+    return str(value)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the question on standard input."""
+    secrets = {name: SecretConfig(**reference) for name, reference in json.load(sys.stdin).items()}
+    answer = resolve(secrets, os.environ)
+    values = {} if "--check" in arguments else dict(answer.values)
+    print(dump_json({"values": values, "problems": answer.problems}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

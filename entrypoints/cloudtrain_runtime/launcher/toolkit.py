@@ -1,0 +1,128 @@
+"""What AWS's training toolkit does in its containers, on a machine that has none: starts an estimator's own script.
+
+Runs what a framework estimator asks for by hyperparameters (`sagemaker_program` and its distribution) when nothing of
+cloudtrain travels with it. Follows github.com/aws/sagemaker-training-toolkit 5 (entry_point.py, torch_distributed.py,
+errors.py): the script gets the user's hyperparameters as arguments, SIGTERM does not reach it, a failure is written as
+ExecuteUserScriptError. Requirements are not installed, and there is no mpirun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain_runtime.contract import (
+    ADDRESSES_VARIABLE,
+    DEFAULT_RENDEZVOUS_PORT,
+    FAILURE_CHARACTERS,
+    MOST_PROCESSES_VARIABLE,
+    PORT_VARIABLE,
+    MlTree,
+)
+from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.launcher.machine import Host, count_gpus, read_host
+from cloudtrain_runtime.launcher.sagemaker_environment import read_config, sagemaker_variables
+from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.event_log import say
+
+_OWN = "sagemaker_"
+_BY_TORCHRUN = ("torch_distributed_enabled", "distributed_dataparallel_enabled", "pytorch_ddp_enabled")
+_TAIL_LINES = 50
+
+
+def main() -> int:
+    """Run this host's part of an estimator's job; return the exit code of the container."""
+    # AWS's toolkit is PID 1 without a handler: a notice to stop changes nothing until SIGKILL comes.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tree = ml_tree(os.environ)
+    for folder in (tree.model, tree.output_data):
+        folder.mkdir(parents=True, exist_ok=True)
+    parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
+    if parameters.get("sagemaker_mpi_enabled"):
+        return _fail(tree, "the distribution needs mpirun, which there is not here; use torch_distributed")
+    if (tree.code / "requirements.txt").is_file():
+        say("requirements.txt is not installed here: this machine's environment is used as it is")
+    user_args = arguments(parameters)
+    program = str(parameters["sagemaker_program"])
+    command = [*starter(parameters, read_host(tree), os.environ), program, *user_args]
+    gpus = count_gpus()
+    variables = sagemaker_variables(tree, gpus=gpus, user_args=user_args, entry_point=program)
+    environment = {**variables, **os.environ, "PYTHONUNBUFFERED": "1"}
+    say(f"Invoking script with the following command: {shlex.join(command)}")
+    code, tail = _run(command, tree, environment)
+    if code == 0:
+        return 0
+    return _fail(
+        tree,
+        f'ExecuteUserScriptError:\nExitCode {code}\nErrorMessage "{_error_of(tail)}"\nCommand "{shlex.join(command)}"',
+    )
+
+
+def arguments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the user's hyperparameters as the script's arguments, sorted by name as the toolkit does."""
+    found: list[str] = []
+    for name in sorted(parameters):
+        if not name.startswith(_OWN):
+            value = parameters[name]
+            found += [f"-{name}" if len(name) == 1 else f"--{name}", value if isinstance(value, str) else str(value)]
+    return found
+
+
+def starter(parameters: Mapping[str, Any], host: Host, environ: Mapping[str, str]) -> list[str]:
+    """Return what starts the script: python, or torchrun where a distribution is asked for."""
+    if not any(parameters.get(f"{_OWN}{name}") for name in _BY_TORCHRUN):
+        return [sys.executable]
+    addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
+    master = host.hosts[0]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        f"--nnodes={len(host.hosts)}",
+        f"--nproc_per_node={environ.get(MOST_PROCESSES_VARIABLE) or max(1, count_gpus())}",
+        f"--master_addr={addresses.get(master, master)}",
+        f"--master_port={environ.get(PORT_VARIABLE, DEFAULT_RENDEZVOUS_PORT)}",
+        f"--node_rank={host.rank}",
+    ]
+
+
+def _run(command: list[str], tree: MlTree, environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run the script and hand on its output; return its exit code and the last lines."""
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    with subprocess.Popen(
+        command, cwd=tree.code, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        for line in process.stdout or ():
+            os.write(sys.stdout.fileno(), line)
+            tail.append(line.decode("utf-8", "replace").rstrip())
+    return process.returncode, list(tail)
+
+
+def _error_of(tail: list[str]) -> str:
+    """Return the last line that names an exception."""
+    named = [line for line in tail if "Error" in line or "Exception" in line]
+    return named[-1].strip() if named else ""
+
+
+def _fail(tree: MlTree, text: str) -> int:
+    tree.failure.parent.mkdir(parents=True, exist_ok=True)
+    tree.failure.write_text(redact(text)[:FAILURE_CHARACTERS], encoding="utf-8")
+    say(text)
+    return 1
+
+
+def _decode(text: Any) -> Any:
+    """Hyperparameters are JSON inside strings; a plain string is allowed too."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

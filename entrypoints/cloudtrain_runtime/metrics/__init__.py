@@ -1,0 +1,105 @@
+"""What is seen of a run: where the time of a step goes, throughput, memory, utilisation, slow ranks.
+
+Nothing in here waits for the device, or for another rank, while steps are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
+from cloudtrain_runtime.metrics.memory import peak_memory_bytes
+from cloudtrain_runtime.metrics.step_timer import (
+    PARTS,
+    Phase,
+    Reading,
+    StepClock,
+)
+from cloudtrain_runtime.metrics.stragglers import NUMBERS, Stragglers
+from cloudtrain_runtime.process.event_log import emit
+from cloudtrain_runtime.process.run_context import Context
+from cloudtrain_runtime.task import Task
+
+__all__ = ["NUMBERS", "PARTS", "Meter", "Phase", "Reading", "StepClock"]
+
+
+class Meter:
+    """Reads the clock at logged steps and tells it in the field's units.
+
+    Attributes:
+        clock: What the loop marks.
+        samples: Of the steps since the last reading, those of all ranks together; the loop adds to it.
+        wants_batch: Whether `see` has not been called yet, and there is something to see.
+
+    Args:
+        task: The Task.
+        shape: Its whole model without numbers, see `shape_of`; None has no FLOPs counted.
+        precision: The job's.
+        place: This rank's place.
+        stage: This rank's pipeline stage.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        shape: nn.Module | None,
+        precision: str,
+        place: Context,
+        stage: int = 0,
+    ) -> None:
+        self.clock = StepClock(place.device)
+        self._task = task
+        self._place = place
+        self._peak_flops = device_peak_flops(place.device, precision)
+        self._sample_flops = task.flops_per_sample
+        self._shape = shape
+        # Without a peak nothing is counted: the Task's loss would be called once more for nothing.
+        self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
+        self._stragglers = Stragglers(place, stage)
+        self.samples = 0
+
+    def see(self, batch: Any, samples: int) -> None:
+        """Count the FLOPs of a micro-batch, outside of the time that is measured."""
+        if self._shape is not None:
+            self.clock.mark(Phase.OTHER)
+            flops = count_flops(self._task, self._shape, batch)
+            self._sample_flops = None if flops is None else flops / samples
+        self._shape, self.wants_batch = None, False
+
+    def read(self) -> tuple[dict[str, Any], tuple[float, ...]]:
+        """Return the fields of a step event since the last one, and what the other ranks must know of it."""
+        reading = self.clock.read()
+        samples, self.samples = self.samples, 0
+        return self._fields(reading, samples / max(reading.seconds, 1e-9)), self._stragglers.numbers(reading)
+
+    def compare(self, rows: Sequence[Sequence[float]]) -> None:
+        """Tell which ranks are slow. All ranks call it.
+
+        Args:
+            rows: The `NUMBERS` of each rank's reading.
+        """
+        for straggler in self._stragglers.compare(rows):
+            if self._place.is_main:
+                emit("straggler", step=self._place.step, **asdict(straggler))
+
+    def _fields(self, reading: Reading, rate: float) -> dict[str, Any]:
+        """Return fields; what is not known is left out. `rate` is in samples per second."""
+        tokens = self._task.tokens_per_sample
+        fields: Mapping[str, Any] = {
+            "samples_per_second": rate,
+            "tokens_per_second": None if tokens is None else rate * tokens,
+            "data_wait": reading.data_wait,
+            "split": dict(reading.split) or None,
+            "mfu": self._mfu(rate),
+            "memory_bytes": peak_memory_bytes(self._place.device),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _mfu(self, rate: float) -> float | None:
+        if self._sample_flops is None or self._peak_flops is None:
+            return None
+        return rate * self._sample_flops / (self._peak_flops * self._place.world_size)

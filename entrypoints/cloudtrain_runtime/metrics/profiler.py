@@ -1,0 +1,118 @@
+"""A profile of chosen steps: traces that Perfetto and TensorBoard open, and the operators that take the longest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudtrain_runtime.metrics.step_timer import Phase, StepClock
+from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.run_context import Context
+
+if TYPE_CHECKING:
+    from torch.profiler import ProfilerAction, profile
+
+FOLDER = "profile"
+_ROWS = 12
+_NAME_COLUMNS = 60
+_MICROSECONDS_PER_MILLISECOND = 1e3
+
+
+class Profiling:
+    """Records some steps on every rank: ranks wait for each other, and only all traces together show for which.
+
+    Args:
+        place: This rank's place; traces are stored below its output folder.
+        clock: What must not count the time that storing takes.
+        at: First step to record, from 1; None records none.
+        steps: How many.
+    """
+
+    def __init__(self, place: Context, clock: StepClock, at: int | None, steps: int) -> None:
+        self._place = place
+        self._clock = clock
+        self._is_over = at is None
+        self._first = at or 0
+        self._last = self._first + steps - 1
+        self._profile: profile | None = None
+
+    def before(self, step: int) -> None:
+        """Tell that a step begins. The one before the first that is recorded warms the profiler up."""
+        if self._is_over:
+            return
+        if self._profile is None:
+            if self._first - 1 <= step <= self._last:
+                self._begin(step)
+        elif step > self._last:
+            self.close()
+        else:
+            self._profile.step()
+
+    def close(self) -> None:
+        """End the recording, if there is one: a run may end in the middle of it."""
+        if self._profile is None:
+            return
+        running, self._profile = self._profile, None
+        self._is_over = True
+        self._clock.mark(Phase.OTHER)
+        with heartbeat.exempt():  # as long as the disk takes
+            running.stop()
+
+    def _begin(self, step: int) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        # A run that is resumed in the middle records what is left.
+        self._first = first = max(self._first, step)
+        activities = [ProfilerActivity.CPU]
+        if self._place.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+
+        def action(number: int) -> ProfilerAction:
+            return _action(number, first)
+
+        running = profile(activities=activities, schedule=action, on_trace_ready=self._store)
+        running.step_num = first - 1  # so that the trace names the steps by their numbers
+        running.start()
+        if step == first:
+            running.step()
+        self._profile = running
+
+    def _store(self, running: profile) -> None:
+        place = self._place
+        folder = place.output_dir / FOLDER
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard's plugin finds traces by this ending.
+            running.export_chrome_trace(str(folder / f"{place.host}-rank-{place.rank}.pt.trace.json.gz"))
+        except OSError as error:  # no reason to end a run for
+            say(f"the profile of rank {place.rank} is not stored: {error}")
+            return
+        if place.is_main:
+            for line in operator_lines(running, on_device=place.device.type == "cuda"):
+                say(line)
+            emit("profile", uri=folder.absolute().as_uri(), first_step=self._first, last_step=running.step_num)
+
+
+def _action(number: int, first: int) -> ProfilerAction:
+    """Return what the profiler does in a step; it is stopped after the last one."""
+    from torch.profiler import ProfilerAction
+
+    return ProfilerAction.RECORD if number >= first else ProfilerAction.WARMUP
+
+
+def operator_lines(running: profile, *, on_device: bool) -> list[str]:
+    """Return the operators that take the longest by themselves, as the lines of a table.
+
+    Args:
+        running: The profile.
+        on_device: Whether the device's time counts; the CPU's otherwise.
+    """
+    averages = [each for each in running.key_averages() if not each.key.startswith("ProfilerStep")]
+    times = [(each.self_device_time_total if on_device else each.self_cpu_time_total, each) for each in averages]
+    total = sum(time for time, _ in times) or 1.0
+    times.sort(key=lambda pair: -pair[0])
+    lines = [f"{'ms':>10} {'share':>6} {'calls':>8}  operator, by its own time on the {'GPU' if on_device else 'CPU'}"]
+    for time, each in times[:_ROWS]:
+        milliseconds = time / _MICROSECONDS_PER_MILLISECOND
+        lines.append(f"{milliseconds:>10.2f} {time / total:>6.1%} {each.count:>8}  {each.key[:_NAME_COLUMNS]}")
+    return lines

@@ -1,0 +1,1 @@
+"""One process of a run: environment, events, heartbeat, seeds."""

@@ -1,0 +1,248 @@
+"""The pulse of each rank: a few numbers in a small file that the host's launcher reads.
+
+A rank ticks at each step. The file is mapped into memory, so a tick is a few stores and no system call, and it can be
+read while the rank is stopped or holds the interpreter's lock for ever. What the launcher does with it is in `hang`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cloudtrain_runtime.process.environment import ml_tree
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Has a rank write the stacks of all its threads to its file of stacks."""
+
+_FORM = struct.Struct("=8q")
+_PULSE = "rank-"
+_STACKS = ".stacks"
+_START_FIELD = 21
+"""Index of a process's start time in /proc/PID/stat. Source: proc(5); its field 22."""
+
+
+class Phase(enum.IntEnum):
+    """What the launcher may expect of a rank."""
+
+    STARTING = 0
+    """No tick so far: there may be data to prepare and a model to compile."""
+    RUNNING = 1
+    PAUSED = 2
+    LEFT = 3
+
+
+# Places of the numbers in the file, which is what `_FORM` unpacks.
+_PHASE, _STEP, _LAST, _SLOWEST = range(4, 8)
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a rank's file tells.
+
+    Attributes:
+        local_rank: Index among the ranks of this host.
+        pid: The rank's process.
+        born: When that process was started, in the kernel's ticks; 0 where that is not told. Tells it from a later
+            process of the same number.
+        rank: Index among all ranks.
+        main_thread: Identifier of its main thread, as stacks name it.
+        step: The last step that was told.
+        last_nanoseconds: Time of the last tick, on the host's monotonic clock; another one with each tick.
+        slowest_nanoseconds: Longest time between two ticks.
+    """
+
+    local_rank: int
+    pid: int
+    born: int
+    rank: int
+    main_thread: int
+    phase: Phase
+    step: int
+    last_nanoseconds: int
+    slowest_nanoseconds: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there, and no zombie."""
+        state = process_state(self.pid)
+        return state is not None and state.letter not in "ZX" and self.born in (0, state.born)
+
+
+# ---------------------------------------------------------------- a rank's side
+
+
+def tick(step: int) -> None:
+    """Tell that this rank is alive, at this step. The watch begins with the first tick; outside of a run nothing."""
+    if _own is not None:
+        _own.tick(step)
+
+
+def stir() -> None:
+    """Tell that this rank is alive, still at the same step. It does not begin the watch, as `tick` does."""
+    if _own is not None and _own.is_watched:
+        _own.tick(_own.step)
+
+
+def arm(environ: Mapping[str, str]) -> None:
+    """Let the launcher watch this process, and have it write its stacks on demand. Without a watching launcher nothing.
+
+    Args:
+        environ: The environment of a rank: RANK and LOCAL_RANK are set.
+    """
+    global _own  # noqa: PLW0603 (one process has one pulse)
+    folder = ml_tree(environ).watch
+    if folder.is_dir() and _own is None:
+        _own = _Own(folder, int(environ["LOCAL_RANK"]), int(environ["RANK"]))
+
+
+def pause() -> None:
+    """Stop the watch of this rank until its next tick: what follows may take as long as it likes."""
+    if _own is not None:
+        _own.enter(Phase.PAUSED)
+
+
+@contextlib.contextmanager
+def exempt() -> Iterator[None]:
+    """Return a block that may take as long as it likes. A rank that was not watched before is not watched after it."""
+    own = _own
+    if own is None or not own.is_watched:
+        yield
+        return
+    own.enter(Phase.PAUSED)
+    try:
+        yield
+    finally:
+        own.tick(own.step)
+
+
+def leave() -> None:
+    """End the watch of this rank: it has nothing left to do but to end."""
+    if _own is not None:
+        _own.enter(Phase.LEFT)
+        _forget()
+
+
+def _forget() -> None:
+    global _own  # noqa: PLW0603 (one process has one pulse)
+    _own = None
+
+
+# The pulse of a process is not that of the children that it forks, such as data-loader workers.
+os.register_at_fork(after_in_child=_forget)
+
+
+class _Own:
+    """This process's file."""
+
+    __slots__ = ("_last", "_numbers", "_slowest", "_stacks")
+
+    def __init__(self, folder: Path, local_rank: int, rank: int) -> None:
+        self._last = self._slowest = 0
+        pid = os.getpid()
+        state = process_state(pid)
+        main_thread = threading.main_thread().ident or 0
+        content = _FORM.pack(pid, state.born if state else 0, rank, main_thread, *[0] * 4)
+        # Appended to, so that what an earlier process of this rank has written stays.
+        self._stacks: IO[bytes] = stacks_file(folder, local_rank).open("ab", buffering=0)
+        faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
+        path = folder / f"{_PULSE}{local_rank}"
+        # A new file each time: an earlier process of this rank may still have the old one mapped. Its bytes are written
+        # before they are mapped: a store to a hole in a file on a full disk would kill this process.
+        fresh = folder / f".{path.name}-{pid}"
+        fresh.write_bytes(content)
+        with fresh.open("r+b") as file:
+            self._numbers = memoryview(mmap.mmap(file.fileno(), _FORM.size)).cast("q")
+        fresh.replace(path)
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._last)
+
+    @property
+    def step(self) -> int:
+        return self._numbers[_STEP]
+
+    def tick(self, step: int) -> None:
+        now, numbers = time.monotonic_ns(), self._numbers
+        if self._last and now - self._last > self._slowest:
+            self._slowest = numbers[_SLOWEST] = now - self._last
+        self._last = numbers[_LAST] = now
+        numbers[_STEP] = step
+        numbers[_PHASE] = 1
+
+    def enter(self, phase: Phase) -> None:
+        self._last = 0  # the time until the next tick is no step
+        self._numbers[_PHASE] = phase
+
+
+_own: _Own | None = None
+
+
+# ---------------------------------------------------------------- the launcher's side
+
+
+def read_pulses(folder: Path) -> list[Pulse]:
+    """Return the pulses of a host's ranks, in their order."""
+    found = [(int(path.name.removeprefix(_PULSE)), path) for path in folder.glob(f"{_PULSE}*") if not path.suffix]
+    return [pulse for local_rank, path in sorted(found) if (pulse := _read(local_rank, path)) is not None]
+
+
+def _read(local_rank: int, path: Path) -> Pulse | None:
+    try:
+        pid, born, rank, main_thread, phase, *counts = _FORM.unpack(path.read_bytes())
+        return Pulse(local_rank, pid, born, rank, main_thread, Phase(phase), *counts)
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def stacks_file(folder: Path, local_rank: int) -> Path:
+    """Return the file that a rank writes its stacks to."""
+    return folder / f"{_PULSE}{local_rank}{_STACKS}"
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """State of a process as the kernel tells it: R running, S asleep, D in a call to a device, T stopped, Z a zombie.
+
+    Attributes:
+        letter: The state; `?` where it is not told.
+        parent: Process number of its parent; 0 where it is not told.
+        born: When it was started, in the kernel's ticks; 0 where that is not told.
+    """
+
+    letter: str
+    parent: int = 0
+    born: int = 0
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """Return the state of a process, or None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _ask_for(pid)
+    # The program's name stands in brackets and may hold anything, brackets as well.
+    fields = ["", "", *text[text.rindex(")") + 1 :].split()]
+    return ProcessState(fields[2], int(fields[3]), int(fields[_START_FIELD]))
+
+
+def _ask_for(pid: int) -> ProcessState | None:
+    """Return what is known of a process where there is no /proc."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return ProcessState("?")

@@ -1,0 +1,162 @@
+"""Ranks that work as one: the process group, and what all ranks must agree on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.process.run_context import Context
+
+SMDDP_FRAMEWORK = "2.5"
+SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
+"""The newest of AWS's images with SMDDP. Source: AWS's list of Deep Learning Containers, 2026-11."""
+
+_START_SECONDS = 1800
+"""How long the first rank waits for the last, and the longest single collective."""
+
+_PACE_SECONDS = 0.05
+"""Time from one message to the next: on full cores one takes half a millisecond from the steps."""
+
+_LEAST_OFTEN = 16
+"""Step boundaries from one message to the next, at most: steps may become slow at once, and a notice gives 120 s."""
+
+
+def join_ranks(place: Context) -> None:
+    """Join the ranks to one process group, for the life of this process.
+
+    Nothing destroys it: torch 2.5's Gloo can deadlock there (it waits for a thread that waits for the interpreter), and
+    a worker leaves without the interpreter's shutdown anyway.
+    """
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+    if place.backend == "smddp":
+        _register_smddp()
+    # CPU tensors (flags, object gathers, checkpoints' plans) always travel by Gloo.
+    backend = "gloo" if place.backend == "gloo" else f"cpu:gloo,cuda:{place.backend}"
+    timeout = timedelta(seconds=_START_SECONDS)
+    if place.world_size > 1:
+        dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def _register_smddp() -> None:
+    """Import AWS's data-parallel library, which registers itself with torch as the backend `smddp`."""
+    try:
+        import smdistributed.dataparallel.torch.torch_smddp  # type: ignore[import-not-found] # noqa: F401
+    except ImportError as error:
+        raise JobError(
+            f"AWS's SMDDP library cannot be imported in this image ({error}). The newest with it is AWS's container of "
+            f'PyTorch {SMDDP_FRAMEWORK} ({SMDDP_IMAGE}): use framework: "{SMDDP_FRAMEWORK}", or distribution: '
+            "torch_distributed, which works in every image"
+        ) from error
+
+
+def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return every rank's value, in rank order, on every rank."""
+    if place.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * place.world_size
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers of this rank, next to which those of all others are wanted.
+
+    Attributes:
+        numbers: As many as each rank's, and as `Agreement` was told.
+        take: Called with the rows of all ranks in rank order, on every rank.
+    """
+
+    numbers: Sequence[float]
+    take: Callable[[list[list[float]]], None]
+
+
+class Agreement:
+    """Flags that any rank may raise and all ranks see at the same step boundary, and numbers that travel with them.
+
+    What is sent at one boundary is read at the next, so nobody waits for it: a step costs one small message on the CPU
+    and no device synchronisation. Where boundaries come faster than the pace, only each second to sixteenth asks
+    and sends: the ranks agree on that in the same message.
+
+    Args:
+        place: This rank's place.
+        flags: How many there are.
+        numbers: How many numbers a `Row` has.
+    """
+
+    def __init__(self, place: Context, flags: int, numbers: int = 0) -> None:
+        self._size = place.world_size
+        self._silent = (False,) * flags
+        self._no_numbers = (0.0,) * numbers
+        # A group of its own: it must not queue behind gradients.
+        self.group = dist.new_group(backend="gloo") if self._size > 1 else None
+        self._pending: tuple[torch.Tensor, dist.Work, Row | None] | None = None
+        self._heard = self._silent
+        self._asked_at = time.monotonic()
+        self._boundaries = 0  # since then
+        self._every = 1
+
+    def at_boundary(self, ask: Callable[[], tuple[bool, ...]], row: Row | None = None) -> tuple[bool, ...]:
+        """Return what all ranks together had raised a few boundaries ago; a rank alone sees its own at once.
+
+        Args:
+            ask: Returns this rank's flags. Called where they are sent.
+            row: Sent at once, so that all ranks must have one at the same boundaries. Those of all ranks are taken
+                there, or where steps are fast at the next boundary.
+        """
+        if self.group is None:
+            if row is not None:
+                row.take([[*row.numbers]])
+            return ask()
+        self.hear()
+        self._boundaries += 1
+        if row is not None or self._boundaries >= self._every:
+            now = time.monotonic()
+            seconds = (now - self._asked_at) / self._boundaries
+            wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
+            self._asked_at, self._boundaries = now, 0
+            self._send((*ask(), wished, *(self._no_numbers if row is None else row.numbers)), row)
+            if row is not None and self._every == 1:
+                self.hear()
+        heard, self._heard = self._heard, self._silent
+        return heard
+
+    def hear(self, *, wait: bool = True) -> None:
+        """Read what is under way: rows are taken now, flags are seen at the next boundary.
+
+        Args:
+            wait: Whether to wait for it. Without, it may stay under way.
+        """
+        if self._pending is None:
+            return
+        told, work, row = self._pending
+        if not (wait or work.is_completed()):
+            return
+        self._pending = None
+        work.wait()
+        rows: list[list[float]] = told.tolist()
+        flags = len(self._heard)
+        self._heard = tuple(before or any(of) for before, *of in zip(self._heard, *rows, strict=False))
+        # The mean of what all wish for. Whole numbers: the sum is exact, and every rank comes to the same.
+        self._every = max(1, round(sum(each[flags] for each in rows) / self._size))
+        if row is not None:
+            row.take([each[flags + 1 :] for each in rows])
+
+    def _send(self, numbers: tuple[float, ...], row: Row | None) -> None:
+        # Flags are summed up by each rank itself: gathering takes half the hops of an all-reduce.
+        told = torch.empty(self._size, len(numbers), dtype=torch.float64)
+        own = torch.tensor(numbers, dtype=torch.float64)
+        work = dist.all_gather(list(told.unbind()), own, group=self.group, async_op=True)
+        if work is not None:
+            self._pending = (told, work, row)

@@ -1,0 +1,148 @@
+"""Where a process is: rank, world size, hosts, device, channel folders, model folder, seed, step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudtrain_runtime.contract import (
+    CODE_CHANNEL,
+    CONFIG_CHANNEL,
+    ML_ROOT_VARIABLE,
+    MlTree,
+    TrainConfig,
+    sort_hosts,
+)
+from cloudtrain_runtime.process.environment import ml_tree, read_run_config, torchrun_variables
+
+
+@dataclass
+class Progress:
+    """The step that training has reached; shared between the loop and `context().step`."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """The place of one process in a run. Outside of a run: one process, the working folder.
+
+    Attributes:
+        run: Run id, or an empty string outside of a run.
+        rank: Index of this process among all.
+        world_size: Number of processes on all hosts.
+        local_rank: Index among the processes of this host.
+        local_world_size: Number of processes on this host.
+        host: Name of this host.
+        hosts: All hosts; the first is the master.
+        device: Where this rank computes.
+        backend: Collective backend: `nccl`, `gloo` or `smddp`.
+        channels: Folder of each input channel by name.
+        model_dir: What lies here at the end becomes model.tar.gz.
+        output_dir: What lies here at the end becomes output.tar.gz.
+        checkpoint_dir: Folder that scripts write checkpoints to; kept in S3 on a cluster.
+        restarts: How often torchrun has started this group again.
+        seed: The job's seed.
+        code: Digest of the code.
+        request: Identity of the plan.
+        train: The job's train section, or None for a script.
+        training: Identity of the training, which its checkpoints hold; empty outside of a run.
+    """
+
+    run: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str
+    hosts: tuple[str, ...]
+    device: torch.device
+    backend: str
+    channels: Mapping[str, Path]
+    model_dir: Path
+    output_dir: Path
+    checkpoint_dir: Path
+    restarts: int = 0
+    seed: int = 0
+    code: str = ""
+    request: str = ""
+    train: TrainConfig | None = None
+    training: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    progress: Progress = field(default_factory=Progress, repr=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints events and writes the model."""
+        return self.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done so far, those before a resume included."""
+        return self.progress.step
+
+
+_current: Context | None = None
+
+
+def context() -> Context:
+    """Return this process's place in the run."""
+    global _current  # noqa: PLW0603 (one process has one place)
+    if _current is None:
+        _current = read_context(os.environ)
+    return _current
+
+
+def read_context(environ: Mapping[str, str]) -> Context:
+    """Return the place that an environment describes."""
+    environ = {**environ, **torchrun_variables(environ)}
+    config = read_run_config(environ)
+    tree = ml_tree(environ)
+    root = tree if config is not None else MlTree(Path.cwd())
+    hosts = tuple(sort_hosts(json.loads(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    # On this machine torch's own backends stand in for SMDDP, as a local plan says.
+    distribution = config.distribution if config and ML_ROOT_VARIABLE not in environ else ""
+    device, backend = choose_device(local_rank, local_world_size, distribution)
+    named = json.loads(environ.get("SM_CHANNELS", "[]"))
+    return Context(
+        run=config.run if config else "",
+        rank=int(environ.get("RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        host=environ.get("SM_CURRENT_HOST") or hosts[0],
+        hosts=hosts,
+        device=device,
+        backend=backend,
+        channels={name: root.data / name for name in named if name not in (CODE_CHANNEL, CONFIG_CHANNEL)},
+        model_dir=Path(environ.get("SM_MODEL_DIR", root.model)),
+        output_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", root.output_data)),
+        checkpoint_dir=root.checkpoints,
+        restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        seed=config.train.seed if config and config.train else 0,
+        code=config.code if config else "",
+        request=config.request if config else "",
+        train=config.train if config else None,
+        training=config.training if config else {},
+    )
+
+
+def choose_device(local_rank: int, local_world_size: int, distribution: str) -> tuple[torch.device, str]:
+    """Return the device of a rank and the collective backend of its group.
+
+    NCCL needs a GPU per rank; ranks that share one, and ranks on a CPU, use Gloo.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank % gpus)
+    if local_world_size > gpus:
+        return device, "gloo"
+    return device, "smddp" if distribution in ("pytorchddp", "smdistributed") else "nccl"

@@ -1,0 +1,1 @@
+"""Access to AWS: errors, retries and downloads."""

@@ -1,0 +1,122 @@
+"""Retry policy for AWS calls and polling.
+
+botocore repeats a single call (`client_retries`). A loop waits by a `Backoff`, and through an outage by an
+`OutageTolerance`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.errors import CloudError
+from cloudtrain.support.units import format_duration
+
+ATTEMPTS = 6
+POLL_SECONDS = 5.0
+OUTAGE_SECONDS = 3600.0
+_GROWTH, _JITTER, _LONGEST_FACTOR = 2.0, 0.2, 6.0
+
+
+def client_retries(attempts: int = ATTEMPTS) -> dict[str, Any]:
+    """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter.
+
+    Args:
+        attempts: How often a request is sent at most, the first time included; AWS_MAX_ATTEMPTS overrides it.
+    """
+    override = os.environ.get("AWS_MAX_ATTEMPTS", "")
+    return {"mode": "standard", "total_max_attempts": int(override) if override.isdecimal() else attempts}
+
+
+class Backoff:
+    """Waits that double up to a longest one; each is shortened at random by up to a fifth, so that clients spread out.
+
+    Args:
+        first_seconds: The first wait, and the first one after a change.
+        longest_seconds: By default six times the first.
+    """
+
+    def __init__(self, first_seconds: float, longest_seconds: float | None = None) -> None:
+        self.first_seconds = first_seconds
+        self.longest_seconds = first_seconds * _LONGEST_FACTOR if longest_seconds is None else longest_seconds
+        self._next_seconds = first_seconds
+
+    def next_seconds(self, *, changed: bool = False) -> float:
+        """Return the next wait; the first one again when the last poll has brought something new (`changed`)."""
+        seconds = self.first_seconds if changed else max(self._next_seconds, self.first_seconds)
+        self._next_seconds = min(seconds * _GROWTH, max(self.longest_seconds, self.first_seconds))
+        return seconds * random.uniform(1 - _JITTER, 1)  # noqa: S311 (no secret)
+
+
+@dataclass(frozen=True)
+class OutagePolicy:
+    """How an outage is waited through.
+
+    Attributes:
+        first_seconds: The first wait before a failed call is repeated.
+        longest_seconds: The longest such wait.
+        limit_seconds: How long a call may fail before its error is raised.
+        unanswered_limit_seconds: The same for a call that has not succeeded before: wrong settings look like an outage.
+    """
+
+    first_seconds: float = 5.0
+    longest_seconds: float = 60.0
+    limit_seconds: float = OUTAGE_SECONDS
+    unanswered_limit_seconds: float = 0.0
+
+
+class OutageTolerance:
+    """Waits through outages of several calls, and reports when an outage begins and when it ends. Thread-safe.
+
+    Args:
+        on_message: Called with a sentence when the first call fails, and when all calls succeed again.
+        policy: Waits and limits.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[str], None] | None = None,
+        policy: OutagePolicy = OutagePolicy(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_message = on_message or (lambda _: None)
+        self._policy = policy
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answered: set[str] = set()
+        self._failing: dict[str, tuple[float, Backoff]] = {}
+        self._began = 0.0
+
+    def failed(self, error: CloudError, call: str = "") -> float:
+        """Return the seconds to wait before a failed call is repeated.
+
+        Raises:
+            CloudError: `error`, when the call has failed for too long.
+        """
+        policy, now = self._policy, self._clock()
+        with self._lock:
+            since, backoff = self._failing.get(call) or (now, Backoff(policy.first_seconds, policy.longest_seconds))
+            limit = policy.limit_seconds if call in self._answered else policy.unanswered_limit_seconds
+            if (left := limit - (now - since)) <= 0:
+                raise error
+            if not self._failing:
+                self._began = now
+                self._on_message(f"{error.message} (retrying; the run continues)")
+            self._failing[call] = since, backoff
+            return min(left, backoff.next_seconds())
+
+    def succeeded(self, call: str = "") -> bool:
+        """Record that a call has succeeded; return whether it had failed before."""
+        with self._lock:
+            self._answered.add(call)
+            had_failed = self._failing.pop(call, None) is not None
+            if had_failed and not self._failing:
+                self._on_message(f"recovered after {format_duration(self._clock() - self._began)}")
+            return had_failed

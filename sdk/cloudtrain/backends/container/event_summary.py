@@ -1,0 +1,55 @@
+"""What the events of a long run report, kept beside `events.jsonl`, so that a status need not read millions of them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from cloudtrain.runs.run import Progress
+from cloudtrain.support.atomic_write import write_whole
+
+SUMMARY_FILE: Final = "events-summary.json"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class EventSummary:
+    """The progress that the first bytes of an event file report.
+
+    Attributes:
+        size_bytes: How many bytes of the event file it covers.
+        progress: What the events in them report.
+        version: Of this format.
+    """
+
+    size_bytes: int
+    progress: Progress
+    version: int = _VERSION
+
+
+def write_summary(events: Path, summary: EventSummary) -> None:
+    """Write the summary beside the event file.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    write_whole(events.with_name(SUMMARY_FILE), _adapter().dump_json(summary).decode())
+
+
+def read_summary(events: Path) -> EventSummary:
+    """Return the summary beside the event file; an empty one where none can be read, so that all events are."""
+    try:
+        text = events.with_name(SUMMARY_FILE).read_bytes()
+        summary = _adapter().validate_json(text)
+    except (OSError, ValidationError):
+        return EventSummary(0, Progress())
+    return summary if summary.version == _VERSION else EventSummary(0, Progress())
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[EventSummary]:
+    return TypeAdapter(EventSummary)

@@ -1,0 +1,51 @@
+"""The cause of a failed job, from its hosts' events, failure files and exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain_runtime.contract import FAILURE_CHARACTERS, describe_exit
+from cloudtrain_runtime.contract.secondary_errors import is_effect
+
+
+def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]) -> str:
+    """Return the reason of a failed job: what failed first, and not what only followed.
+
+    Args:
+        events: The events of all hosts. A launcher emits `failed` once, when no restart is left.
+        files: The place of each host's failure file, in the hosts' order.
+        exit_codes: The exit codes of the hosts that have ended.
+    """
+    failures = sorted((event for event in events if event["event"] == "failed"), key=_time_of)
+    causes = [event for event in failures if not event.get("secondary")]
+    if causes:
+        return _reason_of(causes[0], files)
+    reported = {str(event.get("host")) for event in failures}
+    silent = [host for host, code in exit_codes.items() if code != 0 and host not in reported]
+    # Other launchers emit no events: AWS's toolkit writes a file on every host, also where a peer's loss was the error.
+    written = sorted(
+        (host for host in silent if files[host].is_file()), key=lambda host: files[host].stat().st_mtime_ns
+    )
+    texts = [_read(files[host]) for host in written]
+    if first := next((text for text in texts if not is_effect(text)), ""):
+        return first
+    if ended := next((host for host in silent if host not in written), ""):
+        return f"the container of {ended} ended with {describe_exit(exit_codes[ended])}; see its log"
+    return _reason_of(failures[0], files) if failures else texts[0]
+
+
+def _time_of(event: Mapping[str, Any]) -> float:
+    return float(event.get("failed_at", event.get("time", 0.0)))
+
+
+def _reason_of(event: Mapping[str, Any], files: Mapping[str, Path]) -> str:
+    path = files.get(str(event.get("host")))
+    if path is not None and path.is_file():
+        return _read(path)
+    return str(event.get("message", ""))[:FAILURE_CHARACTERS]
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]

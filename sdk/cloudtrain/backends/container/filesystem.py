@@ -1,0 +1,181 @@
+"""One instance's `/opt/ml`: folders, configuration files and input channels."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from cloudtrain.backends.container.machine import loopback_interface
+from cloudtrain.backends.container.ml_paths import map_hyperparameters
+from cloudtrain.support.data_files import data_files
+from cloudtrain_runtime.contract import MlTree, sort_hosts
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+Fetch = Callable[[str], Path]
+"""Returns the folder that what an `s3://` uri names was downloaded to."""
+
+
+_FILTERS = hasattr(tarfile, "data_filter")
+"""Python 3.11.4 and newer. An older one cannot look where links lead, so it takes none."""
+
+
+class StagingError(Exception):
+    """An input of the job is not there. The message goes to FailureReason."""
+
+
+def host_names(count: int) -> tuple[str, ...]:
+    """Return SageMaker's host names in its order."""
+    return tuple(sort_hosts([f"algo-{number}" for number in range(1, count + 1)]))
+
+
+def path_of(uri: str) -> Path:
+    """Return the path of a `file:///` uri."""
+    return Path(unquote(urlsplit(uri).path))
+
+
+def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...]) -> None:
+    """Create the folders and the files of `input/config`."""
+    for folder in (tree.config, tree.data, tree.code, tree.model, tree.output_data):
+        folder.mkdir(parents=True, exist_ok=True)
+    resources = request["ResourceConfig"]
+    instance_type = resources.get("InstanceType") or resources["InstancePreferences"][0]["InstanceType"]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": list(hosts)}
+    _write(
+        tree.config / "resourceconfig.json",
+        {
+            "current_host": host,
+            "current_instance_type": instance_type,
+            "current_group_name": "homogeneousCluster",
+            "hosts": list(hosts),
+            "instance_groups": [group],
+            "network_interface_name": loopback_interface(),
+        },
+    )
+    _write(tree.config / "hyperparameters.json", map_hyperparameters(request.get("HyperParameters", {}), tree))
+    channels = {
+        channel["ChannelName"]: {
+            "TrainingInputMode": channel.get("InputMode", "File"),
+            "S3DistributionType": channel["DataSource"]["S3DataSource"].get(
+                "S3DataDistributionType", "FullyReplicated"
+            ),
+            "RecordWrapperType": "None",
+        }
+        for channel in request.get("InputDataConfig", [])
+    }
+    _write(tree.config / "inputdataconfig.json", channels)
+
+
+def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], fetch: Fetch) -> None:
+    """Bring the input channels, the toolkit's code and the folder of TensorBoard, which all hosts share.
+
+    Raises:
+        StagingError: an input is not there.
+    """
+    for channel in request.get("InputDataConfig", []):
+        source = channel["DataSource"]["S3DataSource"]
+        sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
+        shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
+        _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, fetch)
+    if "ContainerEntrypoint" not in request["AlgorithmSpecification"]:
+        _unpack_submit_directory(tree, request, fetch)
+    board = request.get("TensorBoardOutputConfig", {}).get("S3OutputPath")
+    if board is not None:
+        share(tree.tensorboard, path_of(board) / request["TrainingJobName"] / "tensorboard-output")
+
+
+def share(link: Path, folder: Path) -> None:
+    """Link a host's folder to one that stands for the S3 prefix which the service keeps in step with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+
+
+def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch) -> None:
+    try:
+        source = fetch(uri) if uri.startswith("s3://") else path_of(uri)
+    except StagingError as error:
+        raise StagingError(f"channel {folder.name}: {error}") from None
+    if not source.exists():
+        raise StagingError(f"channel {folder.name}: nothing lies at {uri}")
+    index, count = shard
+    if source.is_dir() and count == 1:
+        folder.symlink_to(source)
+        return
+    folder.mkdir()
+    for path, name in list(data_files(source))[index::count]:
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+
+
+def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fetch) -> None:
+    """Unpack the code as AWS's training toolkit does before it starts anything."""
+    uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+    in_container = uri.removeprefix("/opt/ml/")
+    archive = tree.root / in_container if in_container != uri else path_of(uri)
+    if uri.startswith("s3://"):
+        archive = fetch(uri) / uri.rpartition("/")[2]
+    if not archive.is_file():
+        raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
+    unpack(archive, tree.code)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive whose members stay in the folder: files, folders and links between them, without set-id bits.
+
+    Raises:
+        StagingError: it is none, or a member would leave the folder or be a device.
+    """
+    try:
+        with tarfile.open(archive) as packed:
+            members = packed.getmembers()
+            for member in members:
+                _refuse_stray(member, archive)
+            if _FILTERS:
+                packed.extractall(folder, members, filter="data")
+            else:
+                packed.extractall(folder, [_tame(member) for member in members])  # noqa: S202 (checked above)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise StagingError(f"{archive.name} cannot be unpacked: {error}") from None
+
+
+def _refuse_stray(member: tarfile.TarInfo, archive: Path) -> None:
+    """Look at what a member says of itself; where links lead, Python's own filter looks as they are written."""
+    path = PurePosixPath(member.name)
+    is_link = member.issym() or member.islnk()
+    if path.is_absolute() or ".." in path.parts:
+        raise StagingError(f"{archive.name} holds {member.name!r}, which would be written elsewhere")
+    if not (member.isreg() or member.isdir() or (is_link and _FILTERS)):
+        raise StagingError(f"{archive.name} holds {member.name!r}, which is neither file nor folder")
+
+
+def _tame(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mode &= 0o755
+    return member
+
+
+def pack_folder(folder: Path, target: Path) -> bool:
+    """Pack a folder's content to a tar.gz; return False, and write nothing, when it is empty."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not names:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
+            for name in names:
+                archive.add(folder / name, arcname=name)
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(dump_json(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,334 @@
+"""The life of one training job on this machine, from its document to its artifacts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.container import mount_namespace, process_tree
+from cloudtrain.backends.container.event_tail import EventTail
+from cloudtrain.backends.container.failure_cause import find_cause
+from cloudtrain.backends.container.filesystem import (
+    StagingError,
+    host_names,
+    pack_folder,
+    path_of,
+    prepare_tree,
+    share,
+    stage_inputs,
+)
+from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
+from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus
+from cloudtrain.backends.container.ml_paths import map_arguments, map_values
+from cloudtrain.runs.run import State
+from cloudtrain_runtime.contract import (
+    ADDRESSES_VARIABLE,
+    GPUS_VARIABLE,
+    GRACE_VARIABLE,
+    HOSTS_HERE_VARIABLE,
+    ML_ROOT_VARIABLE,
+    MOST_PROCESSES_VARIABLE,
+    PORT_VARIABLE,
+    MlTree,
+)
+from cloudtrain_runtime.contract.bucket_owner import owners_from
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
+"""Names of further variables of this shell that local runs get, separated by commas."""
+
+_PASSED = (
+    *("HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PYTHONHASHSEED"),
+)
+"""A container starts with a clean environment, so a run must not lean on this shell's."""
+
+_POLL_SECONDS = 0.05
+_MERGE_SECONDS = 1.0
+_OTHERS_SECONDS = 10.0
+"""How long hosts may take to notice that another one has failed, before they are ended."""
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A run's folder: one log per host, one tree per host, the events of all."""
+
+    root: Path
+
+    @property
+    def logs(self) -> Path:
+        """Folder of `<host>.log`."""
+        return self.root / "logs"
+
+    @property
+    def events(self) -> Path:
+        """Event lines of all hosts, one JSON object per line."""
+        return self.root / "events.jsonl"
+
+    def tree(self, host: str) -> MlTree:
+        """Return a host's /opt/ml."""
+        return MlTree(self.root / "hosts" / host / "opt" / "ml")
+
+    def log(self, host: str) -> Path:
+        """Return a host's log."""
+        return self.logs / f"{host}.log"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change of the job's state."""
+
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: paths of artifacts by name, exit codes of the containers by host (-9 means SIGKILL)."""
+
+    state: State
+    reason: str
+    artifacts: Mapping[str, str]
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
+
+
+def run_job(
+    request: Mapping[str, Any],
+    folder: JobFolder,
+    *,
+    gpus: tuple[str, ...],
+    stop_grace_seconds: float,
+    is_stopped: Callable[[], bool],
+    on_transition: Callable[[Transition], None],
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Execute a CreateTrainingJob document; return when every process of it has ended.
+
+    Args:
+        request: The document. `s3://` uris are read with this environment's credentials; `file://` uris are local.
+        folder: Where its trees and logs go.
+        gpus: Ids of the GPUs to share among the instances.
+        stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
+        is_stopped: Asked many times a second whether somebody wants the job to end.
+        on_transition: Told about each change of state before the last.
+        environ: The environment to take the allowed variables from.
+    """
+    job = _Job(request, folder, gpus, stop_grace_seconds, environ)
+    try:
+        on_transition(Transition(State.STARTING, "preparing the instances"))
+        try:
+            job.prepare()
+        except StagingError as error:
+            return job.end(State.FAILED, str(error))
+        on_transition(Transition(State.RUNNING))
+        job.start()
+        return job.watch(is_stopped, on_transition)
+    finally:
+        process_tree.kill(process_tree.descendants())
+        job.close()
+
+
+class _Job:
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        folder: JobFolder,
+        gpus: tuple[str, ...],
+        stop_grace_seconds: float,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.request = request
+        self.folder = folder
+        self.name = str(request["TrainingJobName"])
+        resources = request["ResourceConfig"]
+        count = resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
+        self.hosts = host_names(int(count))
+        self.gpus = dict(zip(self.hosts, share_gpus(gpus, len(self.hosts)), strict=True))
+        self.grace = stop_grace_seconds
+        self.environ = environ
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.exit_codes: dict[str, int] = {}
+        self.fetched: dict[str, Path] = {}
+        self.checkpoints: HostCheckpoints | None = None
+        self.merged_at = time.monotonic()
+        self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
+
+    # ------------------------------------------------------------ start
+
+    def prepare(self) -> None:
+        self.folder.logs.mkdir(parents=True, exist_ok=True)
+        self._write_python()
+        for host in self.hosts:
+            tree = self.folder.tree(host)
+            prepare_tree(tree, self.request, host, self.hosts)
+            stage_inputs(tree, self.request, host, self.hosts, self._fetch)
+            map_arguments(tree)
+        self._prepare_checkpoints()
+
+    def _prepare_checkpoints(self) -> None:
+        uri = self.request.get("CheckpointConfig", {}).get("S3Uri")
+        if uri is None:
+            return
+        folders = [self.folder.tree(host).checkpoints for host in self.hosts]
+        if len(folders) == 1:
+            share(folders[0], path_of(uri))
+            return
+        self.checkpoints = HostCheckpoints(path_of(uri), folders)
+        try:
+            self.checkpoints.restore()
+        except OSError as error:
+            raise StagingError(f"the checkpoints in {path_of(uri)} cannot be copied to every host: {error}") from None
+
+    def _write_python(self) -> None:
+        """Give the containers a command `python`: this interpreter, with its environment's packages."""
+        command = self.folder.root / "bin" / "python"
+        command.parent.mkdir(parents=True, exist_ok=True)
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+
+    def _fetch(self, uri: str) -> Path:
+        """Download what an `s3://` uri names, once for all hosts; return its folder."""
+        from cloudtrain.aws.s3_download import DownloadError, download, make_s3_client
+
+        if uri not in self.fetched:
+            folder = self.folder.root / "inputs" / str(len(self.fetched))
+            try:
+                count = download(make_s3_client(owners_from(self.environ)), uri, folder)
+            except DownloadError as error:
+                raise StagingError(f"Data download failed: {error}") from None
+            if count == 0:
+                raise StagingError(f"nothing lies at {uri}")
+            self.fetched[uri] = folder
+        return self.fetched[uri]
+
+    def start(self) -> None:
+        port = free_port()
+        addresses = dump_json(host_addresses(self.hosts))
+        for host in self.hosts:
+            environment = self._environment(host) | {PORT_VARIABLE: str(port), ADDRESSES_VARIABLE: addresses}
+            with self.folder.log(host).open("ab") as log:
+                self.started[host] = subprocess.Popen(
+                    mount_namespace.wrap(str(self.folder.tree(host).root), self._command(host)),
+                    cwd=self.folder.tree(host).root,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=process_tree.end_with_parent,  # noqa: PLW1509 (one system call, in a process of one thread)
+                )
+
+    def _command(self, host: str) -> list[str]:
+        entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")
+        if entrypoint:
+            return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
+        if not self.folder.tree(host).run_config.is_file():  # an estimator's own request: nothing of ours travels
+            return [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.toolkit"]
+        # AWS's toolkit would start mpirun, which this machine need not have; torchrun starts the same root script.
+        return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
+
+    def _environment(self, host: str) -> dict[str, str]:
+        names = [*_PASSED, *(part.strip() for part in self.environ.get(PASS_VARIABLE, "").split(",") if part.strip())]
+        names += [name for name in self.environ if name.startswith("AWS_")]
+        passed = {name: self.environ[name] for name in names if name in self.environ}
+        gpus = self.gpus[host]
+        return {
+            **passed,
+            "PATH": f"{self.folder.root / 'bin'}:{self.environ.get('PATH', os.defpath)}",
+            process_tree.RUN_VARIABLE: self.name,
+            "TRAINING_JOB_ARN": self.environ.get(
+                "TRAINING_JOB_ARN", f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}"
+            ),
+            ML_ROOT_VARIABLE: str(self.folder.tree(host).root),
+            HOSTS_HERE_VARIABLE: str(len(self.hosts)),
+            GRACE_VARIABLE: str(self.grace),
+            GPUS_VARIABLE: str(len(gpus)),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            **({MOST_PROCESSES_VARIABLE: most} if (most := self.environ.get(MOST_PROCESSES_VARIABLE)) else {}),
+            **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
+        }
+
+    # ------------------------------------------------------------ run
+
+    def watch(self, is_stopped: Callable[[], bool], on_transition: Callable[[Transition], None]) -> Outcome:
+        """Wait for the end: all hosts done, one failed, time out, or somebody's stop."""
+        limit = self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
+        deadline = time.monotonic() + limit
+        while True:
+            self._poll()
+            if any(code != 0 for code in self.exit_codes.values()):
+                return self._failed()
+            if len(self.exit_codes) == len(self.hosts):
+                return self.end(State.SUCCEEDED, "")
+            if is_stopped():
+                on_transition(Transition(State.STOPPING, "stopped by request"))
+                self._stop()
+                return self.end(State.STOPPED, "stopped by request")
+            if time.monotonic() >= deadline:
+                reason = f"MaxRuntimeExceeded: limits.runtime of {limit} s is over"
+                on_transition(Transition(State.STOPPING, reason))
+                self._stop()
+                return self.end(State.STOPPED, reason)
+            time.sleep(_POLL_SECONDS)
+
+    def _poll(self) -> None:
+        self.events.read()
+        if self.checkpoints is not None and time.monotonic() - self.merged_at >= _MERGE_SECONDS:
+            with contextlib.suppress(OSError):  # the merge at the end reports what lasts
+                self.checkpoints.merge()
+            self.merged_at = time.monotonic()
+        for host, process in self.started.items():
+            code = process.poll()
+            if code is not None:
+                self.exit_codes.setdefault(host, code)
+
+    def _wait_for_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.exit_codes) < len(self.hosts) and time.monotonic() < deadline:
+            self._poll()
+            time.sleep(_POLL_SECONDS)
+
+    def _stop(self) -> None:
+        """SIGTERM to each host's first process, as SageMaker does, and SIGKILL to what is left after the grace time."""
+        for process in self.started.values():
+            process.terminate()
+        self._wait_for_all(self.grace)
+
+    def _failed(self) -> Outcome:
+        self._wait_for_all(_OTHERS_SECONDS)
+        self.events.read()
+        files = {host: self.folder.tree(host).failure for host in self.hosts}
+        return self.end(State.FAILED, find_cause(self.events.seen, files, self.exit_codes))
+
+    # ------------------------------------------------------------ end
+
+    def end(self, state: State, reason: str) -> Outcome:
+        """End what is left, pack what the run produced."""
+        process_tree.kill(process_tree.descendants())
+        self.events.read()
+        target = path_of(self.request["OutputDataConfig"]["S3OutputPath"]) / self.name / "output"
+        try:
+            if self.checkpoints is not None:
+                self.checkpoints.merge(is_final=True)
+        except OSError as error:
+            reason = reason or f"the hosts' checkpoints cannot be merged: {error}"
+            state = State.FAILED
+        artifacts: dict[str, str] = {}
+        first = self.folder.tree(self.hosts[0])
+        if state in (State.SUCCEEDED, State.STOPPED) and pack_folder(first.model, target / "model.tar.gz"):
+            artifacts["model"] = str(target / "model.tar.gz")
+            artifacts["model_folder"] = str(first.model)
+        if pack_folder(first.output_data, target / "output.tar.gz"):
+            artifacts["output"] = str(target / "output.tar.gz")
+        return Outcome(state, reason, artifacts, dict(self.exit_codes))
+
+    def close(self) -> None:
+        self.events.close()

@@ -1,0 +1,153 @@
+"""`state.json`: the last state that the supervisor of a local run has recorded, and the lock that it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import UnreadableStateError
+from cloudtrain.runs.run import State
+from cloudtrain.support.atomic_write import write_whole
+from cloudtrain_runtime.contract.json_checks import (
+    Fields,
+    MismatchError,
+    count,
+    mapping,
+    moment,
+    normalise,
+    nullable,
+    text,
+)
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+STATE_FILE = "state.json"
+LOCK_FILE = "supervisor.lock"
+
+
+@dataclass(frozen=True)
+class RecordedState:
+    """One snapshot. `supervisor` is the process id of the supervisor."""
+
+    state: State
+    reason: str = ""
+    started: datetime | None = None
+    ended: datetime | None = None
+    supervisor: int | None = None
+    artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def but(self, **changes: Any) -> RecordedState:
+        """Return a copy with changes."""
+        return dataclasses.replace(self, **changes)
+
+
+def _state(value: Any) -> State:
+    try:
+        return State(text(value))
+    except ValueError:
+        raise MismatchError(f"one of {', '.join(State)}", value) from None
+
+
+def _time(value: Any) -> datetime:
+    try:
+        found = datetime.fromisoformat(text(value))
+        zoned = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+        moment(zoned.timestamp())
+    except (ValueError, OverflowError):
+        raise MismatchError("a time", value) from None
+    return zoned
+
+
+_STATE = Fields(
+    {"state": _state},
+    {
+        "reason": text,
+        "started": nullable(_time),
+        "ended": nullable(_time),
+        "supervisor": nullable(count),
+        "artifacts": mapping(text),
+    },
+)
+
+
+def write_state(root: Path, record: RecordedState) -> None:
+    """Replace state.json in one step."""
+    content = dataclasses.asdict(record)
+    for name in ("started", "ended"):
+        recorded = getattr(record, name)
+        content[name] = recorded.isoformat() if recorded else None
+    write_whole(root / STATE_FILE, dump_json(content, indent=1) + "\n")
+
+
+def read_state(root: Path) -> RecordedState:
+    """Read state.json.
+
+    Raises:
+        UnreadableStateError: the file is missing, unreadable or damaged.
+    """
+    path = root / STATE_FILE
+    try:
+        found = _STATE(normalise(json.loads(path.read_bytes())))
+    except OSError as error:
+        raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}", _hint(path, error)) from None
+    except MismatchError as error:
+        raise UnreadableStateError(f"{path} is damaged: {error}", _UNKNOWN) from None
+    except (ValueError, RecursionError):
+        raise UnreadableStateError(f"{path} is damaged: it is not valid JSON", _UNKNOWN) from None
+    names = {field.name for field in dataclasses.fields(RecordedState)}
+    return RecordedState(**{name: value for name, value in found.items() if name in names})
+
+
+_UNKNOWN = "the state of the run is unknown; its logs and checkpoints are in the same folder"
+
+
+def _hint(path: Path, error: OSError) -> str:
+    if not isinstance(error, PermissionError):
+        return _UNKNOWN
+    try:
+        owner = path.parent.owner()
+    except (OSError, KeyError):
+        owner = "another user"
+    return f"the run belongs to {owner}: ask {owner} for read permission on {path.parent}"
+
+
+def is_watched(root: Path) -> bool:
+    """Whether a living process watches this run: it holds the lock until it is gone.
+
+    Raises:
+        UnreadableStateError: the lock cannot be looked at.
+    """
+    path = root / LOCK_FILE
+    try:
+        return is_held(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}", _hint(path, error)) from None
+
+
+def find_supervisor(root: Path) -> int | None:
+    """Return the process id that the supervisor has written into its lock file, or None."""
+    try:
+        return int((root / LOCK_FILE).read_bytes()[:20])
+    except (OSError, ValueError):
+        return None
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds a lock file. A look takes a shared lock only, and needs no right to write.
+
+    Raises:
+        OSError: there is no such file, or it cannot be opened.
+    """
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False

@@ -1,0 +1,451 @@
+"""Runs on this machine: the request document, executed as the SageMaker container would."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.aws.retry import Backoff
+from cloudtrain.backends.container import JobFolder
+from cloudtrain.backends.container.event_summary import EventSummary, read_summary
+from cloudtrain.backends.container.log_lines import LineTail
+from cloudtrain.backends.container.state_file import (
+    STATE_FILE,
+    RecordedState,
+    find_supervisor,
+    is_watched,
+    read_state,
+    write_state,
+)
+from cloudtrain.bundle import Progress as UploadProgress
+from cloudtrain.bundle.archive import Bundle
+from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
+from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.preflight.local_secrets import refuse_unread
+from cloudtrain.runs.run import (
+    EVERY_RUN,
+    EVERYTHING,
+    LogFilter,
+    LogLine,
+    Progress,
+    Run,
+    RunFilter,
+    State,
+    Status,
+    fold_events,
+)
+from cloudtrain.runs.run_files import (
+    CONFIG,
+    PLAN,
+    REQUEST,
+    read_file,
+)
+from cloudtrain.support.run_id import is_run_id, submitted_at
+from cloudtrain_runtime.contract import (
+    CONFIG_FILE,
+    EVENT_PREFIX,
+    GRACE_VARIABLE,
+    OUTPUTS_FOLDER,
+    check_event,
+    parse_event,
+)
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+SUPERVISOR_LOG = "supervisor.log"
+PLAN_FILE = "plan.json"
+_REQUEST_FILE = "request.json"
+_START_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+_LAST_BYTES = 4096
+_LOG_POLL_SECONDS = 0.02
+"""A line is on the terminal this long after it was written, at most."""
+
+
+class LocalBackend:
+    """Runs below `<home>/runs/<run>/`."""
+
+    name = LOCAL
+
+    def __init__(self, home: Path) -> None:
+        self.runs = home / "runs"
+        self._summaries: dict[Path, EventSummary] = {}
+
+    # ------------------------------------------------------------ submit
+
+    def submit(self, plan: Plan, bundle: Bundle, *, progress: UploadProgress | None = None) -> Run:
+        """Write the run's folder and start the process that watches it.
+
+        Raises:
+            MissingExtraError: torch or psutil is not installed.
+            UserError: a secret is neither set here nor may it be read.
+        """
+        del bundle, progress  # it lies where plan.locations.code says
+        for module in ("torch", "psutil"):
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
+        grace = os.environ.get(GRACE_VARIABLE, "0")
+        if not grace.replace(".", "", 1).isdigit():
+            raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
+        refuse_unread(plan.config.secrets, os.environ)
+        folder = self.runs / plan.run
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
+            raise UserError(f"{folder}: cannot be made: {error.strerror}", hint) from None
+        ignore = self.runs.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")  # runs are nobody's source code
+        _write(folder / "config" / CONFIG_FILE, plan.config.to_json())
+        _write(folder / _REQUEST_FILE, dump_json(plan.request, indent=1) + "\n")
+        _write(folder / PLAN_FILE, plan.to_file() + "\n")
+        write_state(folder, RecordedState(State.QUEUED))
+        self._start(folder)
+        return Run(plan.run, self)
+
+    def _start(self, folder: Path) -> None:
+        """Start the supervisor of a run and wait until it has recorded its process id.
+
+        Raises:
+            CloudtrainError: The supervisor ended at once, or did not start in time.
+        """
+        with (folder / SUPERVISOR_LOG).open("ab") as log:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cloudtrain.backends.container", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=folder,
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while read_state(folder).supervisor is None:
+            if supervisor.poll() is not None or time.monotonic() > deadline:
+                tail = (folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-2000:]
+                write_state(folder, RecordedState(State.FAILED, "the local backend did not start"))
+                raise CloudtrainError(f"the local backend did not start:\n{tail}", f"see {folder / SUPERVISOR_LOG}")
+            time.sleep(0.01)
+        # The supervisor outlives this process. With a return code, Popen does not warn that it is still running.
+        supervisor.returncode = 0
+
+    # ------------------------------------------------------------ look
+
+    def plan_of(self, run: str) -> Mapping[str, Any]:
+        """Return what was decided for a run."""
+        return read_file(self._folder(run) / PLAN_FILE, PLAN)
+
+    def status(self, run: str) -> Status:
+        """Return the present status; a run whose watcher has died is ended and recorded as failed."""
+        folder = self._folder(run)
+        record = self._record(folder)
+        status = self._status(run, record, self._progress(folder))
+        plan = read_file(folder / PLAN_FILE, PLAN)
+        checkpoints = plan.get("checkpoint", {}).get("uri")
+        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": checkpoints}
+        if checkpoints and plan.get("config", {}).get("outputs"):
+            artifacts["outputs"] = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
+        artifacts = {name: place for name, place in artifacts.items() if place is not None}
+        world_size = status.progress.world_size or plan.get("cluster", {}).get("world_size")
+        return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)
+
+    def _progress(self, folder: Path) -> Progress:
+        """Return what the run's events report. Later calls read only what has been added since."""
+        path = JobFolder(folder).events
+        summary = self._summaries.get(folder) or read_summary(path)
+        place, known = summary.size_bytes, summary.progress
+        tail = LineTail(path, start=place)
+        try:
+            if path.stat().st_size < place:  # written anew by something else
+                tail, known = LineTail(path), Progress()
+            progress = fold_events(_events(tail), known)
+        except FileNotFoundError:
+            return known
+        except OSError as error:
+            raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        finally:
+            tail.close()
+        self._summaries[folder] = EventSummary(tail.place, progress)
+        return progress
+
+    def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
+        return Status(
+            run=run,
+            backend=self.name,
+            state=record.state,
+            reason=record.reason,
+            created=submitted_at(run),
+            started=record.started,
+            ended=record.ended,
+            billable_seconds=0,
+            cost_usd=0.0,
+            progress=progress,
+            artifacts=record.artifacts,
+        )
+
+    def _record(self, folder: Path) -> RecordedState:
+        """Return the recorded state; of a run whose supervisor has died the state that it is in now."""
+        record = read_state(folder)
+        # In this order: the supervisor takes its lock before it records its process id, and ends after its last state.
+        if record.state.is_final or is_watched(folder):
+            return record
+        return self._without_supervisor(folder, seen=record)
+
+    def _without_supervisor(self, folder: Path, *, seen: RecordedState) -> RecordedState:
+        """Return the state of a run that nothing watches, from what is on the disk. Nothing is written or ended."""
+        record = read_state(folder)
+        if seen.supervisor is None and record.supervisor is not None:
+            return record  # it started between the two looks
+        last_write = max(_modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events))
+        queued = time.time() - last_write < _START_SECONDS
+        if record.state.is_final or (record.supervisor is None and queued):
+            return record
+        last_line = _last_line(folder / SUPERVISOR_LOG)
+        reason = "the process that watched this run died (killed, or the machine restarted)"
+        reason += f"; the last line of its log: {last_line}" if last_line else ""
+        return record.but(state=State.FAILED, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
+
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status; they do not grow, because reading a folder costs nothing."""
+        return Backoff(_POLL_SECONDS, _POLL_SECONDS)
+
+    def logs(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = EVERYTHING,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the wanted log lines of all hosts, each once.
+
+        Lines have no times here but for the events': what stands before the last event that is older than `since` is
+        left out, and so is all that a host had written when its file is older.
+        """
+        del on_trouble  # a folder is there or not
+        return filter(only.wants, self._lines(self._folder(run), follow=follow, since=only.begins(time.time())))
+
+    def _lines(self, place: Path, *, follow: bool, since: float | None) -> Iterator[LogLine]:
+        logs = JobFolder(place).logs
+        tails: dict[Path, LineTail] = {}
+        try:
+            while True:
+                # Asked before reading: what is written until the end is read in this last round.
+                is_over = not follow or self._record(place).state.is_final
+                for path in _log_files(logs):
+                    if path not in tails:
+                        tails[path] = LineTail(path, start=0 if since is None else _find_since(path, since))
+                    for line in tails[path].read(final=is_over):
+                        text = _text(line)
+                        yield LogLine(path.stem, text, raw=None if text.encode() == line else line)
+                if is_over:
+                    return
+                time.sleep(_LOG_POLL_SECONDS)
+        except OSError as error:
+            raise UnreadableStateError(f"{error.filename or logs}: cannot be read: {error.strerror}") from None
+        finally:
+            for tail in tails.values():
+                tail.close()
+
+    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+        """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
+        for run in self._newest_first():
+            if not wanted.accepts_run(run):
+                continue
+            try:
+                if not self.has(run) or not self._may_be_wanted(self.runs / run, wanted):
+                    continue
+                status = self.status(run)
+            except UnreadableStateError as error:
+                if self._is_being_made(run):
+                    continue
+                status = Status(run, self.name, State.UNKNOWN, error.message, created=submitted_at(run))
+            if wanted.accepts(status):
+                yield status
+
+    def _newest_first(self) -> Iterable[str]:
+        """Return the ids of all folders, newest first: their names tell."""
+        try:
+            with os.scandir(self.runs) as entries:
+                names = [entry.name for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return sorted(filter(is_run_id, names), key=lambda name: name.rsplit("-", 3)[1:], reverse=True)
+
+    def _may_be_wanted(self, folder: Path, wanted: RunFilter) -> bool:
+        """Whether a run is wanted, as far as its small files tell; events may be many."""
+        if wanted.tags and not wanted.accepts_tags(_read_tags(folder)):
+            return False
+        state = read_state(folder).state if wanted.states else None
+        # One that looks alive may turn out to have died.
+        return state is None or not state.is_final or state in wanted.states
+
+    def facts(self, run: str) -> Mapping[str, str]:
+        """Return the job's own values by field of job.yaml, as far as its files are whole."""
+        from cloudtrain.failure_rules import read_facts
+
+        folder = self._folder(run)
+        request = read_file(folder / _REQUEST_FILE, REQUEST)
+        config = read_file(folder / "config" / CONFIG_FILE, CONFIG)
+        return read_facts(request, config, read_file(folder / PLAN_FILE, PLAN))
+
+    # ------------------------------------------------------------ stop
+
+    def stop(self, run: str) -> None:
+        """Have the supervisor end the run; without one, end the processes that are left of it.
+
+        Neither a damaged state.json nor a full disk keeps a run from being stopped.
+
+        Raises:
+            UserError: the run belongs to another user.
+        """
+        folder = self._folder(run)
+        try:
+            record = read_state(folder)
+        except UnreadableStateError:
+            record = None
+        if record is not None and record.state.is_final:
+            return
+        if is_watched(folder):
+            self._end_supervisor(folder, record)
+            return
+        self._kill_all(run)
+        if record is not None:
+            with contextlib.suppress(OSError):  # a reader derives the same
+                write_state(folder, self._without_supervisor(folder, seen=record))
+
+    def _end_supervisor(self, folder: Path, record: RecordedState | None) -> None:
+        supervisor = find_supervisor(folder) or (record.supervisor if record is not None else None)
+        if not supervisor:
+            raise UserError(f"{folder}: the process that watches the run is unknown", "look for it with: ps -ef")
+        try:
+            os.kill(supervisor, signal.SIGTERM)
+        except PermissionError:
+            raise UserError(f"{folder.name} belongs to {_owner(folder)}", "only that user can stop it") from None
+        except (ProcessLookupError, OverflowError):
+            return  # it has just ended
+
+    def end_warm_pool(self, run: str) -> None:
+        """Refuse: nothing is kept on this machine.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{self.name}:{run} keeps no warm pool", "only a run on SageMaker has one (cluster.keep_alive)")
+
+    def _kill_all(self, run: str) -> None:
+        from cloudtrain.backends.container.process_tree import kill, processes_of_run
+
+        kill(processes_of_run(run))
+
+    def has(self, run: str) -> bool:
+        """Whether this machine has a run of this id.
+
+        Raises:
+            UserError: the folder of runs cannot be read.
+        """
+        try:
+            return (self.runs / run).is_dir()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _is_being_made(self, run: str) -> bool:
+        """Whether a submit has made the run's folder just now and has not written its first state yet."""
+        try:
+            is_new = time.time() - (self.runs / run).stat().st_mtime < _START_SECONDS
+            return is_new and not (self.runs / run / STATE_FILE).exists()
+        except OSError:
+            return False
+
+    def _unreadable(self, error: OSError) -> UserError:
+        hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
+        return UserError(f"{self.runs}: cannot be read: {error.strerror}", hint)
+
+    def _folder(self, run: str) -> Path:
+        if not self.has(run):
+            raise RunNotFoundError(f"there is no local run {run} in {self.runs}", "see: cloudtrain list")
+        return self.runs / run
+
+
+def _read_tags(folder: Path) -> dict[str, str]:
+    """Return the tags that a run would have on SageMaker."""
+    return {tag["Key"]: tag["Value"] for tag in read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", [])}
+
+
+def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
+    """Yield the events of a file. A line that is no event is left out, and so is the last while it is written."""
+    for line in tail.read():
+        try:
+            event = check_event(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+        if event is not None:
+            yield event
+
+
+def _log_files(logs: Path) -> list[Path]:
+    try:
+        return sorted(path for path in logs.iterdir() if path.suffix == ".log")
+    except FileNotFoundError:
+        return []
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a small log, or an empty string."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            lines = _text(file.read()).strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return folder.owner()
+    except (OSError, KeyError):
+        return "another user"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _find_since(path: Path, since: float) -> int:
+    """Return where in a log the lines begin that may be as new as a moment: behind the last event that is older."""
+    if path.stat().st_mtime < since:
+        return path.stat().st_size
+    found = 0
+    tail = LineTail(path)
+    with contextlib.closing(tail):
+        for line in tail.read():
+            event = parse_event(_text(line)) if EVENT_PREFIX.encode() in line else None
+            written = None if event is None else event.get("time")
+            if written is not None and written < since:
+                found = tail.place
+    return found
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r")

@@ -1,0 +1,78 @@
+"""One attempt of a training job: a process that runs the job's request and ends every process that it started.
+
+The sandbox starts `python -m cloudtrain.backends.sandbox.attempt FOLDER` with a pipe as standard input. When the
+sandbox ends, even by SIGKILL, the pipe closes and the attempt ends. SIGTERM asks the job to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cloudtrain.backends.container import (
+    JobFolder,
+    Outcome,
+    Transition,
+    run_job,
+    visible_gpus,
+)
+from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
+from cloudtrain.runs.run import State
+from cloudtrain.support.atomic_write import write_whole
+from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+REQUEST_FILE = "request.json"
+OUTCOME_FILE = "outcome.json"
+
+
+def main(argv: list[str]) -> int:
+    """Run the document in a folder; write how it ended to outcome.json."""
+    folder = JobFolder(Path(argv[0]))
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    threading.Thread(target=_end_with_the_sandbox, daemon=True).start()
+    request: dict[str, Any] = json.loads((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
+    try:
+        outcome = run_job(
+            request,
+            folder,
+            gpus=visible_gpus(),
+            stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
+            is_stopped=stopped.is_set,
+            on_transition=_ignore,
+        )
+    except Exception as error:  # noqa: BLE001 (whatever it was, the job must end)
+        print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
+        outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
+    content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
+    write_whole(folder.root / OUTCOME_FILE, dump_json(content))
+    return 0
+
+
+def _ignore(transition: Transition) -> None:
+    """The sandbox has told it already."""
+
+
+def _end_with_the_sandbox() -> None:
+    os.read(0, 1)  # returns when the other end is closed
+    kill(descendants())
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

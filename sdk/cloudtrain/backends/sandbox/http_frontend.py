@@ -1,0 +1,220 @@
+"""The WSGI application in front of moto: names the operation, lets the weather strike, answers for training jobs."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from cloudtrain.backends.sandbox.access import ISSUING, Access, without_cors
+from cloudtrain.backends.sandbox.batch_queues import PATHS, ServiceJobs
+from cloudtrain.backends.sandbox.fault_injection import Sky, Weather
+from cloudtrain.backends.sandbox.operations import TrainingJobs
+from cloudtrain.backends.sandbox.request_validation import ServiceError
+from cloudtrain.backends.sandbox.s3_sync import USER_AGENT
+from cloudtrain.backends.sandbox.training_job import ACCOUNT
+from cloudtrain.errors import UserError
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+_PIECE_BYTES = 1 << 16
+CONTROL_PATH = "/_cloudtrain/weather"
+_SAGEMAKER = "SageMaker."
+_BATCH = "/batch/aws4_request"
+"""Scope of the signature of every request to AWS Batch."""
+_FORM = "application/x-www-form-urlencoded"
+_JSON = "application/x-amz-json-1.1"
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+WsgiApplication = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_OBJECT = {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject"}
+_BUCKET = {"GET": "ListObjects", "HEAD": "HeadBucket", "PUT": "CreateBucket", "DELETE": "DeleteBucket"}
+_UPLOADS = {
+    ("POST", "uploads"): "CreateMultipartUpload",
+    ("POST", "uploadId"): "CompleteMultipartUpload",
+    ("PUT", "partNumber"): "UploadPart",
+    ("DELETE", "uploadId"): "AbortMultipartUpload",
+    ("POST", "delete"): "DeleteObjects",
+    ("GET", "location"): "GetBucketLocation",
+}
+
+
+class Gate:
+    """Serves one account."""
+
+    def __init__(self, moto: WsgiApplication, jobs: TrainingJobs, sky: Sky, batch: ServiceJobs, access: Access) -> None:
+        self._moto = moto
+        self._jobs = jobs
+        self._batch = batch
+        self._sky = sky
+        self._access = access
+        self._conditional = threading.Lock()
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        refusal = self._access.refusal(environ)
+        if refusal:
+            _discard_body(environ)
+            code, s3_code = "UnrecognizedClientException", "InvalidAccessKeyId"
+            return _refuse(environ, start_response, code, s3_code, refusal, 403, 403)
+
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            return start_response(status, without_cors(headers), *rest)
+
+        return self._serve(environ, start)
+
+    def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == CONTROL_PATH:
+            return self._control(environ, start_response)
+        if USER_AGENT in environ.get("HTTP_USER_AGENT", ""):
+            return self._moto(environ, start_response)
+        operation = operation_of(environ)
+        fault = self._sky.fault(operation)
+        if fault.slow_seconds:
+            time.sleep(fault.slow_seconds)
+        if "throttle" in fault.kinds:
+            return _refuse(environ, start_response, *_THROTTLED)
+        if "errors" in fault.kinds:
+            return _refuse(environ, start_response, *_BROKEN)
+        answer = self._answer(environ, start_response, operation)
+        if fault.kinds:
+            return _cut(environ, list(answer), keep=0.0 if "resets" in fault.kinds else 0.5)
+        return answer
+
+    def _answer(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+        is_batch = _is_batch(environ)
+        if is_batch or environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER):
+            body = _body(environ)
+            try:
+                document = json.loads(body or b"{}")
+                if is_batch:
+                    return _send(start_response, 200, self._batch.answer(operation, document))
+                if self._jobs.answers(operation, document):
+                    return _send(start_response, 200, self._jobs.answer(operation, document))
+            except ServiceError as error:
+                return _send(start_response, error.status, {"__type": error.code, "message": error.message})
+            except (ValueError, TypeError, KeyError) as error:
+                content = {"__type": "SerializationException", "message": str(error)}
+                return _send(start_response, 400, content)
+        return self._ask_moto(environ, start_response, operation)
+
+    def _ask_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+        """Let moto answer, and see to what it does not look at."""
+        if environ.get("HTTP_X_AMZ_EXPECTED_BUCKET_OWNER", ACCOUNT) != ACCOUNT:
+            return _refuse(environ, start_response, *_ANOTHERS)
+        if operation == "PutObject" and ("HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ):
+            # moto looks and writes in two steps; in S3 a condition decides for one writer.
+            with self._conditional:
+                return list(self._moto(environ, start_response))
+        answer = self._moto(environ, start_response)
+        if operation in ISSUING:
+            answer = list(answer)
+            self._access.note_issued(b"".join(answer))
+        return answer
+
+    def _control(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Change the weather (PUT, JSON), or tell it (GET)."""
+        if environ["REQUEST_METHOD"] == "PUT":
+            try:
+                self._sky.change(Weather.from_document(json.loads(_body(environ) or b"{}")))
+            except (UserError, ValueError) as error:
+                return _send(start_response, 400, {"message": str(error)})
+        return _send(start_response, 200, {"seed": self._sky.weather.seed})
+
+
+def operation_of(environ: Mapping[str, Any]) -> str:
+    """Return the name of an operation as AWS names it, by the protocol that the request is written in."""
+    target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
+    if target:
+        return target.rpartition(".")[2]
+    if _is_batch(environ):
+        path = str(environ["PATH_INFO"])
+        return PATHS.get(path, path.rpartition("/")[2])
+    if environ.get("CONTENT_TYPE", "").startswith(_FORM):
+        return parse_qs(_body(environ).decode("utf-8", "replace")).get("Action", ["?"])[0]
+    return _s3_operation(environ)
+
+
+def _s3_operation(environ: Mapping[str, Any]) -> str:
+    method = str(environ["REQUEST_METHOD"])
+    query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+    for (verb, name), operation in _UPLOADS.items():
+        if verb == method and name in query:
+            return operation
+    if "list-type" in query:
+        return "ListObjectsV2"
+    has_key = "/" in environ["PATH_INFO"].strip("/")
+    if has_key and "HTTP_X_AMZ_COPY_SOURCE" in environ:
+        return "CopyObject"
+    return (_OBJECT if has_key else _BUCKET).get(method, method)
+
+
+def _is_batch(environ: Mapping[str, Any]) -> bool:
+    return _BATCH in str(environ.get("HTTP_AUTHORIZATION", ""))
+
+
+def _body(environ: Any) -> bytes:
+    """Return the body, and leave it there for who reads it next."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    data: bytes = environ["wsgi.input"].read(length) if length else b""
+    environ["wsgi.input"] = io.BytesIO(data)
+    return data
+
+
+def _discard_body(environ: Environ) -> None:
+    """Read a body that nobody needs, a piece at a time, so that the client sees the answer."""
+    left = int(environ.get("CONTENT_LENGTH") or 0)
+    while left > 0 and (piece := environ["wsgi.input"].read(min(left, _PIECE_BYTES))):
+        left -= len(piece)
+    environ["CONTENT_LENGTH"] = "0"
+
+
+def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]) -> list[bytes]:
+    body = dump_json(content).encode()
+    start_response(
+        f"{status} {'OK' if status < 400 else 'Bad Request'}",  # noqa: PLR2004 (HTTP)
+        [("Content-Type", _JSON), ("Content-Length", str(len(body))), ("x-amzn-RequestId", "sandbox")],
+    )
+    return [body]
+
+
+# ---------------------------------------------------------------- weather
+
+_THROTTLED = ("ThrottlingException", "SlowDown", "Rate exceeded", 400, 503)
+_ANOTHERS = ("AccessDeniedException", "AccessDenied", "Access Denied", 400, 403)
+_BROKEN = ("InternalFailure", "InternalError", "We encountered an internal error. Please try again.", 500, 500)
+
+
+def _refuse(
+    environ: Environ, start_response: StartResponse, code: str, s3_code: str, message: str, status: int, s3_status: int
+) -> Iterable[bytes]:
+    """Answer with an error in the form of the request's protocol. The body is read, as AWS reads it."""
+    if environ.get("HTTP_X_AMZ_TARGET") or _is_batch(environ):
+        _body(environ)
+        return _send(start_response, status, {"__type": code, "message": message})
+    if environ.get("CONTENT_TYPE", "").startswith(_FORM):
+        inner = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>"
+        text = f"<ErrorResponse>{inner}<RequestId>sandbox</RequestId></ErrorResponse>"
+    else:
+        status = s3_status
+        text = f"<Error><Code>{s3_code}</Code><Message>{message}</Message><RequestId>sandbox</RequestId></Error>"
+        _body(environ)
+    body = b"" if environ["REQUEST_METHOD"] == "HEAD" else text.encode()
+    start_response(f"{status} Refused", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def _cut(environ: Environ, parts: list[bytes], *, keep: float) -> Iterator[bytes]:
+    """Yield the first part of an answer, then cut the connection."""
+    body = b"".join(parts)
+    if keep:
+        yield body[: int(len(body) * keep)]
+    connection: socket.socket = environ["werkzeug.socket"]
+    connection.shutdown(socket.SHUT_RDWR)
+    raise ConnectionResetError("the weather cut this connection")

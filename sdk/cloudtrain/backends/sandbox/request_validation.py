@@ -1,0 +1,253 @@
+"""Validation of CreateTrainingJob requests, with SageMaker's own messages where they are known.
+
+Bounds and patterns come from botocore's model (`cloudtrain.catalog.service_limits`), rules between fields from the API
+reference. What only the sandbox cannot do is rejected with a message that begins with `cloudtrain sandbox:`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudtrain.backends.sandbox.training_job import ACCOUNT
+from cloudtrain.catalog.service_limits import Violation, check_request, limit_of
+from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.s3_uri import split_uri
+
+MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
+_OURS = "cloudtrain sandbox:"
+_MAPPINGS = ("Environment", "HyperParameters")
+_CHECKPOINTS = "/opt/ml/checkpoints"
+
+
+class ServiceError(Exception):
+    """An error answer of the JSON protocol.
+
+    Args:
+        code: Name of the exception, such as `ValidationException`.
+        message: What AWS would say.
+    """
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+
+
+def invalid(message: str) -> ServiceError:
+    """Return a ValidationException."""
+    return ServiceError("ValidationException", message)
+
+
+def check_create(request: Mapping[str, Any]) -> None:
+    """Refuse a document that SageMaker would refuse without looking anywhere else.
+
+    Raises:
+        ServiceError: it is not valid; the message names every value that breaks a limit.
+    """
+    try:
+        violations = check_request(request)
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ServiceError("SerializationException", f"a field has the wrong type: {error}") from None
+    if violations:
+        count = "1 validation error" if len(violations) == 1 else f"{len(violations)} validation errors"
+        raise invalid(f"{count} detected: " + "; ".join(_constraint(request, each) for each in violations))
+    for rule in (_algorithm, _cluster, _times, _inputs, _tags, _sandbox_only):
+        for message in rule(request):
+            raise invalid(message)
+
+
+def check_role(request: Mapping[str, Any], trust: str | None) -> None:
+    """Refuse a role that SageMaker cannot take.
+
+    Args:
+        request: The document.
+        trust: The role's trust policy as JSON, or None when there is no such role.
+
+    Raises:
+        ServiceError: it cannot.
+    """
+    arn = str(request["RoleArn"])
+    if f":{ACCOUNT}:" not in arn:
+        raise ServiceError("AccessDeniedException", "Cross-account pass role is not allowed.")
+    if trust is None or "sagemaker.amazonaws.com" not in trust:
+        raise invalid(
+            f"Could not assume role {arn}. Please ensure that the role exists and allows principal "
+            "'sagemaker.amazonaws.com' to assume the role."
+        )
+
+
+def no_objects(uri: str, region: str, role: str, said: str) -> ServiceError:
+    """Return the refusal of an input that is not there."""
+    bucket = split_uri(uri).bucket
+    return invalid(
+        f'No S3 objects found under S3 URL "{uri}" given in input data source. Please ensure that the bucket exists in '
+        f'the selected region ({region}), that objects exist under that S3 prefix, and that the role "{role}" has '
+        f'"s3:ListBucket" permissions on bucket "{bucket}". Error message from S3: {said}'
+    )
+
+
+# ---------------------------------------------------------------- limits of the model, in AWS's words
+
+
+def _constraint(request: Mapping[str, Any], violation: Violation) -> str:
+    """Return the sentence for one value."""
+    path, value = violation.path, _at(request, violation.path)
+    fields = len(path) - 1 if path[0] in _MAPPINGS else len(path)  # names of a mapping are the user's
+    name = ".".join((*(_camel(part) for part in path[:fields]), *map(str, path[fields:])))
+    if value is None:
+        return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
+    shape = None if violation.is_key else _limit(path)
+    if shape is None:
+        return f"Value at '{name}' failed to satisfy constraint: {violation.message}"
+    return f"Value '{value}' at '{name}' failed to satisfy constraint: Member must {_bound(value, shape)}"
+
+
+def _bound(value: Any, shape: Mapping[str, Any]) -> str:
+    least, most, pattern, enum = (shape.get(key) for key in ("min", "max", "pattern", "enum"))
+    if enum is not None:
+        return f"satisfy enum value set: [{', '.join(enum)}]"
+    is_number = isinstance(value, int | float)
+    size, what = (value, "value") if is_number else (len(value), "length")
+    if least is not None and size < least:
+        return f"have {what} greater than or equal to {least}"
+    if most is not None and size > most:
+        return f"have {what} less than or equal to {most}"
+    return f"satisfy regular expression pattern: {pattern}"
+
+
+def _limit(path: FieldPath) -> Mapping[str, Any] | None:
+    try:
+        return limit_of(*("[]" if isinstance(part, int) else str(part) for part in path))
+    except KeyError:
+        pass
+    try:
+        return limit_of(*(str(part) for part in path[:-1]), "[]")  # the value of a mapping
+    except KeyError:
+        return None
+
+
+def _at(request: Any, path: FieldPath) -> Any:
+    for part in path:
+        try:
+            request = request[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return request
+
+
+def _camel(part: str | int) -> str:
+    if isinstance(part, int):
+        return f"{part + 1}.member"
+    return part[:1].lower() + part[1:]
+
+
+# ---------------------------------------------------------------- rules between fields
+
+
+def _algorithm(request: Mapping[str, Any]) -> Iterator[str]:
+    algorithm = request["AlgorithmSpecification"]
+    if ("TrainingImage" in algorithm) == ("AlgorithmName" in algorithm):
+        yield "Either TrainingImage or AlgorithmName, and not both, must be specified in AlgorithmSpecification"
+    names = [definition["Name"] for definition in algorithm.get("MetricDefinitions", ())]
+    if len(set(names)) < len(names):
+        yield "Duplicate metric names are not allowed in MetricDefinitions"
+    for definition in algorithm.get("MetricDefinitions", ()):
+        try:
+            groups = re.compile(definition["Regex"]).groups
+        except re.error as error:
+            yield f"Invalid regex for metric {definition['Name']}: {error}"
+        else:
+            if groups == 0:
+                yield f"Regex of metric {definition['Name']} must have a capturing group"
+
+
+def _cluster(request: Mapping[str, Any]) -> Iterator[str]:
+    resources = request["ResourceConfig"]
+    preferences = resources.get("InstancePreferences", ())
+    ways = ["InstanceType" in resources, "InstanceGroups" in resources, bool(preferences)]
+    lacks_count = "InstanceType" in resources and "InstanceCount" not in resources
+    if sum(ways) != 1 or lacks_count:
+        yield (
+            "ResourceConfig must have InstanceType and InstanceCount, or InstanceGroups, or InstancePreferences, "
+            "and only one of them"
+        )
+    counts = sum("InstanceCount" in each for each in preferences)
+    if preferences and counts != (0 if "InstanceCount" in resources else len(preferences)):
+        yield "InstanceCount must be specified either in ResourceConfig or in every entry of InstancePreferences"
+    if len({each["InstanceType"] for each in preferences}) < len(preferences):
+        yield "An instance type can appear only once in InstancePreferences"
+    keep_alive = resources.get("KeepAlivePeriodInSeconds")
+    if keep_alive and "InstanceGroups" in resources:
+        yield "KeepAlivePeriodInSeconds is not supported with InstanceGroups"
+    is_spot = bool(request.get("EnableManagedSpotTraining"))
+    if is_spot and "InstancePreferences" in resources:
+        yield "InstancePreferences is not supported with managed spot training"
+    if is_spot and keep_alive:
+        yield "KeepAlivePeriodInSeconds is not supported with managed spot training"
+
+
+def _times(request: Mapping[str, Any]) -> Iterator[str]:
+    stopping = request["StoppingCondition"]
+    runtime, wait = stopping.get("MaxRuntimeInSeconds", 86400), stopping.get("MaxWaitTimeInSeconds")
+    if request.get("EnableManagedSpotTraining"):
+        if wait is None or wait < runtime:
+            yield (
+                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+            )
+    elif wait is not None:
+        # The words of the service, seen in public reports (Kenza-AI/sagify#111).
+        yield "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is set to true"
+    if runtime > MAX_RUNTIME_SECONDS:
+        yield f"MaxRuntimeInSeconds must be at most {MAX_RUNTIME_SECONDS}"
+
+
+def _inputs(request: Mapping[str, Any]) -> Iterator[str]:
+    names = [channel["ChannelName"] for channel in request.get("InputDataConfig", ())]
+    if len(set(names)) < len(names):
+        yield "Duplicate channel names are not allowed in InputDataConfig"
+    for channel in request.get("InputDataConfig", ()):
+        if len(channel["DataSource"]) != 1:
+            yield f"Channel {channel['ChannelName']} must have exactly one DataSource"
+    for uri in (
+        request["OutputDataConfig"]["S3OutputPath"],
+        request.get("CheckpointConfig", {}).get("S3Uri", "s3://a"),
+    ):
+        if not re.match(r"s3://[a-z0-9]", uri):
+            yield f"{uri!r} is no S3 uri"
+
+
+def _tags(request: Mapping[str, Any]) -> Iterator[str]:
+    keys = [tag["Key"].lower() for tag in request.get("Tags", ())]
+    if len(set(keys)) < len(keys):
+        yield "Duplicate tag keys found. Please note that Tag keys are case insensitive."
+    if any(key.startswith("aws:") for key in keys):
+        yield "Tag keys that start with aws: are reserved"
+
+
+def _sandbox_only(request: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what AWS would take and this machine cannot do."""
+    algorithm = request["AlgorithmSpecification"]
+    parameters = request.get("HyperParameters", {})
+    if "InstanceGroups" in request["ResourceConfig"]:
+        yield f"{_OURS} InstanceGroups are not supported"
+    for channel in request.get("InputDataConfig", ()):
+        name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
+        if source is None:
+            yield f"{_OURS} channel {name}: only S3DataSource is supported"
+        elif source["S3DataType"] != "S3Prefix":
+            yield f"{_OURS} channel {name}: S3DataType {source['S3DataType']} is not supported, only S3Prefix"
+        elif channel.get("InputMode", algorithm.get("TrainingInputMode")) == "Pipe":
+            yield f"{_OURS} channel {name}: there is no Pipe mode here; use File, or FastFile, which is downloaded here"
+    if "ContainerEntrypoint" not in algorithm and not {
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+    } <= set(parameters):
+        yield (
+            f"{_OURS} no image is started here, so its own entry point is not known: give ContainerEntrypoint, or "
+            " the hyperparameters sagemaker_program and sagemaker_submit_directory of a framework estimator"
+        )
+    if request.get("CheckpointConfig", {}).get("LocalPath", _CHECKPOINTS).rstrip("/") != _CHECKPOINTS:
+        yield f"{_OURS} CheckpointConfig.LocalPath must be {_CHECKPOINTS}"

@@ -1,0 +1,92 @@
+"""What stays behind unless `.cloudtrainignore` names it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cloudtrain.secrets.file_names import NameTable
+
+LARGE_DATA_BYTES = 10 * 10**6
+"""Data files up to this size travel: code often needs a small table beside it."""
+
+_FOLDERS = {
+    ".hg": "version control",
+    ".svn": "version control",
+    ".jj": "version control",
+    ".venv": "virtual environment",
+    "venv": "virtual environment",
+    "node_modules": "packages",
+    "__pycache__": "cache",
+    "__pypackages__": "packages",
+    ".mypy_cache": "cache",
+    ".ruff_cache": "cache",
+    ".pytest_cache": "cache",
+    ".hypothesis": "cache",
+    ".cache": "cache",
+    ".tox": "virtual environments of tox",
+    ".nox": "virtual environments of nox",
+    ".eggs": "packages",
+    ".ipynb_checkpoints": "cache",
+    ".terraform": "cache of Terraform",
+    ".idea": "settings of an editor",
+    ".vscode": "settings of an editor",
+}
+_FILES = NameTable(
+    {
+        "cache": ("*.pyc", "*.pyo", ".coverage", ".coverage.*"),
+        "of the desktop": (".DS_Store", "Thumbs.db", "desktop.ini"),
+    }
+)
+_RESULT_FOLDERS = {
+    "checkpoints": "checkpoints",
+    "lightning_logs": "logs and checkpoints of Lightning",
+    "mlruns": "runs of MLflow",
+    "wandb": "runs of Weights & Biases",
+}
+_RESULT_FILES = NameTable(
+    {
+        "weights or a checkpoint": ("*.ckpt", "*.pt", "*.pth", "*.safetensors", "*.gguf", "*.onnx", "*.distcp"),
+        "log of TensorBoard": ("events.out.tfevents.*",),
+    }
+)
+_DATA = (
+    *(".arrow", ".csv", ".feather", ".h5", ".hdf5", ".jsonl", ".lmdb", ".mat", ".mdb", ".npy", ".npz", ".parquet"),
+    *(".pickle", ".pkl", ".recordio", ".tfrecord", ".tsv", ".bin", ".db", ".sqlite"),
+    *(".7z", ".bz2", ".gz", ".tar", ".tgz", ".xz", ".zip", ".zst"),
+    *(".avi", ".flac", ".mp3", ".mp4", ".wav"),
+)
+
+
+def cache_reason(base: str, *, is_folder: bool) -> str | None:
+    """Return why a file or folder is nothing but a by-product of work, or None."""
+    if is_folder:
+        return _FOLDERS.get(base) or ("build output" if base.endswith((".egg-info", ".dist-info")) else None)
+    return _FILES.find(base)
+
+
+def result_reason(base: str, size: int) -> str | None:
+    """Return why a file is a result or data, which travel by other ways, or None.
+
+    Args:
+        base: The file's name without its folder.
+        size: In bytes.
+    """
+    if size > LARGE_DATA_BYTES and base.lower().endswith(_DATA):
+        return f"data of more than {LARGE_DATA_BYTES // 10**6} MB; a channel of the job can carry it"
+    return _RESULT_FILES.find(base)
+
+
+def environment_reason(children: Collection[str]) -> str | None:
+    """Return why a folder is an environment or a cache, by the names of what lies in it, or None."""
+    if "pyvenv.cfg" in children:
+        return "virtual environment"
+    if "conda-meta" in children:
+        return "conda environment"
+    if "CACHEDIR.TAG" in children:  # https://bford.info/cachedir/
+        return "cache"
+    return None
+
+
+def result_folder_reason(base: str, children: Collection[str]) -> str | None:
+    """Return why a folder of results stays behind, or None. With Python files in it, it is a package of that name."""
+    return None if any(name.endswith(".py") for name in children) else _RESULT_FOLDERS.get(base)

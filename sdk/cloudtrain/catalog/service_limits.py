@@ -1,0 +1,249 @@
+"""What CreateTrainingJob allows, read from the service model that the installed botocore brings.
+
+botocore itself checks types, required fields and minimums only; AWS checks the rest after the upload. The file is
+read without importing botocore, which would cost four times as much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.field_path import FieldPath
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+_OPERATION_INPUT = "CreateTrainingJobRequest"
+_MODEL = Path("data", "sagemaker", "2017-07-24")
+_REGIONS = Path("data", "partitions.json")
+_SHOWN = 60
+# AWS writes patterns for Java: Unicode classes that Python's `re` lacks, each with what stands for it in a set.
+# \w holds letters, digits and the underscore; separators are listed one by one, since \s would let a newline pass.
+_CLASSES = {
+    r"\p{L}": r"\w",
+    r"\p{N}": r"\w",
+    r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+    r"\p{Alnum}": "a-zA-Z0-9",
+}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One value of a request that AWS would refuse.
+
+    Attributes:
+        path: Where it stands in the document.
+        message: What is allowed and what is there.
+        hint: What to do.
+        is_key: Whether the name of a mapping's entry is to blame, not its value.
+        bound: The limit that is broken, and
+        got: what is there, where these are numbers.
+    """
+
+    path: FieldPath
+    message: str
+    hint: str
+    is_key: bool = False
+    bound: int | None = None
+    got: int | None = None
+
+
+def check_request(request: Mapping[str, Any]) -> list[Violation]:
+    """Return everything in a CreateTrainingJob document that breaks a limit of AWS's model."""
+    return list(_check(request, _shape(_OPERATION_INPUT), ()))
+
+
+def limit_of(*path: str) -> Mapping[str, Any]:
+    """Return `min`, `max`, `pattern` and `enum` of a field, such as `limit_of("StoppingCondition", "MaxRuntime...")`.
+
+    Members of lists and values of mappings are named `[]`.
+    """
+    shape = _shape(_OPERATION_INPUT)
+    for part in path:
+        if part == "[]":
+            shape = _shape((shape.get("member") or shape["value"])["shape"])
+        else:
+            shape = _shape(shape["members"][part]["shape"])
+    return shape
+
+
+@functools.cache
+def instance_types() -> frozenset[str]:
+    """Return the instance types of the installed AWS model."""
+    return frozenset(limit_of("ResourceConfig", "InstanceType")["enum"])
+
+
+@functools.cache
+def regions() -> frozenset[str]:
+    """Return the regions that the installed botocore knows."""
+    partitions = json.loads((_botocore() / _REGIONS).read_text(encoding="utf-8"))["partitions"]
+    return frozenset(name for partition in partitions for name in partition["regions"] if "global" not in name)
+
+
+def is_newer_region(name: str) -> bool:
+    """Return whether a region that the installed botocore does not know is named as one of an area that it knows."""
+    area, _, number = name.rpartition("-")
+    return name not in regions() and number.isdigit() and area in {known.rpartition("-")[0] for known in regions()}
+
+
+def partition_of(region: str) -> str:
+    """Return how AWS names the part of the world that a region belongs to, as ARNs begin."""
+    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+
+
+def model_version() -> str:
+    """Return the version of the botocore that the limits come from."""
+    import importlib.metadata
+
+    return importlib.metadata.version("botocore")
+
+
+# ---------------------------------------------------------------- the model's file
+
+
+def _botocore() -> Path:
+    found = importlib.util.find_spec("botocore")
+    assert found is not None  # noqa: S101 (boto3 is a dependency: without botocore nothing was installed)
+    assert found.origin is not None  # noqa: S101
+    return Path(found.origin).parent
+
+
+@functools.cache
+def _shapes() -> Mapping[str, Any]:
+    """Return the shapes of CreateTrainingJob's input by name.
+
+    They are 2 % of a file of 5 MB, so they are kept apart for the next command, under the name of that very file.
+    """
+    packed = _botocore() / _MODEL / "service-2.json.gz"
+    path = packed if packed.is_file() else packed.with_suffix("")
+    status = path.stat()
+    identity = hashlib.sha256(f"{path}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:24]
+    kept = _cache_folder() / f"limits-{identity}.json"
+    with contextlib.suppress(OSError, ValueError):
+        shapes: Mapping[str, Any] = json.loads(kept.read_bytes())
+        if _OPERATION_INPUT in shapes:
+            return shapes
+    shapes = _read_shapes(path)
+    _keep(kept, dump_json(shapes))
+    return shapes
+
+
+def _read_shapes(path: Path) -> dict[str, Any]:
+    """Return the shapes that CreateTrainingJob's input is made of, without their documentation."""
+    import gzip
+
+    raw = path.read_bytes()
+    every = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["shapes"]
+    shapes: dict[str, Any] = {}
+    waiting = [_OPERATION_INPUT]
+    while waiting:
+        name = waiting.pop()
+        if name not in shapes:
+            shape = shapes[name] = {key: value for key, value in every[name].items() if key != "documentation"}
+            members = [*shape.get("members", {}).values(), *(shape[key] for key in _PARTS if key in shape)]
+            waiting += [member["shape"] for member in members]
+            if "members" in shape:
+                shape["members"] = {key: {"shape": member["shape"]} for key, member in shape["members"].items()}
+    return shapes
+
+
+_PARTS = ("member", "key", "value")
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path(os.environ.get("HOME", "~")).expanduser() / ".cache")
+    return Path(base) / "cloudtrain"
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write a file in one step. A folder that cannot be written costs the next command 20 ms, no more."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+
+
+def _shape(name: str) -> Mapping[str, Any]:
+    shape: Mapping[str, Any] = _shapes()[name]
+    return shape
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    for java, ours in _CLASSES.items():
+        text = text.replace(java, ours)
+    return re.compile(text)
+
+
+# ---------------------------------------------------------------- checking
+
+
+def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
+    kind = shape["type"]
+    if kind == "structure":
+        yield from _structure(value, shape, path)
+    elif kind == "list":
+        yield from _count(value, shape, path, "entries")
+        for index, item in enumerate(value):
+            yield from _check(item, _shape(shape["member"]["shape"]), (*path, index))
+    elif kind == "map":
+        yield from _count(value, shape, path, "entries")
+        for key, item in value.items():
+            for violation in _text(key, _shape(shape["key"]["shape"]), (*path, key)):
+                yield replace(violation, message=f"name: {violation.message}", is_key=True)
+            yield from _check(item, _shape(shape["value"]["shape"]), (*path, key))
+    elif kind == "string":
+        yield from _text(value, shape, path)
+    elif kind in ("integer", "long"):
+        yield from _number(value, shape, path)
+
+
+def _structure(value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
+    members = shape["members"]
+    for name in shape.get("required", ()):
+        if name not in value:
+            yield Violation((*path, name), "required field is missing", "give it")
+    for name, item in value.items():
+        if name in members:
+            yield from _check(item, _shape(members[name]["shape"]), (*path, name))
+        else:
+            hint = f"pip install -U boto3 (its model is botocore {model_version()}'s)"
+            yield Violation((*path, name), "field that the installed AWS model does not have", hint)
+
+
+def _count(value: Sequence[Any], shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:
+    yield from _bounds(len(value), shape, path, f" {what}")
+
+
+def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
+    enum = shape.get("enum")
+    if enum is not None and value not in enum:
+        yield Violation(path, f'expected one of AWS\'s {len(enum)} values, got "{value}"', "see the AWS reference")
+        return
+    yield from _bounds(len(value), shape, path, " characters")
+    pattern = shape.get("pattern")
+    if pattern is not None and not _pattern(pattern).fullmatch(value):
+        shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
+        yield Violation(path, f"{shown!r} has a form that AWS refuses", f"it must match {pattern}")
+
+
+def _number(value: int, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
+    yield from _bounds(value, shape, path, "")
+
+
+def _bounds(value: int, shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:
+    least, most = shape.get("min"), shape.get("max")
+    if least is not None and value < least:
+        message = f"AWS takes at least {least}{what}, got {value}"
+        yield Violation(path, message, f"use {least} or more", bound=least, got=value)
+    if most is not None and value > most:
+        message = f"AWS takes at most {most}{what}, got {value}"
+        yield Violation(path, message, f"use {most} or fewer", bound=most, got=value)

@@ -1,0 +1,1 @@
+"""The verbs of cloudtrain: plan, check, submit, follow, stop."""

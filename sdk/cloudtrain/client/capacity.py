@@ -1,0 +1,20 @@
+"""Waiting for capacity: which failures are retried, and when."""
+
+from __future__ import annotations
+
+import re
+
+from cloudtrain.runs.run import State, Status
+
+FIRST_PAUSE_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 900.0
+_LACK = re.compile(r"CapacityError|InsufficientCapacity|insufficient capacity|ResourceLimitExceeded", re.IGNORECASE)
+
+
+def lacks_capacity(status: Status) -> bool:
+    """Whether a run has failed because there were no instances for it; nothing of it has run, and nothing was paid.
+
+    FailureReason is the service's: `CapacityError: Unable to provision requested ML compute capacity.` (API reference
+    of DescribeTrainingJob; a failure of the user's code says AlgorithmError or ClientError).
+    """
+    return status.state is State.FAILED and status.started is None and _LACK.search(status.reason) is not None

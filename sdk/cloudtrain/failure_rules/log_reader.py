@@ -1,0 +1,279 @@
+"""Reads a log once, line by line, in memory that does not grow with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.failure_rules.collectives import Collectives
+from cloudtrain.failure_rules.matches import (
+    Finding,
+    Findings,
+    HostLog,
+    Moment,
+    WentOn,
+    classify,
+    match_line,
+)
+from cloudtrain.failure_rules.rules import Rule, line_rules
+from cloudtrain.failure_rules.tracebacks import (
+    OpenTraceback,
+    Raised,
+    as_exception,
+    opens,
+)
+from cloudtrain.runs.run import RANK_MARK, LogLine
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+_LINE_CHARACTERS = 4000
+_LAST_LINES = 5
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NAMED_RANK = re.compile(r"\b[Rr]ank (?P<rank>\d+)\b")
+_LINE_RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = line_rules()
+
+_NOT_ORDINARY = re.compile(
+    r"^(?:\s|wandb:|frame #|#\d+ |Thread 0x|Current thread|\S+:\d+:\d+ \[\d+\] |libfabric:|[WEI]\d{4} |\[[WEI]\d{3,4} "
+    r"|\*{3}|-{5}|={5}|\[\d+\]:$|Failures:|Root Cause|Exception raised from|what\(\):|terminate called)"
+)
+"""What a job prints while it dies: no sign that it went on."""
+
+_KNOWN_TO_PROGRAM = re.compile(
+    r"\b(?:WARN|WARNING|INFO|DEBUG|[Rr]etry(?:ing)?|[Ii]gnor(?:ed|ing)|[Ss]kipp(?:ed|ing))\b|--- Logging error ---"
+)
+_HEADS = ("Traceback (", "Original Traceback (", "rank ")
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause", "-- Process ")
+_CONTINUATION = re.compile(
+    r"^\s+\S|^nccl\w+(?:Error|Usage|Argument|Progress): |^Last error:|^CUDA kernel errors|^Compile with"
+)
+_CONTINUATIONS = 8
+_REPORT_RANK = re.compile(r"^\s+rank\s+: (?P<rank>\d+) \(local_rank: \d+\)")
+_PROGRESS_EVENTS = frozenset({"started", "step", "evaluation", "checkpoint", "finished"})
+
+
+@dataclass
+class _Stream:
+    """What one rank of one host prints, or all ranks of it that have no prefix."""
+
+    rank: int | None
+    open: OpenTraceback | None = None
+    pending: Finding | None = None
+    chain: tuple[Raised, ...] = ()
+    is_linked: bool = False
+    continued: int = 0
+    previous: str = ""
+    logged: bool = False
+
+
+class Reader:
+    """Takes log lines in any order of hosts, each host's in its own order; keeps what tells of failures."""
+
+    def __init__(self) -> None:
+        self.went_on = WentOn()
+        self.findings = Findings(self.went_on)
+        self.collectives = Collectives()
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._streams: dict[tuple[str, int | None], _Stream] = {}
+        self._order = 0
+
+    def read(self, line: LogLine) -> None:
+        """Take the next line."""
+        self._order += 1
+        host = self.went_on.hosts.get(line.host)
+        if host is None:
+            host = self.went_on.hosts[line.host] = HostLog()
+        rank, text = _clean(line.text)
+        if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
+            self._read_event(host, line, event)
+            return
+        self.collectives.read(text)
+        stream = self._streams.get((line.host, rank))
+        if stream is None:
+            stream = self._streams[line.host, rank] = _Stream(rank)
+        if not self._read_traceback(host, line, stream, text):
+            self._read_line(host, line, stream, text)
+
+    def finish(self) -> None:
+        """Take note that there is no more."""
+        for stream in self._streams.values():
+            self._flush(stream)
+
+    # ------------------------------------------------------------ tracebacks
+
+    def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
+        """Return whether the line belonged to a traceback."""
+        if stream.open is None and stream.pending is None and not text.startswith(_HEADS):
+            return False
+        opened = opens(text)
+        if opened is not None:
+            self._open(stream, opened, text)
+            return True
+        if stream.pending is not None and self._continue(stream, text):
+            return True
+        if stream.open is None:
+            return False
+        taken = stream.open.take(text)
+        if isinstance(taken, Raised):
+            self._raised(host, line, stream, taken)
+            return True
+        if stream.open.is_lost:
+            stream.open = None
+        return bool(taken)
+
+    def _open(self, stream: _Stream, opened: OpenTraceback, text: str) -> None:
+        if text.startswith("Original"):
+            stream.pending, stream.is_linked = None, True
+        if stream.open is not None and opened.rank is None:
+            stream.open.open_another()
+            return
+        if not stream.is_linked:
+            self._flush(stream)
+        stream.is_linked = False
+        stream.open = opened
+        stream.logged = not stream.chain and _KNOWN_TO_PROGRAM.search(stream.previous) is not None
+
+    def _raised(self, host: HostLog, line: LogLine, stream: _Stream, raised: Raised) -> None:
+        opened = stream.open
+        if opened is None:
+            return
+        opened.opened -= 1
+        if opened.opened <= 0:
+            stream.open = None
+        self._flush(stream, keep_chain=True)
+        rank = stream.rank if opened.rank is None else opened.rank
+        rule, found, told = classify(raised, stream.chain)
+        finding = Finding(rule, found, told, rank, self._moment(host, line), stream.logged)
+        # The words of the exception come first, also where an earlier one of the chain tells why.
+        stream.pending = dataclasses.replace(finding, raised=told)
+        stream.chain = (*stream.chain, raised)[-4:]
+        stream.continued = 0
+
+    def _continue(self, stream: _Stream, text: str) -> bool:
+        """Take a line after an exception: more of its message, or the sign that another one was raised from it."""
+        if text.startswith(_CHAIN):
+            stream.pending, stream.is_linked = None, True
+            return True
+        if not text.strip():
+            return True
+        pending = stream.pending
+        if pending is None or not _CONTINUATION.match(text) or stream.continued >= _CONTINUATIONS:
+            if stream.open is None or text[:1].isspace() is False:
+                self._flush(stream)
+            return False
+        if stream.open is not None and text[:1].isspace():
+            return False  # a frame of another rank's traceback
+        stream.continued += 1
+        raised = dataclasses.replace(pending.raised, text=f"{pending.raised.text}\n{text}"[:_LINE_CHARACTERS])
+        rule, found, told = classify(raised)
+        if rule is not pending.rule and not rule.pattern.pattern:
+            rule, found = pending.rule, pending.found
+        stream.pending = dataclasses.replace(pending, rule=rule, found=found, raised=told)
+        return True
+
+    def _flush(self, stream: _Stream, *, keep_chain: bool = False) -> None:
+        if stream.pending is not None:
+            self.findings.add(stream.pending)
+            stream.pending = None
+            stream.chain = ()
+        elif not keep_chain:
+            stream.chain = ()
+
+    # ------------------------------------------------------------ lines
+
+    def _read_line(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> None:
+        for needle, rules in _LINE_RULES:
+            if needle in text and (matched := match_line(text, rules)) is not None:
+                self._add_line(host, line, stream, text, matched)
+                return
+        if text.startswith("Root Cause"):
+            host.root_rank = -1
+        elif host.root_rank == -1 and (match := _REPORT_RANK.match(text)):
+            host.root_rank = int(match["rank"])
+        if text and not _NOT_ORDINARY.match(text):
+            host.lines += 1
+            stream.previous = text
+            self.last_lines.append(text)
+
+    def _add_line(
+        self, host: HostLog, line: LogLine, stream: _Stream, text: str, matched: tuple[Rule, dict[str, str]]
+    ) -> None:
+        named = _NAMED_RANK.search(text)
+        rank = int(named["rank"]) if named else stream.rank
+        if (
+            rank is None
+            and host.root_rank is not None
+            and host.root_rank >= 0
+            and text.lstrip().startswith("traceback")
+        ):
+            rank = host.root_rank
+        stream.previous = text
+        self.findings.add(Finding(*matched, Raised(text.strip()), rank, self._moment(host, line)))
+
+    def _moment(self, host: HostLog, line: LogLine) -> Moment:
+        return Moment(line.host, line.time, self._order, host.lines, host.progress, host.step)
+
+    # ------------------------------------------------------------ events
+
+    def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
+        host.clock = event.get("time", host.clock)
+        if event["event"] in _PROGRESS_EVENTS:
+            host.step = event.get("step", host.step)
+            # Workers that start again, or a run that finishes, have left behind whatever was said before.
+            host.progress += WentOn.PROGRESS if event["event"] in ("started", "finished") else 1
+            moment = host.clock if line.time is None else line.time
+            if moment is not None:
+                self.went_on.last_progress = max(self.went_on.last_progress or moment, moment)
+        elif event["event"] == "failed":
+            self._read_failed(host, line, event)
+
+    def _read_failed(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
+        """Take what the launcher says of the rank that failed first on its host."""
+        rank = event.get("rank")
+        failed_at = event.get("failed_at", event.get("time"))
+        if host.failed_at is None:
+            host.failed_at = failed_at
+        message = event.get("message", "")
+        told = message.partition(" failed: ")[2]
+        moment = dataclasses.replace(self._moment(host, line), time=host.failed_at if line.time is None else line.time)
+        matched = _match_message(told, message)
+        if matched is not None:
+            rule, found, raised = matched
+            self.findings.add(Finding(rule, found, raised, rank, moment))
+        elif host.root_rank is None:
+            host.root_rank = rank
+
+
+def _match_message(told: str, message: str) -> tuple[Rule, dict[str, str], Raised] | None:
+    """Return what a launcher's message tells: an exception, a signal, or a mistake of the job; None when nothing.
+
+    Args:
+        told: What stands behind `failed: `; may be empty.
+        message: All of it.
+    """
+    raised = as_exception(told)
+    if raised is not None:
+        return classify(raised)
+    for text in (f"error: {told}", message):
+        for needle, rules in _LINE_RULES:
+            if needle in text and (matched := match_line(text, rules)) is not None:
+                return (*matched, Raised(told or message))
+    return classify(Raised(told)) if told else None
+
+
+def _clean(text: str) -> tuple[int | None, str]:
+    """Return the rank that a line's prefix names, and the line without prefix, colours and what it has overwritten."""
+    text = text[:_LINE_CHARACTERS].rstrip()
+    if "\r" in text:
+        text = text.rpartition("\r")[2]
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
+    if not text.startswith("["):
+        return None, text
+    match = RANK_MARK.match(text)
+    if match is None:
+        return None, text
+    rank = match["torch"] or match["mpi"]
+    return (int(rank) if rank else None), text[match.end() :]

@@ -1,0 +1,306 @@
+"""YAML with a place for every value: what a job file says, and where it says it.
+
+Read with PyYAML's composer (nothing is constructed, so nothing can execute) and resolved by YAML 1.2's rules: `no`,
+`on` and `12:30` are text, `1e-4` is a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.support.atomic_write import read_bounded
+from cloudtrain.support.field_path import FieldPath
+
+_MAX_BYTES = 1_000_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_DEPTH = 32
+_MAX_NODES = 100_000
+_MERGE = "<<"
+_MAX_NUMBER = 100
+"""Longest text that is read as a number."""
+_NULL = re.compile(r"~|null|Null|NULL|")
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL_FLOAT = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_STANDARD_TAGS = tuple(
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written: `file:line:column`, or an option's text with no line."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+
+@dataclass
+class Document:
+    """A tree of plain values and the place of each.
+
+    Attributes:
+        data: dict, list and scalar values.
+        values: Place of each value by path.
+        keys: Place of each mapping key by path.
+        problems: What a job file must not say, such as a field given twice; the rest was read.
+    """
+
+    file: str
+    data: Any
+    values: dict[FieldPath, Place] = field(default_factory=dict)
+    keys: dict[FieldPath, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def place_of(self, path: FieldPath, *, key: bool = False) -> Place:
+        """Return the place of a value (or of its key), or of the nearest parent that has one."""
+        if key and path in self.keys:
+            return self.keys[path]
+        for length in range(len(path), -1, -1):
+            place = self.values.get(path[:length])
+            if place is not None:
+                return place
+        return Place(self.file, 1, 1)
+
+    def override(self, path: FieldPath, value: Any, origin: str) -> None:
+        """Set one value as `--set` does; `origin` is the option's text for error messages.
+
+        Raises:
+            UserError: the path leads through something that is no mapping.
+        """
+        target = self.data
+        for depth, part in enumerate(path[:-1], start=1):
+            if target.get(part) is None or isinstance(target[part], bool):  # `spot: true` is a mapping in short
+                target[part] = {}
+            target = target[part]
+            if not isinstance(target, dict):
+                kind = "a list" if isinstance(target, list) else "a value"
+                raise UserError(f"{origin}: {dotted(path[:depth])} is {kind} in {self.file}", "replace it as a whole")
+        target[path[-1]] = value
+        for places in (self.values, self.keys):
+            for old in [known for known in places if known[: len(path)] == path]:
+                del places[old]
+            places[path] = Place(origin)
+
+
+def read_document(path: Path, *, name: str | None = None) -> Document:
+    """Read a YAML file.
+
+    Args:
+        path: The file.
+        name: What to call it in messages; the path as given by default.
+
+    Raises:
+        UserError: the file cannot be read.
+        SpecError: the file is not YAML, or uses what a job file must not.
+    """
+    label = name or str(path)
+    try:
+        raw = read_bounded(path, _MAX_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"{label}: no such file", "give the path of a job.yaml") from None
+    except IsADirectoryError:
+        raise UserError(f"{label} is a folder", f"give the job file in it, such as {label}/job.yaml") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", error)
+        raise UserError(f"{label}: cannot be read: {why}", "give the path of a job.yaml") from None
+    if len(raw) > _MAX_BYTES:
+        message = f"file of {path.stat().st_size} bytes; a job file has at most {_MAX_BYTES}"
+        raise SpecError([Problem(label, 1, 1, "", message, "give the job file itself")])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise SpecError([Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]) from None
+    return parse_document(text, label)
+
+
+def parse_document(text: str, label: str) -> Document:
+    """Read YAML text; `label` names it in messages.
+
+    Raises:
+        SpecError: as `read_document`.
+    """
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        hint = "indent with spaces" if "\\t" in str(error.problem) else "look at indentation, colons and quotes here"
+        message = f"not valid YAML: {error.problem or error.context}"
+        raise SpecError([Problem(label, line, column, "", message, hint)]) from None
+    except yaml.YAMLError as error:
+        message = f"not valid YAML: {str(error).splitlines()[0]}"
+        raise SpecError([Problem(label, 1, 1, "", message, "save the file as plain text")]) from None
+    except RecursionError:
+        raise SpecError([Problem(label, 1, 1, "", "nested too deeply", "a job file has four levels")]) from None
+    document = Document(label, {})
+    if node is None:
+        document.values[()] = Place(label, 1, 1)
+        return document
+    reader = _Reader(document)
+    document.data = reader.read(node, ())
+    if reader.is_too_much:
+        raise SpecError(document.problems)
+    if not isinstance(document.data, dict):
+        message = "expected a mapping of fields such as name: and code:"
+        raise SpecError([*document.problems, Problem(label, 1, 1, "", message, "write key: value")])
+    return document
+
+
+def parse_scalar(text: str, origin: str = "--set") -> Any:
+    """Return the value of one plain scalar or flow collection, as `--set path=value` reads it.
+
+    Args:
+        text: The value.
+        origin: The whole option, for messages.
+
+    Raises:
+        UserError: a list or mapping that is not valid, or a value that a job file must not have.
+    """
+    if _SURROGATE.search(text):
+        raise UserError(f"{origin}: not UTF-8 text", "give the value in UTF-8")
+    try:
+        document = parse_document(f"value: {text}", "--set")
+    except SpecError:
+        if text.lstrip().startswith(("[", "{")):
+            raise UserError(f"{origin}: not valid YAML", "close every bracket and quote") from None
+        return text
+    if document.problems:
+        problem = document.problems[0]
+        raise UserError(f"{origin}: {problem.message}", problem.hint)
+    return document.data["value"]
+
+
+class _Reader:
+    """Turns composed nodes into values and notes where each was."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.count = 0
+        self.is_too_much = False
+
+    def read(self, node: yaml.Node, path: FieldPath) -> Any:
+        self.count += 1
+        mark = node.start_mark
+        self.document.values[path] = Place(self.document.file, mark.line + 1, mark.column + 1)
+        if self.count > _MAX_NODES or len(path) > _MAX_DEPTH:
+            if not self.is_too_much:
+                self.is_too_much = True
+                self._report(node, path, "too many or too deeply nested values", "write the values out without aliases")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        inherited: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._report(key_node, path, "a field name must be text", "put it in quotes")
+                continue
+            key = key_node.value
+            if _SURROGATE.search(key):
+                self._report(key_node, path, "a field name must not hold half a character (a lone surrogate)")
+                continue
+            if key == _MERGE and key_node.style is None:
+                self._merge(value_node, path, inherited)
+                continue
+            if key in mapping:
+                first = self.document.keys[(*path, key)]
+                self._report(key_node, (*path, key), f"given twice; the first is in line {first.line}", "remove one")
+                continue
+            mark = key_node.start_mark
+            self.document.keys[(*path, key)] = Place(self.document.file, mark.line + 1, mark.column + 1)
+            mapping[key] = self.read(value_node, (*path, key))
+        return {**{key: value for key, value in inherited.items() if key not in mapping}, **mapping}
+
+    def _merge(self, node: yaml.Node, path: FieldPath, inherited: dict[str, Any]) -> None:
+        """Take over the fields of another mapping, as `<<: *anchor` asks; the first of several wins."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                self._report(source, path, "<< takes over the fields of a mapping", "write <<: *anchor")
+                continue
+            before = dict(self.document.values), dict(self.document.keys)
+            for key, value in self._mapping(source, path).items():
+                inherited.setdefault(key, value)
+            # What was written here is told here.
+            self.document.values.update(before[0])
+            self.document.keys.update(before[1])
+
+    def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
+        if node.tag not in _STANDARD_TAGS:
+            self._report(node, path, f"the tag {node.tag} is not allowed here", "write a plain value")
+            return None
+        text = str(node.value)
+        if "\0" in text:
+            self._report(node, path, "a value must not hold the character NUL", "remove it")
+            return None
+        if _SURROGATE.search(text):
+            self._report(node, path, "a value must not hold half a character (a lone surrogate)", "remove it")
+            return text.encode("utf-8", "replace").decode()
+        if getattr(node, "style", None) is not None:
+            return text
+        return _resolve(text)
+
+    def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
+        mark = node.start_mark
+        where = (self.document.file, mark.line + 1, mark.column + 1)
+        self.document.problems.append(Problem(*where, dotted(path), message, hint))
+
+
+class WrittenInt(int):
+    """A whole number that knows how it was written, such as `007`."""
+
+    text: str
+
+
+class WrittenFloat(float):
+    """A number that knows how it was written, such as `2.10` or `1e-4`."""
+
+    text: str
+
+
+def _resolve(text: str) -> Any:
+    if _NULL.fullmatch(text):
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    number: WrittenInt | WrittenFloat
+    if len(text) > _MAX_NUMBER:  # no field needs it, and Python refuses to read very long ones
+        return text
+    if _INT.fullmatch(text):
+        number = WrittenInt(text)
+    elif _FLOAT.fullmatch(text):
+        number = WrittenFloat(text)
+    elif _SPECIAL_FLOAT.fullmatch(text):
+        number = WrittenFloat(text.replace(".", "", 1))  # float() reads inf, -INF and NaN
+    else:
+        return text
+    number.text = text
+    return number
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return `data.train` or `tags[0]` for a path."""
+    return "".join(_parts(path))
+
+
+def _parts(path: Sequence[str | int]) -> Iterator[str]:
+    for index, part in enumerate(path):
+        if isinstance(part, int):
+            yield f"[{part}]"
+        else:
+            yield f".{part}" if index else part

@@ -1,0 +1,1 @@
+"""From a job and its settings to a plan, without side effects."""

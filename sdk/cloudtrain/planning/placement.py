@@ -1,0 +1,445 @@
+"""What a job runs on: instance types, distribution, container, ranks. What cannot work is refused with what would."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+
+from cloudtrain import catalog
+from cloudtrain.catalog import service_limits
+from cloudtrain.errors import nearest
+from cloudtrain.job.spec import JobSpec, Train
+from cloudtrain.planning.diagnostics import Notes
+from cloudtrain.planning.request import LAUNCHER_CLOUDTRAIN, LAUNCHER_TOOLKIT
+from cloudtrain.support.field_path import FieldPath
+
+TORCH_DISTRIBUTED = "torch_distributed"
+PROCESSES_ON_CPU = 2
+"""Ranks per instance on a machine without GPUs: the fewest that make collectives real."""
+SHARDING_SINCE = "2.6"
+"""First PyTorch with public FSDP2 (torch.distributed.fsdp.fully_shard). Source: PyTorch 2.6 release notes, 2025-01."""
+
+CUDA_OF_GPU = {
+    "K80": ("", "11.8"),
+    "V100": ("", "12.9"),
+    **dict.fromkeys(("B200", "B300", "GB200", "RTX PRO 4500", "RTX PRO Server 6000"), ("12.8", "")),
+}
+"""First and last CUDA whose PyTorch builds hold kernels for a GPU; those not named here work with all of them.
+
+Source: NVIDIA's CUDA release notes (12.0 drops Kepler, 12.8 brings Blackwell, 13.0 drops Volta); PyTorch's RELEASE.md.
+"""
+
+_ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<name>[a-z0-9._/-]+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?)"
+)
+_AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a local run finds here.
+
+    Attributes:
+        gpus: GPUs that CUDA would show.
+        cpus: CPUs that this process may use.
+        variables: Names of what is set in the environment.
+        has_ml_namespace: Whether a run can have an /opt/ml of its own.
+    """
+
+    gpus: int
+    cpus: int
+    variables: frozenset[str] = frozenset()
+    has_ml_namespace: bool = True
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What was decided.
+
+    Attributes:
+        image: Uri of the container.
+        framework: PyTorch version in it, as `2.13`, or None when only the container can tell.
+        processes: Ranks per instance, or None when only the container can tell.
+        backend: Collective backend: nccl, gloo or smddp.
+    """
+
+    distribution: str
+    launcher: str
+    image: str
+    framework: str | None
+    processes: int | None
+    backend: str
+
+    def world_size(self, instances: int) -> int:
+        """Return the ranks of the whole job, 0 when only the container can tell."""
+        return (self.processes or 0) * instances
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One instance type that the job may get, and the field that names it."""
+
+    name: str
+    at: FieldPath
+    instance: catalog.Instance | None
+
+
+def place(spec: JobSpec, *, region: str, machine: Machine | None, today: date, notes: Notes) -> Placement:
+    """Decide what a job runs on.
+
+    Args:
+        spec: The job.
+        region: AWS region, for the container's registry.
+        machine: This machine in a local plan, else None.
+        today: For containers that are no longer patched.
+        notes: Takes what is refused, chosen and worth knowing.
+    """
+    candidates = _candidates(spec, notes)
+    distribution = _distribution(spec, candidates, machine, notes)
+    image, framework = _image(spec, distribution, candidates, region, today, notes)
+    processes = _processes(spec, candidates, machine, notes)
+    placement = Placement(
+        distribution=distribution,
+        launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
+        image=image,
+        framework=framework,
+        processes=processes,
+        backend=_backend(spec, distribution, candidates[0].instance, processes, machine),
+    )
+    _check_parallel(spec, placement, notes)
+    if machine is None:
+        _warn_of_slow_network(spec, candidates, notes)
+        _warn_of_volume(spec, candidates, notes)
+    return placement
+
+
+# ---------------------------------------------------------------- instance types
+
+
+def _candidates(spec: JobSpec, notes: Notes) -> list[_Candidate]:
+    candidates = []
+    for index, name in enumerate(spec.cluster.types):
+        at: FieldPath = ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
+        instance = catalog.find_instance(name)
+        if instance is None:
+            _unknown_type(name, at, notes)
+        elif not instance.distributions:
+            why = "has no GPU that PyTorch's CUDA containers could use" if instance.neuron else "is not an x86 machine"
+            notes.refuse(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
+        candidates.append(_Candidate(name, at, instance))
+    return candidates
+
+
+def _unknown_type(name: str, at: FieldPath, notes: Notes) -> None:
+    """Warn of a type that is newer than the catalog, refuse one that the installed AWS model does not have either."""
+    if catalog.classify(name, service_limits.instance_types()) == "newer":
+        notes.warn(f"{name} is newer than cloudtrain's catalog: its GPUs are counted in the container")
+        return
+    near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
+    hint = (f"did you mean {near}? " if near else "") + "If AWS has it since: pip install -U boto3"
+    notes.refuse(
+        at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint
+    )
+
+
+# ---------------------------------------------------------------- distribution
+
+
+def _distribution(spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, notes: Notes) -> str:
+    asked = spec.cluster.distribution
+    if asked == "auto":
+        notes.decide(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
+        return TORCH_DISTRIBUTED
+    if asked == TORCH_DISTRIBUTED:
+        return asked
+    for candidate in candidates:
+        if candidate.instance is not None and not candidate.instance.smddp:
+            legal = ", ".join(name for name in catalog.instance_names() if _has_smddp(name))
+            notes.refuse(
+                ("cluster", "distribution"),
+                f"{asked} needs AWS's SMDDP library, which does not support {candidate.name}",
+                f"use {TORCH_DISTRIBUTED}, or one of {legal}",
+            )
+    if machine is not None:
+        notes.warn(
+            f"{asked} starts ranks with AWS's mpirun and joins them by SMDDP; on this machine torchrun stands in for "
+            "the one, Gloo or NCCL for the other"
+        )
+    else:
+        notes.warn(
+            f"{asked}: AWS's toolkit starts the ranks. It hands on no notice to stop, so a stop, a spot interruption "
+            "and the end of limits.runtime cost the work since the last checkpoint; it starts no rank again"
+            f"{' (limits.retries)' if spec.limits.retries else ''}; and nobody watches for a hang"
+        )
+    return asked
+
+
+def _has_smddp(name: str) -> bool:
+    instance = catalog.find_instance(name)
+    return instance is not None and instance.smddp
+
+
+# ---------------------------------------------------------------- the container
+
+
+def _image(
+    spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date, notes: Notes
+) -> tuple[str, str | None]:
+    """Return the container's uri and its PyTorch version."""
+    kinds = {candidate.instance.gpus != 0 for candidate in candidates if candidate.instance is not None}
+    if len(kinds) > 1:
+        hint = "prefer types of one kind"
+        notes.refuse(("cluster", "prefer"), "one container cannot serve types with and without GPUs", hint)
+    if spec.cluster.image is not None:
+        version = _check_own_image(spec, distribution, region, kinds, today, notes)
+        return spec.cluster.image, version
+    gpus = sorted({c.instance.gpu for c in candidates if c.instance is not None and c.instance.gpu is not None})
+    image = _framework(spec, distribution, gpus, notes)
+    if image is None:
+        return "", None
+    _warn_of_end(image, today, notes)
+    return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
+
+
+def _framework(spec: JobSpec, distribution: str, gpus: list[str], notes: Notes) -> catalog.Image | None:
+    """Return AWS's container for the PyTorch that was asked for, or the newest that can serve."""
+    needs_smddp = distribution != TORCH_DISTRIBUTED
+    images = catalog.images()
+    asked = spec.cluster.framework
+    if asked is None:
+        serving = [image for image in images if _serves(image, needs_smddp=needs_smddp)]
+        fitting = [image for image in serving if not _unsupported(image, gpus)]
+        if not fitting:
+            _refuse_gpus(serving[0], gpus, "none of AWS's containers here has", notes)
+            return None
+        on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
+        notes.decide(f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}")
+        return fitting[0]
+    wanted = ".".join(asked.split(".")[:2])
+    found = next((image for image in images if image.framework == wanted), None)
+    if found is None:
+        legal = [image.framework for image in images]
+        near = nearest(wanted, legal)
+        notes.refuse(
+            ("cluster", "framework"),
+            f"AWS has no PyTorch {asked} container that cloudtrain can use",
+            (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
+        )
+    else:
+        if needs_smddp:
+            _check_smddp(found, distribution, ("cluster", "framework"), notes)
+        if _unsupported(found, gpus):
+            others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
+            _refuse_gpus(found, gpus, f"these have: {others}" if others else "no other has", notes)
+    return found
+
+
+def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
+    """Return the GPUs that a container's PyTorch has no kernels for."""
+    found = []
+    for gpu in gpus:
+        first, last = CUDA_OF_GPU.get(gpu, ("", ""))
+        cuda = _version(image.cuda) if image.cuda else ()
+        if cuda and ((first and cuda < _version(first)) or (last and cuda > _version(last))):
+            found.append(gpu)
+    return found
+
+
+def _refuse_gpus(image: catalog.Image, gpus: list[str], others: str, notes: Notes) -> None:
+    message = (
+        f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
+    )
+    notes.refuse(("cluster", "framework"), message, f"{others}; or give cluster.image")
+
+
+def _serves(image: catalog.Image, *, needs_smddp: bool) -> bool:
+    return not needs_smddp or (image.smddp and image.mpi4py)
+
+
+def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, notes: Notes) -> None:
+    lacking = [name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside]
+    if lacking:
+        newest = next(other for other in catalog.images() if _serves(other, needs_smddp=True))
+        notes.refuse(
+            at,
+            f"the PyTorch {image.framework} container has no {' and no '.join(lacking)}, which {distribution} needs",
+            f'use framework: "{newest.framework}" or distribution: {TORCH_DISTRIBUTED}',
+        )
+
+
+def _check_own_image(
+    spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date, notes: Notes
+) -> str | None:
+    """Return the PyTorch version of a container that the job names, where its name tells; check AWS's own."""
+    at = ("cluster", "image")
+    uri = spec.cluster.image or ""
+    found = _ECR_IMAGE.fullmatch(uri)
+    if found is None:
+        hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; docker push brings one there"
+        notes.refuse(at, f'SageMaker takes images from ECR, got "{uri}"', hint)
+        return None
+    if found["region"] != region:
+        hint = f"push it to {region}, or run the job in {found['region']}"
+        notes.refuse(at, f"the image is in {found['region']}, and the job in {region}", hint)
+    aws = _AWS_NAME.match(found["name"])
+    if aws is None:
+        return None
+    if kinds == {True} and "-cpu-" in found["name"]:
+        notes.refuse(at, "this container has no CUDA, and the instance type has GPUs", "name the one with -cu or -gpu")
+    image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
+    if image is not None:
+        _warn_of_end(image, today, notes)
+        if distribution != TORCH_DISTRIBUTED:
+            _check_smddp(image, distribution, at, notes)
+    return aws["version"]
+
+
+def _warn_of_end(image: catalog.Image, today: date, notes: Notes) -> None:
+    if image.end_of_patch is not None and date.fromisoformat(image.end_of_patch) < today:
+        notes.warn(f"AWS patches the PyTorch {image.framework} container no longer (since {image.end_of_patch})")
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def _processes(spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, notes: Notes) -> int | None:
+    """Return ranks per instance, or None when only the container can tell."""
+    asked = spec.cluster.processes_per_instance
+    if asked != "auto":
+        _warn_of_sharing(spec, asked, candidates, machine, notes)
+        return asked
+    if machine is not None:
+        return _local_processes(machine, spec.cluster.instances, notes)
+    counts = {None if c.instance is None else c.instance.gpus for c in candidates}
+    if len(counts) > 1:
+        each = ", ".join(f"{c.name} {'?' if c.instance is None else c.instance.gpus}" for c in candidates)
+        notes.refuse(
+            ("cluster", "prefer"),
+            f"the types have different numbers of GPUs ({each}), so the world size would be left to chance",
+            "prefer types with as many GPUs, or give processes_per_instance",
+        )
+        return None
+    (gpus,) = counts
+    return None if gpus is None else gpus or PROCESSES_ON_CPU
+
+
+def _warn_of_sharing(
+    spec: JobSpec, asked: int, candidates: list[_Candidate], machine: Machine | None, notes: Notes
+) -> None:
+    ranks = asked * spec.cluster.instances
+    if machine is not None and 0 < machine.gpus < ranks:
+        notes.warn(f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each has its own")
+    for candidate in candidates:
+        gpus = candidate.instance.gpus if candidate.instance is not None else None
+        if gpus and asked > gpus:
+            notes.warn(f"{asked} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL")
+        elif gpus and asked < gpus:
+            notes.warn(f"{asked} ranks use {asked} of the {gpus} GPUs of {candidate.name}; all of them are paid for")
+
+
+def _local_processes(machine: Machine, instances: int, notes: Notes) -> int:
+    if machine.gpus == 0:
+        return PROCESSES_ON_CPU
+    if machine.gpus >= instances:
+        return machine.gpus // instances
+    notes.warn(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
+    return 1
+
+
+def _backend(
+    spec: JobSpec, distribution: str, instance: catalog.Instance | None, processes: int | None, machine: Machine | None
+) -> str:
+    if machine is not None:
+        return "nccl" if machine.gpus >= (processes or 1) * spec.cluster.instances else "gloo"
+    gpus = instance.gpus if instance is not None else None
+    if gpus == 0 or (gpus and (processes or 0) > gpus):
+        return "gloo"
+    return "nccl" if distribution == TORCH_DISTRIBUTED else "smddp"
+
+
+# ---------------------------------------------------------------- what the whole must be able to do
+
+
+def _check_parallel(spec: JobSpec, placement: Placement, notes: Notes) -> None:
+    """Check that tensor and pipeline parallelism fit the ranks and the container's PyTorch."""
+    parallel = spec.train.parallel if spec.train is not None else None
+    if parallel is None or parallel.is_plain:
+        return
+    at = ("train", "parallel")
+    framework = placement.framework
+    if framework is not None and _version(framework) < _version(SHARDING_SINCE):
+        field = next(name for name in ("data", "tensor", "pipeline") if getattr(parallel, name) not in ("ddp", 1))
+        message = (
+            f"{field}: {getattr(parallel, field)} needs PyTorch {SHARDING_SINCE}, and the container has {framework}"
+        )
+        hint = f"use distribution: {TORCH_DISTRIBUTED} with a newer framework, or data: ddp"
+        notes.refuse((*at, field), message, hint)
+    group = parallel.tensor * parallel.pipeline
+    world_size = placement.world_size(spec.cluster.instances)
+    if world_size and world_size % group:
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        message = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide the {world_size} ranks"
+        notes.refuse(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
+    elif world_size and parallel.shard and (world_size // group) % parallel.shard:
+        replicas = world_size // group
+        divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
+        message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
+        notes.refuse((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
+    if spec.train is not None and parallel.pipeline > 1:
+        _check_pipeline(spec.train, notes)
+    if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
+        stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
+        waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
+        notes.warn(
+            f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
+            f"{better} it would be {less:.0%}"
+        )
+    if placement.processes and parallel.tensor > placement.processes:
+        notes.warn(
+            f"tensor parallelism over {parallel.tensor} ranks leaves the instance, which has {placement.processes}: "
+            "every layer then waits for the network"
+        )
+
+
+def _check_pipeline(train: Train, notes: Notes) -> None:
+    """Check that the schedule of a pipeline fits its micro-batches and the rest of the section."""
+    at, parallel = ("train", "parallel"), train.parallel
+    stages, schedule = parallel.pipeline, parallel.schedule
+    if schedule == "1f1b" and train.accumulate < stages:
+        notes.refuse(
+            (*at, "schedule"),
+            f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}",
+            f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
+        )
+    if schedule in ("interleaved", "zero_bubble") and train.accumulate % stages:
+        notes.refuse(
+            (*at, "schedule"),
+            f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}",
+            f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
+        )
+    if schedule == "zero_bubble" and train.compile:
+        notes.refuse((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
+    if parallel.static_graph:
+        notes.refuse((*at, "static_graph"), "it does not work with a pipeline", "remove it")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _warn_of_slow_network(spec: JobSpec, candidates: list[_Candidate], notes: Notes) -> None:
+    if spec.cluster.instances == 1:
+        return
+    for candidate in candidates:
+        instance = candidate.instance
+        if instance is not None and instance.gpus and instance.efa is False:
+            notes.warn(f"{candidate.name} has no EFA: its {spec.cluster.instances} instances exchange gradients by TCP")
+
+
+def _warn_of_volume(spec: JobSpec, candidates: list[_Candidate], notes: Notes) -> None:
+    for candidate in candidates:
+        local = candidate.instance.nvme_gb if candidate.instance is not None else None
+        if local and "volume" in spec.cluster.model_fields_set:
+            notes.warn(f"{candidate.name} has {local} GB of local NVMe: AWS gives it no other volume")

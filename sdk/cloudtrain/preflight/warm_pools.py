@@ -1,0 +1,49 @@
+"""Warm pools that wait for a job like this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.warm_pool import AVAILABLE, SEARCHED_SECONDS, tell_start
+from cloudtrain.preflight.base import Check, Context, passed, side_by_side
+
+_MOST_POOLS = 20
+
+
+def names_of_pools(plan: Plan) -> tuple[str, ...]:
+    """Return the name of the check, where a plan keeps its cluster warm."""
+    return ("warm start",) if plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else ()
+
+
+def check_pools(context: Context) -> Iterator[Check]:
+    """Tell whether the job starts in the cluster that another one has left behind. A cold start is no failure."""
+    now = datetime.now(UTC)
+    jobs = find_pools(context.client("sagemaker"), now)
+    yield passed("warm start", tell_start(jobs, context.plan.request, now), is_shown=True)
+
+
+def find_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
+    """Return what is known of the jobs whose warm pools are available, the newest first.
+
+    Args:
+        client: boto3 client of SageMaker.
+        now: The present time, with a time zone.
+    """
+    pages = client.get_paginator("list_training_jobs").paginate(
+        WarmPoolStatusEquals=AVAILABLE,
+        LastModifiedTimeAfter=now - timedelta(seconds=SEARCHED_SECONDS),
+        SortBy="CreationTime",
+        SortOrder="Descending",
+        PaginationConfig={"PageSize": 100, "MaxItems": _MOST_POOLS},
+    )
+    # Named by their status, too: a server that does not know the filter lists every job.
+    names = [
+        str(job["TrainingJobName"])
+        for page in pages
+        for job in page["TrainingJobSummaries"]
+        if job.get("WarmPoolStatus", {}).get("Status") == AVAILABLE
+    ]
+    return side_by_side([lambda name=name: client.describe_training_job(TrainingJobName=name) for name in names])  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Submitted runs: status, progress, log lines, checkpoints."""

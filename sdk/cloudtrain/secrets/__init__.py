@@ -1,0 +1,1 @@
+"""Secrets in files and values: patterns and the scanner that finds them."""

@@ -1,0 +1,385 @@
+"""What looks like a credential, by a file's name and by its content.
+
+No general scanner starts fast enough to run before every plan, so these are tables: names that say it all, names whose
+content decides, and tokens whose shape their issuers fix. Sources of the shapes: the issuers' documentation and
+gitleaks' rules (config/gitleaks.toml), 2026-11.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudtrain.secrets.file_names import NameTable
+
+SCANNED_BYTES = 4 * 2**20
+"""What lies behind is data, not text that somebody wrote a token into."""
+
+MOST_FINDINGS = 3
+"""Findings that are told of one file."""
+
+MOST_FILES_BELOW = 20_000
+"""Files of a folder of data whose names are looked at."""
+
+_PROOF_BYTES = 2**16
+"""Bytes of a file of data that are read where its name leaves it open."""
+
+
+class Finding(NamedTuple):
+    """Something that looks like a credential. Never holds the credential itself.
+
+    Attributes:
+        name: The file, relative to the code folder.
+        line: 1-based line, or None where the name alone, or the whole file, says it.
+        kind: What it looks like.
+    """
+
+    name: str
+    line: int | None
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.kind}" if self.line is None else f"{self.name}:{self.line}: {self.kind}"
+
+
+_FOLDERS = {
+    ".aws": "AWS configuration and credentials",
+    ".azure": "Azure configuration and credentials",
+    ".gnupg": "GnuPG keys",
+    ".kube": "Kubernetes configuration and credentials",
+    ".ssh": "SSH keys",
+}
+_BACKUPS = (".bak", ".backup", ".old", ".orig", ".save", ".tmp", ".copy")
+_HARMLESS_ENDS = (
+    *(".example", ".sample", ".template", ".tmpl", ".dist", ".pub"),
+    *(".c", ".go", ".h", ".html", ".java", ".js", ".md", ".py", ".rs", ".rst", ".ts"),  # sources are read as text
+)
+_HARMLESS_STARTS = ("example.", "sample.", "template.")
+
+_NAMES = NameTable(
+    {
+        "environment file": (
+            *(".env", ".env.*", ".env[-_]*", ".envrc", ".flaskenv", "env.prod*", "env.dev*", "env.stag*", "env.local"),
+            *("prod.env", "production.env", "dev.env", "local.env", "staging.env", "secret.env", "secrets.env"),
+        ),
+        "private key": (
+            "id_rsa",
+            "id_dsa",
+            "id_ecdsa",
+            "id_ed25519",
+            "id_rsa[-_]*",
+            "id_ecdsa[-_]*",
+            "id_ed25519[-_]*",
+        ),
+        "key store": ("*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.keytab"),
+        "passwords of hosts": (".netrc", "_netrc", ".git-credentials", ".pgpass", ".htpasswd"),
+        "credentials": (
+            *("credentials", "credentials.csv", "credentials.txt", "application_default_credentials.json"),
+            *("aws_credentials", "aws_credentials.*", "aws-credentials", "aws-credentials.*", ".aws_credentials"),
+            *("client_secret*.json", "service-account*.json", "service_account*.json", "*_accesskeys.csv"),
+            *("kaggle.json", ".pypirc", ".dockercfg", ".boto", ".s3cfg", "rclone.conf"),
+            *("secrets.yaml", "secrets.yml", "secrets.json", "secrets.toml"),
+        ),
+        "Terraform state": ("terraform.tfstate",),
+    }
+)
+"""Names in lower case that say it all."""
+
+_PAIRS = {".huggingface/token": "Hugging Face token", "huggingface/token": "Hugging Face token"}
+"""The same for a file in a folder."""
+
+_SUSPECTS = NameTable(
+    {
+        "private key": ("*.pem", "*.key", "*.p8", "*.pk8", "*.ppk", "*.der"),
+        "environment file": ("*.env",),
+        "credentials": (
+            "credentials.json",
+            "credentials.yaml",
+            "credentials.yml",
+            "credentials.toml",
+            "credentials.ini",
+        ),
+        "npm token": (".npmrc",),
+    }
+)
+"""Names in lower case that may hold this: certificates are `.pem`, too, and a Gym environment may be called `.env`."""
+
+_SUSPECT_PAIRS = {".docker/config.json": "passwords of registries"}
+
+_ASSIGNMENT = (
+    rb"(?i:(?:secret|token|passw(?:or)?d|pwd|passphrase|[_-]?key|auth|dsn)[\"']?[ \t]*[:=][ \t]*[\"']?"
+    rb"(?!your|example|xxx|change|null|none|true|false|http|todo)[^\s\"',<>{}\[\]$%*.#][^\s\"',<>{}\[\]$]{3})"
+    rb"|[a-z]://[^\s/:@]+:[^\s/:@$<{]+@"
+)
+_PROOFS = {
+    "private key": re.compile(
+        rb"PRIVATE KEY(?: BLOCK)?-----|\APuTTY-User-Key-File"
+        # DER (RFC 5958, 8017, 5915): a sequence that begins with version 0 or 1, or with the name of a cipher.
+        rb"|\A\x30(?:[\x00-\x7f]|\x81.|\x82..)(?:\x02\x01[\x00\x01][\x02\x04\x30]"
+        rb"|\x30.{1,3}\x06.\x2a\x86\x48\x86\xf7\x0d\x01[\x05\x0c])"
+        rb"|\A\s*(?=[A-Za-z+/_-]*[0-9])[A-Za-z0-9+/_-]{32,}={0,2}\s*\Z",
+        re.DOTALL,
+    ),
+    "environment file": re.compile(_ASSIGNMENT),
+    "credentials": re.compile(_ASSIGNMENT),
+    "npm token": re.compile(rb"_(?:auth|authToken|password)[ \t]*=[ \t]*[\"']?[^\s\"'$]"),
+    "passwords of registries": re.compile(rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"[^\"$]"),
+}
+"""What the content of such a file must have, to be what its name lets fear."""
+
+_GAP = rb"[\\\"'`\s()\[\]{},:=>]{1,24}"
+_TO_VALUE = rb"\w{0,20}" + _GAP + rb"(?:(?:str|value|default|or)\b[\\\"'`\s:=]{1,8})?(?:[bfru]{1,2}\\?[\"'])?"
+"""What stands between a name and its value: `"] = "`, escaped in notebooks, `", value = "`, `", default="`, ` `."""
+_TEXTS = {
+    "AWS access key id": rb"\b(?:AKIA[A-Z0-9]{16}|ASIA(?=[A-Z]*[0-9])[A-Z0-9]{16})\b",
+    "AWS secret access key": (
+        rb"(?i:secret[-_ ]?(?:access[-_ ]?)?key)" + _TO_VALUE + rb"(?=[a-z0-9/+]{0,39}[A-Z])(?=[A-Z0-9/+]{0,39}[a-z])"
+        rb"(?=[A-Za-z/+]{0,39}[0-9])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
+    ),
+    "GitHub token": rb"\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
+    "GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
+    # Letters of both cases, as many of each as chance gives; a name in camel case has fewer capitals.
+    "Hugging Face token": rb"\b(?:hf|api_org)_(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})[A-Za-z0-9]{30}",
+    "OpenAI or Anthropic key": (
+        rb"\bsk-(?=[A-Za-z_-]*[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})"
+    ),
+    "Slack token": rb"\bxox[abeoprs]-[A-Za-z0-9-]{12}",
+    "Google API key": rb"\bAIza[A-Za-z0-9_-]{35}",
+    "npm token": rb"\bnpm_[A-Za-z0-9]{36}\b",
+    "PyPI token": rb"\bpypi-AgE[A-Za-z0-9_-]{40}",
+    "Stripe key": rb"\b[rs]k_live_[A-Za-z0-9]{16}",
+    "JSON web token": rb"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}",
+    "Weights & Biases key": (
+        rb"(?:(?i:wandb_?(?:api_?)?key)" + _TO_VALUE + rb"|\bwandb\.login\([^()]{0,100}?\bkey\s*=\s*\\?[\"']"
+        rb"|\bwandb[\s\"',]{1,4}login\b[^\n]{0,60}?\b|\bwandb\.ai\s+login\s+\S{1,40}\s+password\s+)[0-9a-f]{40}\b"
+        rb"|\bwandb_v1_[A-Za-z0-9_]{60}"
+    ),
+    "private key": rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[ \t]*(?:\\[nr]|\r|\n)",
+}
+_TOKEN = re.compile(b"|".join(rb"(%b)" % text for text in _TEXTS.values()))
+_KINDS = tuple(_TEXTS)
+_FEWEST_CHARACTERS = 6
+"""Different ones in the last 16 of a token: 16 hexadecimal digits by chance have fewer once in 25,000 times; zeros or
+`xxxx`, which stand for a token, have one."""
+
+# The expression is slow, 3 MB/s. Searches in C come first, and show it only the places that may hold a token.
+_RUN = b"x" * 20
+"""No token is shorter than an AWS access key id, 20 characters."""
+_LETTERS = bytes(ord("x") if bytes([code]).isalnum() else ord(" ") for code in range(256))
+_TOKENS = bytes(ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256))
+_ANCHORS = (b"sk-", b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET")
+"""Starts of tokens that may hold no run of 20 letters and digits, because other characters break it."""
+_PREFIX = re.compile(rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb)")
+"""One of these stands before or in each run of 20 that belongs to a token without an anchor."""
+_BEFORE, _BEHIND = 160, 128
+"""Bytes around a place that are looked at, such as `wandb.login(relogin=True, key="`."""
+
+VERSION = hashlib.sha256(repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).encode()).hexdigest()
+"""Changes with the tables: what an older one found is worth nothing."""
+
+
+def of_folder(base: str) -> str | None:
+    """Return what a folder's name says that lies in it, or None.
+
+    Args:
+        base: The name without the folder above it.
+    """
+    return _FOLDERS.get(base.lower())
+
+
+def by_name(name: str) -> str | None:
+    """Return what a file's name says that it holds, or None.
+
+    Args:
+        name: The path, or the name without its folder; the last two parts count, in any case.
+    """
+    base, pair = _plain(name)
+    return None if _is_harmless(base) else _NAMES.find(base) or _PAIRS.get(pair)
+
+
+def suspected(name: str) -> str | None:
+    """Return what a file may hold by its name, where only the content can tell, or None.
+
+    Args:
+        name: See `by_name`.
+    """
+    base, pair = _plain(name)
+    return None if _is_harmless(base) else _SUSPECTS.find(base) or _SUSPECT_PAIRS.get(pair)
+
+
+def _plain(name: str) -> tuple[str, str]:
+    """Return a name without its folders, and with one, in lower case and without what an editor's backup adds."""
+    lower = name.lower()
+    while lower.endswith(_BACKUPS):
+        lower = lower.rpartition(".")[0]
+    folder, _, base = lower.rpartition("/")
+    base = base.strip("#~")  # Emacs' `#name#` and `name~`
+    return base, f"{folder[folder.rfind('/') + 1 :]}/{base}"
+
+
+def _is_harmless(base: str) -> bool:
+    return base.endswith(_HARMLESS_ENDS) or base.startswith(_HARMLESS_STARTS)
+
+
+def in_file(name: str, data: bytes) -> list[tuple[int, str]]:
+    """Return (line, kind) of what looks like a credential in a file, at most `MOST_FINDINGS`; line 0 if it is no text.
+
+    Args:
+        name: See `by_name`: of some files only the name tells how their content is to be read.
+        data: The beginning of the content.
+    """
+    found, kind = in_text(data), suspected(name)
+    proof = _prove(kind, data) if kind is not None else None
+    return found if proof is None or proof in found else sorted([proof, *found])[:MOST_FINDINGS]
+
+
+def _prove(kind: str, data: bytes) -> tuple[int, str] | None:
+    text = _as_text(data)
+    match = _PROOFS[kind].search(data if text is None else text)
+    if match is None:
+        return None
+    return (0 if text is None else text.count(b"\n", 0, match.start()) + 1), kind
+
+
+def in_text(data: bytes) -> list[tuple[int, str]]:
+    """Return (line, kind) of what looks like a credential, at most `MOST_FINDINGS`; nothing of what is no text."""
+    text = _as_text(data)
+    found: list[tuple[int, str]] = []
+    for at, kind in _search(text) if text is not None else ():
+        line = (text.count(b"\n", 0, at) + 1, kind) if text is not None else (0, kind)
+        if line not in found:
+            found.append(line)
+        if len(found) == MOST_FINDINGS:
+            break
+    return sorted(found)
+
+
+def _as_text(data: bytes) -> bytes | None:
+    """Return text in an encoding that keeps ASCII, as it is or from UTF-16; None of what is no text."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace").encode("utf-8", "replace")
+    if data.find(b"\0", 0, 8000) < 0:  # as git tells text
+        return data
+    # Windows' shells write UTF-16, in which each ASCII character has a zero before or behind it.
+    for encoding, zeros in (("utf-16-le", data[1:8000:2]), ("utf-16-be", data[:8000:2])):
+        if zeros.count(b"\0") > 0.7 * len(zeros):
+            return data.decode(encoding, "replace").encode("utf-8", "replace")
+    return None
+
+
+def _search(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield offset and kind of each token; the same one perhaps twice."""
+    for header in _all(data, b"PRIVATE KEY"):
+        yield from _tokens(data, header - _BEFORE, header + _BEHIND)
+    if _RUN not in data.translate(_TOKENS):
+        return
+    letters = data.translate(_LETTERS)
+    at = letters.find(_RUN)
+    while at >= 0:
+        end = letters.find(b" ", at)
+        end = len(data) if end < 0 else end
+        if _PREFIX.search(data, max(0, at - _BEFORE), end):
+            yield from _tokens(data, at - _BEFORE, end + _BEHIND)
+        at = letters.find(_RUN, end)
+    for anchor in _ANCHORS:
+        for at in _all(data, anchor):
+            yield from _tokens(data, at - _BEFORE, at + _BEHIND)
+
+
+def _all(data: bytes, part: bytes) -> Iterator[int]:
+    """Yield where a part lies."""
+    at = data.find(part)
+    while at >= 0:
+        yield at
+        at = data.find(part, at + len(part))
+
+
+def _tokens(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
+    for match in _TOKEN.finditer(data, max(0, begin), end):
+        # AWS's documentation writes EXAMPLE into every key that it shows.
+        if match.lastindex is None or b"EXAMPLE" in match[0] or len(set(match[0][-16:])) < _FEWEST_CHARACTERS:
+            continue
+        yield match.start(), _KINDS[match.lastindex - 1]
+
+
+# ---------------------------------------------------------------- folders of data
+
+
+def secrets_below(path: Path, *, most: int = 10) -> list[Finding]:
+    """Return what of a folder of data looks like a credential by its name, in the order of the names.
+
+    Data is too large to be searched. Only of files whose name leaves it open, such as `.pem`, the beginning is read.
+    Links to folders are followed once each, as an upload follows them. What cannot be read is passed over: the upload
+    reports it.
+
+    Args:
+        path: A folder or a file; what does not exist holds nothing.
+        most: Findings after which the search ends, as it does after `MOST_FILES_BELOW` files.
+    """
+    if path.is_file():
+        kind = _in_data(path.name, str(path))
+        return [] if kind is None else [Finding(path.name, None, kind)]
+    found: list[Finding] = []
+    left, stack, linked = MOST_FILES_BELOW, [""], {os.path.realpath(path)}
+    while stack and left > 0 and len(found) < most:
+        name = stack.pop()
+        kind = of_folder(Path(name or path.absolute()).name) if _is_folder(name) else _in_data(name, f"{path}/{name}")
+        if kind is not None:
+            found.append(Finding(name or f"{path.name}/", None, kind))
+        elif _is_folder(name):
+            stack += _children(str(path), name, left, linked)
+        else:
+            left -= 1
+    return found
+
+
+def _is_folder(name: str) -> bool:
+    return not name or name.endswith("/")
+
+
+def _is_new(folder: str, linked: set[str]) -> bool:
+    is_new = folder not in linked
+    linked.add(folder)
+    return is_new
+
+
+def _in_data(name: str, path: str) -> str | None:
+    """Return what a file of data holds, by its name and, where it is a link, by the name of what it leads to."""
+    for each in (name, os.path.realpath(path)) if os.path.islink(path) else (name,):  # noqa: PTH114 (often)
+        kind = by_name(each)
+        if kind is not None:
+            return kind
+        kind = suspected(each)
+        if kind is not None and _is_proven(kind, path):
+            return kind
+    return None
+
+
+def _is_proven(kind: str, path: str) -> bool:
+    if not os.path.isfile(path):  # noqa: PTH113 (a string); whoever opens a pipe waits
+        return False
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123 (a string)
+        return _prove(kind, file.read(_PROOF_BYTES)) is not None
+    return False
+
+
+def _children(root: str, name: str, most: int, linked: set[str]) -> list[str]:
+    """Return paths below the root of what lies in a folder, the last first; a folder's ends with a slash.
+
+    Folders that links lead to are added to `linked`, and left out when they are in it.
+    """
+    with contextlib.suppress(OSError), os.scandir(f"{root}/{name}") as children:
+        found = (
+            f"{name}{child.name}/" if child.is_dir() else name + child.name
+            for child in children
+            if not child.is_symlink() or not child.is_dir() or _is_new(os.path.realpath(child.path), linked)
+        )
+        return sorted(itertools.islice(found, most), reverse=True)
+    return []

@@ -1,0 +1,1 @@
+"""Account settings: their sources, profiles and trust."""

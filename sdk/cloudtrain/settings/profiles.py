@@ -1,0 +1,349 @@
+"""The user's profile file: values that are judged before they are stored, and changes that keep all else."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.catalog import service_limits
+from cloudtrain.errors import SettingsError, UserError, did_you_mean, nearest
+from cloudtrain.job.fields import BUCKET_PATTERN
+from cloudtrain.secrets import scanner
+from cloudtrain.settings.settings import (
+    LISTS,
+    PROFILES,
+    SETTINGS,
+    TRANSPORTS,
+    profiles_of,
+    read_tables,
+    read_value,
+)
+from cloudtrain.settings.toml_file import TomlFile
+from cloudtrain.support.atomic_write import write_whole
+
+Value = str | tuple[str, ...]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_ROLE = re.compile(r"arn:(aws[a-z-]*):iam::\d{12}:role/(?:[\x21-\x7e]{1,511}/)?[\w+=,.@-]{1,64}", re.ASCII)
+_BUCKET = re.compile(BUCKET_PATTERN)
+_RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+# Source: S3 user guide, general purpose bucket naming rules, 2026-11.
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
+_SUBNET = re.compile(r"subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+_GROUP = re.compile(r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+_KEY_ID = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32})"
+_ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
+_KEY = re.compile(rf"{_KEY_ID}|{_ALIAS}|arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{{12}}:(?:key/{_KEY_ID}|{_ALIAS})")
+_SECRET_NAME = re.compile(r"(?i)secret|passw|token|credential|access_?key|api_?key|private_?key")
+_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
+"""A secret access key (40 characters) or a session token (more), which nothing but chance has written."""
+_SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that a profile gets.
+
+    Attributes:
+        name: The setting.
+        before: What the profile had, None where it had nothing.
+        after: What it gets, None where the setting is taken out.
+    """
+
+    name: str
+    before: Value | None
+    after: Value | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `configure --json` prints."""
+        return {"name": self.name, "before": self.before, "after": self.after}
+
+
+@dataclass(frozen=True)
+class ProfileChange:
+    """What a profile will hold, before it is stored.
+
+    Attributes:
+        file: The profile file.
+        profile: Name of the profile, None for the top level.
+        settings: All that the profile gives then; of a named one with what it takes from the top level.
+        changes: What is new, in the order of the settings; empty when the file says all of it already.
+    """
+
+    file: Path
+    profile: str | None
+    settings: Mapping[str, Value]
+    changes: tuple[Change, ...]
+    _before: TomlFile
+    _after: TomlFile
+
+    @property
+    def overwrites(self) -> tuple[Change, ...]:
+        """The changes that replace or take out what somebody has stored before."""
+        return tuple(change for change in self.changes if change.before is not None)
+
+    def write(self) -> None:
+        """Store it: all of it or nothing, readable by its owner only.
+
+        Raises:
+            SettingsError: the file cannot be written, or has changed since it was read; it is as it was.
+        """
+        _write(self.file, self._before, self._after)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `configure --json` prints."""
+        return {
+            "file": str(self.file),
+            "profile": self.profile,
+            "settings": dict(self.settings),
+            "changes": [change.to_json() for change in self.changes],
+        }
+
+
+def change_profile(file: Path, profile: str | None, values: Mapping[str, str | Sequence[str]]) -> ProfileChange:
+    """Return what a profile would hold with other values; nothing is written.
+
+    Args:
+        file: The profile file, which need not exist.
+        profile: Name of the profile, None for the top level.
+        values: Settings by name; a list may be one text with commas. Empty ones are taken out.
+
+    Raises:
+        SettingsError: the file or a value is malformed; every wrong value is told at once.
+    """
+    if profile is not None and not _NAME.fullmatch(profile):
+        raise SettingsError(f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _")
+    read = {name: _read(name, value) for name, value in values.items()}
+    tables = read_tables(file) if file.is_file() else TomlFile("", str(file))
+    above = {name: value for name, value in tables.values.items() if name != PROFILES}
+    own = above if profile is None else profiles_of(tables).get(profile, {})
+    wanted = {name: _stored(name, read[name], profile, above) for name in SETTINGS if name in read}
+    changes = tuple(
+        Change(name, _frozen(own.get(name)), value) for name, value in wanted.items() if _frozen(own.get(name)) != value
+    )
+    merged = {**(above if profile is not None else {}), **own, **wanted}
+    settings = {name: _frozen(merged[name]) for name in SETTINGS if merged.get(name)}
+    _refuse_wrong(read, settings)
+    table = () if profile is None else (PROFILES, profile)
+    after = tables.with_values(table, {change.name: change.after for change in changes})
+    return ProfileChange(file, profile, settings, changes, tables, after)
+
+
+def remove_profile(file: Path, profile: str) -> None:
+    """Take a named profile out of the profile file; all else stays.
+
+    Raises:
+        SettingsError: there is none of this name, or the file is malformed or cannot be written.
+    """
+    tables = read_tables(file) if file.is_file() else TomlFile("", str(file))
+    names = sorted(profiles_of(tables))
+    if profile not in names:
+        hint = did_you_mean(profile, names) if names else "there are no named profiles"
+        raise SettingsError(f"{file}: there is no profile {profile!r}", hint)
+    _write(file, tables, tables.without((PROFILES, profile)))
+
+
+def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
+    """Return what the profile file holds: the settings of its top level under None, then those of each profile.
+
+    Raises:
+        SettingsError: the file is malformed.
+    """
+    if not file.is_file():
+        return {}
+    tables = read_tables(file)
+    above = {name: value for name, value in tables.values.items() if name != PROFILES}
+    found: list[tuple[str | None, dict[str, Any]]] = [(None, above)] if above else []
+    found += profiles_of(tables).items()
+    return {profile: {name: _frozen(value) for name, value in own.items()} for profile, own in found}
+
+
+def parse_assignment(text: str) -> tuple[str, str]:
+    """Return name and value of `NAME=VALUE`, as `--set` takes it.
+
+    Raises:
+        SettingsError: it is no such text, or the name is none of a setting. The text, which may be a secret, is not
+            repeated.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip().lower().replace("-", "_")
+    if not equals:
+        raise SettingsError("--set takes NAME=VALUE", "such as --set bucket=my-bucket")
+    _refuse_unknown(name)
+    return name, value.strip()
+
+
+# ---------------------------------------------------------------- judging values
+
+
+def judge(name: str, value: Value, region: str | None = None) -> tuple[str, str] | None:
+    """Return what is wrong with a setting's value and what to do, None when nothing is; offline.
+
+    Args:
+        name: The setting.
+        value: Its value.
+        region: The region that it belongs to, if that is known.
+    """
+    if any(_is_secret(text) for text in ([value] if isinstance(value, str) else value)):
+        return "looks like a secret, which is not repeated here", _SIGN_IN
+    if not isinstance(value, str):
+        return _judge_ids(name, value)
+    if not value.isascii() or not value.isprintable():
+        return "holds characters that no such name has", "write it again without them"
+    return _JUDGES[name](value, region)
+
+
+def _is_secret(text: str) -> bool:
+    return bool(_RANDOM.fullmatch(text) or scanner.in_text(text.encode("utf-8", "replace")))
+
+
+def _judge_role(value: str, region: str | None) -> tuple[str, str] | None:
+    match = _ROLE.fullmatch(value)
+    if match is None:
+        return f'"{value}" is no ARN of a role', "such as arn:aws:iam::123456789012:role/training"
+    if region and match[1] != service_limits.partition_of(region):
+        return (
+            f"a role of {match[1]} does not serve {region}",
+            f"its ARN begins with arn:{service_limits.partition_of(region)}:",
+        )
+    return None
+
+
+def _judge_bucket(value: str, _: str | None) -> tuple[str, str] | None:
+    if value.startswith("s3://"):
+        return f'"{value}" is a uri', f"give the name alone: {value.removeprefix('s3://').partition('/')[0]}"
+    if not _BUCKET.fullmatch(value):
+        return f'"{value}": a bucket\'s name has 3 to 63 small letters, digits, dots or hyphens', "correct it"
+    is_address = False
+    with contextlib.suppress(ValueError):
+        is_address = bool(ipaddress.IPv4Address(value))
+    if is_address or ".." in value or value.startswith(_RESERVED_STARTS) or value.endswith(_RESERVED_ENDS):
+        return f'"{value}" is no name that S3 gives to a bucket', "give a general purpose bucket"
+    return None
+
+
+def _judge_prefix(value: str, _: str | None) -> tuple[str, str] | None:
+    if _PREFIX.fullmatch(value) and not {"..", "."} & set(value.split("/")):
+        return None
+    return f'"{value}" is no prefix', "such as cloudtrain or team/cloudtrain: no slash at the ends, no wildcards"
+
+
+def _judge_region(value: str, _: str | None) -> tuple[str, str] | None:
+    if value in service_limits.regions() or service_limits.is_newer_region(value):
+        return None
+    near = nearest(value, service_limits.regions())
+    return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
+
+
+def _judge_ids(name: str, value: tuple[str, ...]) -> tuple[str, str] | None:
+    kind, pattern = ("subnet", _SUBNET) if name == "subnets" else ("security group", _GROUP)
+    wrong = [each for each in value if not pattern.fullmatch(each)]
+    if wrong:
+        example = "subnet-0123456789abcdef0" if kind == "subnet" else "sg-0123456789abcdef0"
+        return f"no id of a {kind}: {', '.join(map(repr, wrong))}", f"such as {example}; several with commas between"
+    most = service_limits.limit_of("VpcConfig", _MEMBERS[name]).get("max")
+    if most is not None and len(value) > most:
+        return f"AWS takes at most {most}, got {len(value)}", f"use {most} or fewer"
+    return None
+
+
+_MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
+
+
+def _judge_key(value: str, region: str | None) -> tuple[str, str] | None:
+    match = _KEY.fullmatch(value)
+    if match is None:
+        example = "arn:aws:kms:us-west-2:123456789012:key/..., alias/NAME, or the key's id"
+        return f'"{value}" is no KMS key', f"give {example}"
+    if region and match["region"] not in (None, region):
+        return f"the key is in {match['region']}, and the jobs in {region}", f"use a key of {region}"
+    return None
+
+
+def _judge_transport(value: str, _: str | None) -> tuple[str, str] | None:
+    return None if value in TRANSPORTS else (f'"{value}" is unknown', did_you_mean(value, TRANSPORTS))
+
+
+_JUDGES = {
+    "role": _judge_role,
+    "bucket": _judge_bucket,
+    "prefix": _judge_prefix,
+    "region": _judge_region,
+    "kms_key": _judge_key,
+    "transport": _judge_transport,
+}
+
+
+# ---------------------------------------------------------------- reading and writing
+
+
+def _read(name: str, value: str | Sequence[str]) -> Value:
+    _refuse_unknown(name)
+    if isinstance(value, str):
+        return read_value(name, value)
+    if name not in LISTS or not all(isinstance(item, str) for item in value):
+        expected = "a list of strings" if name in LISTS else "a string"
+        raise SettingsError(f"{name} must be {expected}, got {type(value).__name__}", "correct it")
+    return tuple(value)
+
+
+def _refuse_unknown(name: str) -> None:
+    if name in SETTINGS:
+        return
+    if _SECRET_NAME.search(name):
+        raise SettingsError(f"{name!r} is no setting, and sounds like a secret", _SIGN_IN)
+    raise SettingsError(f"there is no setting {name!r}", did_you_mean(name, SETTINGS))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _stored(name: str, value: Value, profile: str | None, above: Mapping[str, Any]) -> Value | None:
+    """Return what is written for a value: an empty one is left out, or hides what stands above the profile."""
+    if value or (profile is not None and above.get(name)):
+        return value
+    return None
+
+
+def _refuse_wrong(given: Mapping[str, Value], settings: Mapping[str, Value]) -> None:
+    region = str(settings.get("region") or "") or None
+    problems = list(_problems(given, settings, region))
+    if problems:
+        count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
+        lines = "\n".join(f"  {name}: {message}; {hint}" for name, message, hint in problems)
+        raise SettingsError(f"{count} cannot be stored:\n{lines}")
+
+
+def _problems(
+    given: Mapping[str, Value], settings: Mapping[str, Value], region: str | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yield name, message and hint of what is wrong with the values and with what they make together."""
+    for name in SETTINGS:
+        # What depends on the region is asked again when the region is another.
+        concerned = name in given or ("region" in given and name in ("role", "kms_key"))
+        value = settings.get(name)
+        found = judge(name, value, region) if concerned and value else None
+        if found is not None:
+            yield (name, *found)
+    if bool(settings.get("subnets")) != bool(settings.get("security_groups")):
+        there, missing = LISTS if settings.get("subnets") else reversed(LISTS)
+        yield there, "subnets and security_groups go together", f"give {missing}, too, or neither"
+
+
+def _write(file: Path, before: TomlFile, after: TomlFile) -> None:
+    target = file.resolve()  # a link, as to a folder of dotfiles, stays one
+    try:
+        there = target.read_bytes() if target.exists() else b""
+        if there != before.text.encode():
+            raise UserError(f"{file} has changed since it was read; nothing was written", "run the command again")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, after.text, private=True)
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None

@@ -1,0 +1,113 @@
+"""What `terraform output -json` says of an account: settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import SettingsError, UserError
+from cloudtrain.settings.settings import LISTS, SETTINGS
+
+STANDARD_INPUT = "-"
+_PROGRAMS = ("terraform", "tofu")
+_SECONDS = 120
+_MOST_LINES = 8
+
+
+def read_outputs(source: str | Path) -> dict[str, str | tuple[str, ...]]:
+    """Return the settings that Terraform's outputs give, by name.
+
+    Args:
+        source: The folder of a configuration that was applied, a file of what `terraform output -json` has printed, or
+            `-` for standard input.
+
+    Raises:
+        UserError: there is no such place, or Terraform cannot be asked.
+        SettingsError: what it says is no settings.
+    """
+    text, place = _read(source)
+    try:
+        outputs = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{place}: not what terraform output -json prints: {error}", _HOW) from None
+    if not isinstance(outputs, dict):
+        raise SettingsError(f"{place}: expected one JSON object, got {type(outputs).__name__}", _HOW)
+    found = {name: _value(place, name, outputs[name]) for name in SETTINGS if name in outputs}
+    if not found:
+        names = f"it has {', '.join(sorted(outputs)[:_MOST_LINES])}" if outputs else "it has none: was it applied?"
+        raise SettingsError(
+            f"{place}: no output is a setting; {names}",
+            f"outputs must be named {', '.join(SETTINGS)}, as infra/examples/minimal writes them",
+        )
+    return found
+
+
+_HOW = "write it so: terraform -chdir=infra output -json > outputs.json"
+
+
+def _read(source: str | Path) -> tuple[str, str]:
+    """Return a text and the name of where it comes from."""
+    if str(source) == STANDARD_INPUT:
+        return sys.stdin.read(), "standard input"
+    path = Path(source)
+    if path.is_dir():
+        return _ask_terraform(path), f"the outputs of {path}"
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"{path}: cannot be read: {reason}", f"give a folder that was applied, or a file: {_HOW}"
+        ) from None
+
+
+def _ask_terraform(folder: Path) -> str:
+    program = next((name for name in _PROGRAMS if shutil.which(name)), None)
+    if program is None:
+        raise UserError(f"{folder} is a folder, and there is no terraform on PATH to ask for its outputs", _HOW)
+    command = [program, f"-chdir={folder}", "output", "-json", "-no-color"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+            env={**os.environ, "TF_IN_AUTOMATION": "1"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{' '.join(command)}: {error}", _HOW) from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.replace("╷", "").replace("│", "").replace("╵", "").split())
+        raise UserError(
+            f"{' '.join(command)} failed: {said[:400]}",
+            f"prepare and apply it first: {program} -chdir={folder} init, then apply",
+        )
+    return done.stdout
+
+
+def _value(place: str, name: str, output: Any) -> str | tuple[str, ...]:
+    """Return an output's value, which stands alone or beside its type."""
+    if isinstance(output, Mapping) and "value" in output:
+        if output.get("sensitive") is True:
+            raise SettingsError(
+                f"{place}: {name} is marked as sensitive, and cloudtrain stores no secrets",
+                f"no setting is one: remove sensitive = true from the output {name}",
+            )
+        output = output["value"]
+    if output is None:
+        return () if name in LISTS else ""
+    is_list = isinstance(output, list) and all(isinstance(item, str) for item in output)
+    if name in LISTS and is_list:
+        return tuple(output)
+    if name not in LISTS and isinstance(output, str):
+        return output
+    expected = "a list of strings" if name in LISTS else "a string"
+    raise SettingsError(f"{place}: {name} must be {expected}, got {type(output).__name__}", "correct the output")

@@ -1,0 +1,69 @@
+"""Agreement to the account settings of a `cloudtrain.toml` beside a job, which a cloned repository may bring along.
+
+The user's answer is kept in their own configuration folder: by the file's absolute path, the setting's name and the
+digest of its value. A value that changes is asked for again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from cloudtrain.errors import SettingsError
+from cloudtrain.settings.settings import Settings, profile_file
+from cloudtrain.support.atomic_write import write_whole
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+
+def trust_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the file that holds the user's answers (it need not exist)."""
+    return profile_file(environ).with_name("trusted.json")
+
+
+def is_agreed(environ: Mapping[str, str], settings: Settings) -> bool:
+    """Return whether the user has agreed to every value that `settings` would use from beside the job."""
+    known = _read(trust_file(environ))
+    untrusted = settings.untrusted
+    return all(known.get(each.file, {}).get(each.name) == _digest(each.text) for each in untrusted)
+
+
+def agree(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> Path:
+    """Store the user's agreement to the values of one settings file; return where it is stored.
+
+    Args:
+        environ: The environment, which gives the user's configuration folder.
+        file: Absolute path of the settings file.
+        values: The values by the names of their settings.
+
+    Raises:
+        SettingsError: the answer cannot be stored.
+    """
+    path = trust_file(environ)
+    known = _read(path)
+    known[file] = {**known.get(file, {}), **{name: _digest(value) for name, value in values.items()}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, dump_json(known, indent=1, sort_keys=True) + "\n", private=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: the answer cannot be stored: {error.strerror}",
+            "set XDG_CONFIG_HOME to a folder that you can write, or give the values by flags or CLOUDTRAIN_* variables",
+        ) from None
+    return path
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    """Return the stored answers; none where the file is missing or damaged, so that the user is asked again."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return {file: names for file, names in content.items() if isinstance(names, dict)}

@@ -1,0 +1,1 @@
+"""Units, run ids, atomic writes and other helpers without dependencies."""

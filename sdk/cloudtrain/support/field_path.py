@@ -1,0 +1,5 @@
+"""The place of a field in a nested document."""
+
+from __future__ import annotations
+
+FieldPath = tuple[str | int, ...]

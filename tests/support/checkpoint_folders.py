@@ -1,0 +1,26 @@
+"""A process group of one, for tests in this process. Apart from `support.jobs`, which must not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from cloudtrain_runtime.process.process_group import join_ranks
+from cloudtrain_runtime.process.run_context import Context
+
+
+@contextlib.contextmanager
+def process_group(place: Context) -> Iterator[None]:
+    """Join and leave. A worker never leaves; tests must, to join again."""
+    join_ranks(place)
+    try:
+        yield
+    finally:
+        # torch 2.5's Gloo deadlocks when one of its threads still holds a tensor: let them finish first.
+        gc.collect()
+        time.sleep(0.05)
+        dist.destroy_process_group()

@@ -1,0 +1,67 @@
+"""The corpus: realistic logs, each with what must be found in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cloudtrain.runs.run import LogLine, State, Status
+
+CORPUS = Path(__file__).parents[1] / "explain" / "corpus"
+_LINE = re.compile(r"\+(?P<seconds>\d+\.\d+) (?P<host>\S+) ?(?P<text>.*)")
+_BEGAN = 1_795_247_000.0
+FACTS = {
+    "cluster.instance_type": "ml.p4d.24xlarge",
+    "cluster.instances": "2",
+    "cluster.volume": "200GB",
+    "cluster.image": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker",
+    "cluster.spot.max_wait": "36h",
+    "cluster.max_pending": "6h",
+    "cluster.network.security_groups": "sg-1234",
+    "limits.runtime": "24h",
+    "code.requirements": "requirements.txt",
+    "train.batch_size": "16",
+    "train.accumulate": "4",
+    "train.precision": "fp32",
+    "checkpoint.keep": "3",
+    "checkpoint.uri": "s3://bucket/prefix/checkpoints",
+    "checkpoint.resume": "auto",
+    "role": "training",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that has ended, and what `explain` must say of it."""
+
+    name: str
+    status: Status
+    lines: tuple[LogLine, ...]
+    expected: dict[str, Any]
+
+
+def read_case(path: Path) -> Case:
+    """Read a case. Its log is in the order of the clock, `+seconds host text` per line."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    # YAML takes no control characters.
+    log = (
+        content.get("log", "").replace("\N{SYMBOL FOR ESCAPE}", "\x1b").replace("\N{SYMBOL FOR CARRIAGE RETURN}", "\r")
+    )
+    lines = [_LINE.fullmatch(line) for line in log.rstrip("\n").split("\n") if line]
+    assert all(lines), path
+    status = Status(
+        "gpt-261121-074318-1a2b3c",
+        "sagemaker",
+        State(content.get("state", "FAILED")),
+        content.get("reason", ""),
+        world_size=content.get("world_size"),
+    )
+    read = (LogLine(m["host"], m["text"], _BEGAN + float(m["seconds"])) for m in lines if m)
+    return Case(path.stem, status, tuple(read), content["expect"])
+
+
+CASES = tuple(read_case(path) for path in sorted(CORPUS.glob("*.yaml")))

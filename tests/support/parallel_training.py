@@ -1,0 +1,316 @@
+"""A small transformer that is trained in every way a model can be spread: real processes, real Gloo.
+
+They are forked from a server that has imported torch once, so a group of eight starts in a second. Their code must lie
+here, where the fork server can import it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, parse_event
+from cloudtrain_runtime.distributed import layer_chain
+from cloudtrain_runtime.task import Task
+
+TRAIN = TrainConfig(
+    epochs=None,
+    steps=20,
+    batch_size=4,
+    accumulate=4,
+    precision="fp32",
+    compile=False,
+    clip_grad_norm=1.0,
+    learning_rate=0.01,
+    seed=5,
+    evaluate_every_steps=None,
+    early_stopping=None,
+)
+VOCABULARY, LENGTH, WIDTH, HEADS, BLOCKS = 16, 8, 32, 4, 4
+SIX_DIGITS = 1.5e-5
+"""Relative bound of two equal numbers in events, which have six digits: they may differ by one unit of the last.
+
+Numbers that are summed in another order are equal in this sense only in float64. The loop reports losses and norms from
+float32, a relative error of 6e-8."""
+ADAM_SHIFT = 1e-7
+"""Most by which AdamW moves a weight further in one step because of rounding, with float64 and a rate of at most 0.02.
+
+AdamW divides a gradient by its own size plus 1e-8. A gradient that is all rounding, up to 5e-14 where gradients are of
+size 1, moves a weight by 0.02 * 5e-14 / 1e-8. In float32 it moves it by the rate."""
+_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has left.
+
+    Attributes:
+        losses: By step, in order; 6 digits of each.
+        grad_norms: The same, where the run clips.
+        reason: Why it failed, in one line, or None.
+        events: All of rank 0's.
+        text: What all ranks have written.
+        weights: The exported model.
+    """
+
+    losses: list[float]
+    grad_norms: list[float]
+    reason: str | None
+    events: list[dict[str, Any]]
+    text: str
+    weights: Mapping[str, torch.Tensor] | None
+
+
+def losses(
+    train: TrainConfig,
+    ranks: int,
+    folder: Path,
+    *,
+    samples: int = 1_000,
+    checkpoint: CheckpointConfig | None = None,
+    task: type[Small] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Outcome:
+    """Train, and return the losses by step, or the reason why there are none.
+
+    Args:
+        train: As a job would have it, `parallel` included.
+        ranks: Processes.
+        folder: Takes what they write; the model lies in `model`.
+        samples: Length of the data set.
+        checkpoint: Where to save and resume; without it nothing is resumed.
+        task: Another class of this file, or of a module beside it.
+        arguments: What it is created with.
+        dtype: Of the model. Use float64 to compare with another number of ranks: its bounds follow from arithmetic.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("output-*"), *folder.glob("model/*")]:
+        old.unlink()
+    saving = checkpoint or CheckpointConfig((folder / "checkpoints").as_uri(), None, None, 1, "never")
+    given = {"samples": samples, **(arguments or {})}
+    ready = multiprocessing.get_context("forkserver")
+    ready.set_forkserver_preload(
+        ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.parallel_training"]
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = (train, folder, saving, partial(task or Small, **given), (ranks, port), dtype)
+    processes = [ready.Process(target=_rank, args=(rank, *settings), daemon=not train.workers) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    return _read(folder, _finish(processes))
+
+
+class Windows(Dataset[torch.Tensor]):
+    """Texts of T + 1 tokens in which each is the last one's successor most of the time."""
+
+    def __init__(self, samples: int, seed: int = 1) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        jumps = torch.randint(VOCABULARY, (samples, LENGTH + 1), generator=generator)
+        is_jump = torch.rand(samples, LENGTH + 1, generator=generator, dtype=torch.float32) < 0.2
+        self.texts = (torch.where(is_jump, jumps, 1).cumsum(1)) % VOCABULARY
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.texts[index]
+
+
+class Embedding(nn.Module):
+    """Tokens [B, T] to vectors [B, T, D]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
+
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
+        vectors: torch.Tensor = self.tokens(x_BT) + self.positions(torch.arange(x_BT.shape[1], device=x_BT.device))
+        return vectors
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.to_out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        normed = self.norm_1(x_BTD)
+        # A tensor-parallel rank has some of the heads.
+        q, k, v = (
+            project(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for project in (self.to_q, self.to_k, self.to_v)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x_BTD = x_BTD + self.dropout(self.to_out(attended))
+        return x_BTD + self.down(F.gelu(self.up(self.norm_2(x_BTD))))
+
+
+class Model(nn.Module):
+    """Scores [B, T, V] of the next token."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.embedding = Embedding()
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(BLOCKS))
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
+
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x_BT)
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores: torch.Tensor = self.head(hidden)
+        return scores
+
+
+class Small(Task):
+    """Predict the next token."""
+
+    def __init__(self, samples: int, *, dropout: float = 0.0, validates: int = 0) -> None:
+        self.samples, self.dropout, self.validates = samples, dropout, validates
+        self.learning_rate = TRAIN.learning_rate
+
+    def model(self) -> nn.Module:
+        return Model(self.dropout)
+
+    def datasets(self) -> Mapping[str, Dataset[Any]]:
+        held_back = {"validation": Windows(self.validates, seed=2)} if self.validates else {}
+        return {"train": Windows(self.samples), **held_back}
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        return {"accuracy": (model(batch[:, :-1]).argmax(-1) == batch[:, 1:]).float().mean(1)}
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> Iterable[nn.Module] | None:
+        """Split heads and the feed-forward layer."""
+        plan = {
+            **dict.fromkeys(("to_q", "to_k", "to_v", "up"), ColwiseParallel()),
+            **dict.fromkeys(("to_out", "down"), RowwiseParallel()),
+        }
+        for block in model.blocks if mesh["tensor"].size() > 1 else ():  # type: ignore[union-attr]
+            parallelize_module(block, mesh["tensor"], plan)
+        return list(model.blocks)  # type: ignore[arg-type]
+
+    def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
+        return [model.embedding, *model.blocks, model.head]  # type: ignore[list-item,misc]
+
+
+def cut_evenly() -> None:
+    """Have each link of a pipeline count alike in this process: two runs whose links are timed may be cut apart."""
+    timed = layer_chain._timed  # noqa: SLF001
+    layer_chain._timed = lambda *links: (timed(*links)[0], 1.0)  # noqa: SLF001
+
+
+def _finish(processes: Sequence[Any]) -> str | None:
+    """Wait for all; when one has failed, end the others. Return what happened, or None."""
+    left = {process.sentinel: process for process in processes}
+    problem = None
+    while left and problem is None:
+        ended = wait(list(left), timeout=_SECONDS)
+        codes = [left.pop(sentinel).exitcode for sentinel in ended]  # type: ignore[call-overload]
+        if not ended:
+            problem = f"the ranks hang after {_SECONDS} s"
+        elif any(codes):
+            problem = f"a rank ended with {next(filter(None, codes))}"
+    for process in processes:
+        if problem is not None:
+            process.join(1)  # the others may tell the reason, too
+            process.kill()
+        process.join()
+    return problem
+
+
+def _read(folder: Path, problem: str | None) -> Outcome:
+    texts = [path.read_text() for path in sorted(folder.glob("output-*"))]
+    events = [event for line in texts[0].splitlines() if (event := parse_event(line)) is not None]
+    steps = [event for event in events if event["event"] == "step"]
+    model = folder / "model" / "model.pt"
+    told = [line.removeprefix("FAILED ") for text in texts for line in text.splitlines() if line.startswith("FAILED ")]
+    return Outcome(
+        [event["loss"] for event in steps],
+        [event["grad_norm"] for event in steps if "grad_norm" in event],
+        # Those that lost a rank tell of nothing but that.
+        None if problem is None else min(told or [problem], key=lambda reason: "gloo" in reason),
+        events,
+        "".join(texts),
+        torch.load(model, weights_only=True) if model.exists() else None,
+    )
+
+
+def _rank(
+    rank: int,
+    train: TrainConfig,
+    folder: Path,
+    checkpoint: CheckpointConfig,
+    task: Callable[[], Small],
+    world: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """Be one rank."""
+    import warnings
+
+    from cloudtrain_runtime.process import process_group as group
+    from cloudtrain_runtime.process.run_context import read_context
+    from cloudtrain_runtime.training.trainer import Trainer
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)
+    ranks, port = world
+    (folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        CLOUDTRAIN_ML_ROOT=str(folder / "ml"),
+        CLOUDTRAIN_LOG_EVERY_STEPS="1",
+    )
+    for stream in (1, 2):
+        os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    place = replace(read_context(os.environ), model_dir=folder / "model", output_dir=folder / "output", seed=train.seed)
+    group.join_ranks(place)
+    try:
+        chosen = task()
+        chosen.learning_rate = train.learning_rate
+        Trainer(chosen, train, checkpoint, place).run()
+    except BaseException as error:  # noqa: BLE001 (the test must hear of it whatever it is)
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0]
+        print(f"FAILED {type(error).__name__}: {first}", flush=True)
+        sys.stdout.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)

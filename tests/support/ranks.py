@@ -1,0 +1,226 @@
+"""Several ranks of the training loop as real processes with real Gloo, started from one that has imported torch once.
+
+They are forked from a fork server, so a group of four starts in a fraction of a second. Their code must lie here, where
+the fork server can import it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, format_event, parse_event
+
+LENGTH = 154
+TRAIN = TrainConfig(
+    epochs=2,
+    steps=None,
+    batch_size=6,
+    accumulate=1,
+    precision="fp32",
+    compile=False,
+    clip_grad_norm=1.0,
+    learning_rate=0.02,
+    seed=5,
+    evaluate_every_steps=None,
+    early_stopping=None,
+)
+_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One start of a run.
+
+    Attributes:
+        ranks: Number of processes.
+        folder: Holds the run: its checkpoints, and what each start has left.
+        noisy: Train with dropout and batch norm, whose states differ between ranks.
+        killed_at: The last rank is killed in the forward pass after so many steps of the run.
+        ends_at: The run ends, with a checkpoint, after so many steps.
+        uri: Where it saves; in its folder without one.
+        environ: What else the ranks find in their environment.
+        dtype: Of the model; float64 to compare with another number of ranks.
+    """
+
+    ranks: int
+    folder: Path
+    noisy: bool = False
+    killed_at: int | None = None
+    ends_at: int | None = None
+    train: TrainConfig = TRAIN
+    uri: str = ""
+    environ: tuple[tuple[str, str], ...] = ()
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a start of a run has left: losses and samples by step, the latter in global order, output, weights."""
+
+    losses: dict[int, float]
+    samples: dict[int, list[int]]
+    text: str
+    weights: Mapping[str, torch.Tensor] | None
+
+
+def start(trial: Trial) -> Trace:
+    """Run the ranks to their end, or until one is killed: then the others are killed, too, as a launcher would."""
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    for old in [*trial.folder.glob("output-*"), *trial.folder.glob("samples-*"), *trial.folder.glob("model/*.pt")]:
+        old.unlink()
+    ready = multiprocessing.get_context("forkserver")
+    ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.ranks"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [ready.Process(target=_rank, args=(trial, rank, port), daemon=True) for rank in range(trial.ranks)]
+    for process in processes:
+        process.start()
+    _finish(processes)
+    return _read(trial)
+
+
+def _finish(processes: Sequence[Any]) -> None:
+    left = {process.sentinel: process for process in processes}
+    while left:
+        ended = wait(list(left), timeout=_SECONDS)
+        if not ended or any(left.pop(sentinel).exitcode for sentinel in ended):  # type: ignore[call-overload]
+            for process in left.values():
+                process.kill()
+            for process in processes:
+                process.join()
+            assert ended, "the ranks hang"
+            return
+
+
+def _read(trial: Trial) -> Trace:
+    text = "".join(path.read_text() for path in sorted(trial.folder.glob("output-*")))
+    events = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
+    shares: dict[int, dict[int, list[int]]] = {}
+    for rank in range(trial.ranks):
+        for line in (trial.folder / f"samples-{rank}").read_text().splitlines():
+            step, used = json.loads(line)
+            shares.setdefault(step, {}).setdefault(rank, []).extend(used)
+    model = trial.folder / "model" / "model.pt"
+    return Trace(
+        {event["step"]: event["exact"] for event in events if event["event"] == "exact"},
+        {step: _dealt_back(shares[step]) for step in sorted(shares)},
+        text,
+        torch.load(model, weights_only=True) if model.exists() else None,
+    )
+
+
+def _dealt_back(shares: Mapping[int, list[int]]) -> list[int]:
+    """Return a step's samples in global order: each rank in turn has the next one."""
+    rounds = itertools.zip_longest(*(shares[rank] for rank in sorted(shares)))
+    return [sample for turn in rounds for sample in turn if sample is not None]
+
+
+class _Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    """Points of a plane, each with its own index."""
+
+    def __init__(self) -> None:
+        self.inputs = torch.randn(LENGTH, 6, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.inputs[index], self.inputs[index].sum(0, keepdim=True), index
+
+
+def _model(noisy: bool) -> nn.Module:
+    # Named in another order than it is used in, so that DDP by itself would order its buckets anew.
+    layers = {"last": nn.Linear(64, 1), "first": nn.Linear(6, 64), "middle": nn.Linear(64, 64)}
+    model = nn.ModuleDict({**layers, "norm": nn.BatchNorm1d(64) if noisy else nn.Identity()})
+    drop = nn.Dropout(0.3 if noisy else 0.0)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        hidden = model["norm"](F.relu(model["first"](x)))
+        return model["last"](drop(F.relu(model["middle"](hidden))))  # type: ignore[no-any-return]
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
+def _rank(trial: Trial, rank: int, port: int) -> None:
+    """Be one rank."""
+    import warnings
+
+    from cloudtrain_runtime.process import process_group
+    from cloudtrain_runtime.process.run_context import read_context
+    from cloudtrain_runtime.task import Task
+    from cloudtrain_runtime.training.trainer import Trainer
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.set_default_dtype(trial.dtype)
+    (trial.folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(trial.ranks),
+        LOCAL_WORLD_SIZE=str(trial.ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        CLOUDTRAIN_ML_ROOT=str(trial.folder / "ml"),
+        **dict(trial.environ),
+    )
+    for stream in (1, 2):
+        os.dup2(os.open(trial.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    place = replace(read_context(os.environ), model_dir=trial.folder / "model", seed=trial.train.seed)
+    log = (trial.folder / f"samples-{rank}").open("a")
+    trainers: list[Trainer] = []
+
+    class Fit(Task):
+        def model(self) -> nn.Module:
+            return _model(trial.noisy)
+
+        def datasets(self) -> Mapping[str, Dataset[Any]]:
+            return {"train": _Numbers()}
+
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            step = trainers[0].position.step
+            if step == trial.killed_at and rank == trial.ranks - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            log.write(json.dumps([step, batch[2].tolist()]) + "\n")
+            log.flush()
+            return F.mse_loss(model(batch[0]), batch[1])
+
+    class Exact(Trainer):
+        def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:  # noqa: ARG002 (the loop's)
+            # Events round to 6 digits.
+            exact = float(self.mesh.mean(total))
+            if self.place.is_main:
+                os.write(1, (format_event("exact", {"step": self.position.step, "exact": exact}) + "\n").encode())
+
+    train = trial.train if trial.ends_at is None else replace(trial.train, epochs=None, steps=trial.ends_at)
+    settings = CheckpointConfig(
+        uri=trial.uri or (trial.folder / "checkpoints").as_uri(),
+        every_seconds=None,
+        every_steps=1,
+        keep=2,
+        resume="auto",
+    )
+    process_group.join_ranks(place)
+    trainers.append(Exact(Fit(), train, settings, place))
+    trainers[0].log_every = 1
+    trainers[0].run()
+    sys.stdout.flush()
+    os._exit(0)

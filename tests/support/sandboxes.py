@@ -1,0 +1,190 @@
+"""What tests say to a sandbox that serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.jobs import command, until
+
+GRACE_SECONDS = 3
+FINAL = ("Completed", "Failed", "Stopped")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A sandbox that serves."""
+
+    process: subprocess.Popen[str]
+    told: Mapping[str, Any]
+    home: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client exports."""
+        return dict(self.told["environment"])
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return int(self.told["endpoint"].rpartition(":")[2])
+
+    @property
+    def authorization(self) -> str:
+        """The header of a request that carries its access key; the sandbox does not verify signatures."""
+        key = self.environment["AWS_ACCESS_KEY_ID"]
+        return f"AWS4-HMAC-SHA256 Credential={key}/20261122/us-west-2/sandbox/aws4_request, Signature=none"
+
+    def client(self, service: str) -> Any:
+        """Return a boto3 client as any user would make one."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.Session(
+            aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
+            region_name=self.environment["AWS_DEFAULT_REGION"],
+        ).client(service, endpoint_url=self.told["endpoint"], config=Config(retries={"total_max_attempts": 1}))
+
+    def weather(self, **weather: Any) -> None:
+        """Change the weather."""
+        address = f"{self.told['endpoint']}/_cloudtrain/weather"
+        request = urllib.request.Request(address, data=json.dumps(weather).encode(), method="PUT")  # noqa: S310
+        request.add_header("Authorization", self.authorization)
+        urllib.request.urlopen(request).close()  # noqa: S310 (loopback)
+
+    def create(self, name: str, script: str, **fields: Any) -> str:
+        """Create a training job that runs a shell script on each instance; return its name."""
+        self.client("sagemaker").create_training_job(**request(self, name, script, **fields))
+        return name
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what DescribeTrainingJob says."""
+        answer: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=name)
+        return answer
+
+    def end_of(self, name: str, seconds: float = 60) -> dict[str, Any]:
+        """Wait for a job's end; return its description."""
+        until(lambda: self.describe(name)["TrainingJobStatus"] in FINAL, seconds)
+        return self.describe(name)
+
+    def secondary(self, name: str, wanted: str) -> None:
+        """Wait until a job is in a secondary status."""
+        until(lambda: self.describe(name)["SecondaryStatus"] == wanted, 60)
+
+    def lines(self, name: str, host: str = "algo-1") -> list[str]:
+        """Return the log of a host, over all its streams."""
+        logs = self.client("logs")
+        group = "/aws/sagemaker/TrainingJobs"
+        streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/{host}-")["logStreams"]
+        return [
+            event["message"]
+            for stream in sorted(stream["logStreamName"] for stream in streams)
+            for event in logs.get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)["events"]
+        ]
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix of its bucket."""
+        found = self.client("s3").list_objects_v2(Bucket=self.told["bucket"], Prefix=prefix)
+        return [entry["Key"] for entry in found.get("Contents", [])]
+
+
+def request(served: Served, name: str, script: str, **fields: Any) -> dict[str, Any]:
+    """Return a CreateTrainingJob document that runs a shell script on each instance."""
+    stopping = {"MaxRuntimeInSeconds": 600, **fields.pop("StoppingCondition", {})}
+    resources = {"InstanceType": "ml.m5.large", "InstanceCount": fields.pop("instances", 1), "VolumeSizeInGB": 10}
+    return {
+        "TrainingJobName": name,
+        "RoleArn": served.told["role"],
+        "AlgorithmSpecification": {
+            "TrainingImage": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.5.1-cpu-py311",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["/bin/sh", "-c", 'eval "$SCRIPT"'],
+            "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}],
+        },
+        "OutputDataConfig": {"S3OutputPath": f"s3://{served.told['bucket']}/out"},
+        "ResourceConfig": resources,
+        "StoppingCondition": stopping,
+        "Environment": {"SCRIPT": script, **fields.pop("Environment", {})},
+        **fields,
+    }
+
+
+RUN_ALL = """
+import json, os, sys
+from pathlib import Path
+from cloudtrain.backends.container import JobFolder, run_job
+for folder in map(Path, sys.argv[1:]):
+    outcome = run_job(json.loads((folder / "request.json").read_text()), JobFolder(folder), gpus=(),
+        stop_grace_seconds=1, is_stopped=lambda: False, on_transition=lambda transition: None, environ=os.environ)
+    (folder / "outcome.json").write_text(json.dumps([str(outcome.state), outcome.reason]))
+"""
+
+
+def run_here(folders: list[Path], environment: Mapping[str, str]) -> None:
+    """Run the requests in folders as the local backend does, in one process of their own."""
+    command = [sys.executable, "-P", "-c", RUN_ALL, *map(str, folders)]
+    subprocess.run(command, check=True, env={**os.environ, **environment})
+
+
+@contextmanager
+def serve(home: Path, *arguments: str) -> Iterator[Served]:
+    """Serve a sandbox as the command does; end it as Ctrl-C does."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            [str(command()), "sandbox", "--home", str(home), "--grace", str(GRACE_SECONDS), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "HOME": str(home)},
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, (home / "stderr").read_text()
+        yield Served(process, json.loads(line), home)
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+def statuses(description: Mapping[str, Any]) -> list[str]:
+    """Return the secondary statuses that a job has gone through."""
+    return [entry["Status"] for entry in description["SecondaryStatusTransitions"]]
+
+
+def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
+    """Return what in an answer is not of its output shape, or of another type than the shape says."""
+    if shape.type_name == "structure":
+        if not isinstance(answer, dict):
+            return [path]
+        found = [f"{path}.{name}" for name in answer if name not in shape.members]
+        known = {name: value for name, value in answer.items() if name in shape.members}
+        return found + [
+            bad for name, value in known.items() for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
+        ]
+    if shape.type_name == "list":
+        return [bad for item in answer for bad in unknown_fields(item, shape.member, f"{path}[]")]
+    if shape.type_name == "map":
+        return [bad for item in answer.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
+    if getattr(shape, "enum", None):
+        return [] if answer in shape.enum else [f"{path}={answer}"]
+    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "float": float, "timestamp": object}
+    return [] if isinstance(answer, kinds[shape.type_name]) else [path]
+
+
+def model_of(operation: str) -> Any:
+    """Return an operation as botocore's model has it."""
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("sagemaker").operation_model(operation)

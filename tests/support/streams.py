@@ -1,0 +1,171 @@
+"""Several ranks that read a stream, as real processes with real Gloo, started from one that has imported torch once.
+
+Their code must lie here, where the fork server can import it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from cloudtrain_runtime.data import DataState, make_evaluation, make_feeder
+from cloudtrain_runtime.data.file_stream import FileStream
+
+_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One start of ranks that read a stream.
+
+    Attributes:
+        ranks: Number of processes.
+        folder: Where they write what they have read.
+        files: Folder of files, each a text of numbers, or of one such folder for each host.
+        length: Of an iterable dataset that is read instead, if not 0.
+        steps: Optimizer steps after which they are cut.
+        epochs: After which they have come to the end.
+        saved: Position to go on from.
+        hosts: Number of hosts, each with a folder `host-N` of files of its own.
+        copies: How many ranks read the same.
+    """
+
+    ranks: int
+    folder: Path
+    files: Path = Path()
+    length: int = 0
+    steps: int | None = None
+    epochs: int = 1
+    workers: int = 0
+    saved: Mapping[str, Any] | None = None
+    hosts: int = 1
+    copies: int = 1
+    shuffle: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ranks have read.
+
+    Attributes:
+        steps: For each optimizer step what each rank has used, and how many samples all ranks had agreed on.
+        evaluated: What each rank has used in two evaluations, and the number of batches.
+        state: Where they stand, as each of them tells it.
+    """
+
+    steps: list[list[tuple[list[int], int]]]
+    evaluated: list[tuple[list[int], int]]
+    states: list[dict[str, Any]]
+    failures: list[str]
+
+    @property
+    def used(self) -> list[int]:
+        """All samples, sorted."""
+        return sorted(sample for step in self.steps for own, _ in step for sample in own)
+
+
+class Numbers(IterableDataset[int]):
+    """Numbers in an order that is drawn in each epoch."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.length).tolist()
+
+
+def read_numbers(path: Path) -> list[int]:
+    """Return the numbers of a file."""
+    return [int(word) for word in path.read_text().split()]
+
+
+def read_by_ranks(reading: Reading) -> Found:
+    """Let the ranks read until they are cut or have come to the end."""
+    reading.folder.mkdir(parents=True, exist_ok=True)
+    ready = multiprocessing.get_context("forkserver")
+    ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.streams"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [ready.Process(target=_rank, args=(reading, rank, port)) for rank in range(reading.ranks)]
+    for process in processes:
+        process.start()
+    left = [process.sentinel for process in processes]
+    while left:
+        ended = wait(left, timeout=_SECONDS)
+        if not ended:
+            for process in processes:
+                process.kill()
+            raise AssertionError("the ranks hang")
+        left = [sentinel for sentinel in left if sentinel not in ended]
+    told = [json.loads((reading.folder / f"rank-{rank}").read_text()) for rank in range(reading.ranks)]
+    steps = [list(step) for step in zip(*(each["steps"] for each in told), strict=True)]
+    failures = [each["failure"] for each in told if each["failure"]]
+    return Found(steps, [each["evaluated"] for each in told], [each["state"] for each in told], failures)
+
+
+def _rank(reading: Reading, rank: int, port: int) -> None:
+    """Be one rank."""
+    import warnings
+
+    from cloudtrain_runtime.errors import JobError
+    from cloudtrain_runtime.process import process_group
+    from cloudtrain_runtime.process.run_context import read_context
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(reading.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK="0"
+    )
+    host = rank * reading.hosts // reading.ranks
+    names = tuple(f"host-{index}" for index in range(reading.hosts))
+    place = replace(read_context(os.environ), seed=3, host=names[host], hosts=names)
+    process_group.join_ranks(place)
+    told: dict[str, Any] = {"steps": [], "evaluated": [[], 0], "state": None, "failure": ""}
+    try:
+        _read(reading, place, host, told)
+    except JobError as error:
+        told["failure"] = str(error)
+    (reading.folder / f"rank-{rank}").write_text(json.dumps(told))
+    torch.distributed.barrier()  # all of them fail alike, and none may leave while another still begins
+    os._exit(0)
+
+
+def _read(reading: Reading, place: Any, host: int, told: dict[str, Any]) -> None:
+    dataset: Any = Numbers(reading.length)
+    if not reading.length:
+        own = reading.files / f"host-{host}" if reading.hosts > 1 else reading.files
+        dataset = FileStream(own, read_numbers, lanes=6, shuffle=reading.shuffle, sharded=reading.hosts > 1)
+    where = {"data_rank": place.rank // reading.copies, "data_size": reading.ranks // reading.copies}
+    feeder = make_feeder(dataset, list, place, batch_size=3, accumulate=2, seed=5, workers=reading.workers, **where)
+    if reading.saved is not None:
+        feeder.resume(DataState.from_json(reading.saved))
+    taken = 0
+    while feeder.position.epoch < reading.epochs and taken != reading.steps:
+        for step in feeder.epoch():
+            batches = list(step)
+            used = [sample for micro, batch in batches for sample in batch[: micro.count]]
+            assert [len(batch) for _, batch in batches] == [micro.samples for micro, _ in batches]
+            told["steps"].append([used, step.plan.samples])
+            feeder.advance()
+            taken += 1
+            if taken == reading.steps:
+                break
+    told["state"] = feeder.state().to_json()
+    evaluation = make_evaluation(dataset, list, place, batch_size=4, even=True, workers=reading.workers, **where)
+    for _ in range(2):
+        for micro, batch in evaluation:
+            told["evaluated"][0] += batch[: micro.count]
+            told["evaluated"][1] += 1
+    feeder.close()
+    evaluation.close()

@@ -1,0 +1,254 @@
+"""Terraform's roots of this repository: where they are, and how the tests run them. Nothing leaves this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.jobs import REPOSITORY, command, serve_moto
+
+MODULE = REPOSITORY / "infra"
+SERVER = Path(__file__).parent.parent / "infra" / "account_server.py"
+MOTO = Path(__file__).parent.parent / "infra" / "moto.tf"
+REGION = "us-west-2"
+ROOTS = ("module", "minimal", "existing-vpc")
+_SECONDS = 400
+KEY_OF_DATA = "11111111-1111-4111-8111-111111111111"
+_JOB = """\
+name: first
+code: {directory: ., script: train.py}
+cluster: {instance_type: ml.g5.xlarge, instances: 2}
+limits: {runtime: 1h}
+"""
+
+
+@dataclass(frozen=True)
+class Terraform:
+    """The command, and the folder that its providers are taken from.
+
+    Attributes:
+        plugins: Laid out as `terraform providers mirror` does, but unpacked.
+        home: A folder for what Terraform keeps for itself.
+    """
+
+    plugins: Path
+    home: Path
+
+    def run(
+        self, root: Path, *arguments: str, environ: Mapping[str, str] | None = None, fails: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a root module; without `fails` it must succeed."""
+        done = subprocess.run(
+            ["terraform", f"-chdir={root}", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+            env={**os.environ, **_OFFLINE, "HOME": str(self.home), **(environ or {})},
+        )
+        if not fails:
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    def init(self, root: Path) -> None:
+        """Prepare a root module with nothing but the providers that are here."""
+        self.run(root, "init", "-input=false", "-backend=false", "-no-color", f"-plugin-dir={self.plugins}")
+
+
+# Neither HashiCorp's registry nor its version check, nor AWS's metadata service, is asked.
+_OFFLINE = {
+    "CHECKPOINT_DISABLE": "1",
+    "TF_CLI_CONFIG_FILE": os.devnull,
+    "TF_IN_AUTOMATION": "1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+def find_terraform(home: Path) -> Terraform:
+    """Return what is installed, or skip the test."""
+    plugins = os.environ.get("CLOUDTRAIN_TF_PLUGINS", "")
+    if shutil.which("terraform") is None:
+        pytest.skip("terraform is not installed")
+    if not plugins:
+        pytest.skip("CLOUDTRAIN_TF_PLUGINS names no folder with Terraform's AWS provider (see infra/README.md)")
+    return Terraform(Path(plugins), home)
+
+
+def copy_module(folder: Path) -> Path:
+    """Copy `infra/`, so that Terraform writes nothing into the repository."""
+    left_out = shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars")
+    return Path(shutil.copytree(MODULE, folder / "infra", ignore=left_out))
+
+
+def apply_all(terraform: Terraform, folder: Path) -> dict[str, Any]:
+    """Apply and destroy every root at the same time, in one account; return what was seen, by root.
+
+    The provider waits for most of a minute until S3's lifecycle rules have settled, and there is nothing else to do.
+    """
+    with serve_moto(folder / "moto.log", SERVER) as endpoint:
+        environ = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_REGION": REGION,
+        }
+        variables = _variables(environ)
+        before = _account(environ)
+
+        def one(root: str) -> dict[str, Any]:
+            return _apply(terraform, folder / root, root, {**environ, **variables[root]})
+
+        with ThreadPoolExecutor(len(ROOTS)) as threads:
+            seen = dict(zip(ROOTS, threads.map(one, ROOTS), strict=True))
+        return {**seen, "account": {"before": before, "after": _account(environ)}}
+
+
+def _client(service: str, environ: Mapping[str, str]) -> Any:
+    import boto3
+
+    return boto3.client(
+        service,
+        endpoint_url=environ["AWS_ENDPOINT_URL"],
+        aws_access_key_id=environ["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environ["AWS_SECRET_ACCESS_KEY"],
+        region_name=REGION,
+    )
+
+
+def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return what there is in the account itself, whatever Terraform believes."""
+    ec2, iam = _client("ec2", environ), _client("iam", environ)
+    machines = _client("stepfunctions", environ).list_state_machines()["stateMachines"]
+    endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]  # those deleted stay for a while, as in AWS
+    budgets = _client("budgets", environ).describe_budgets(AccountId="123456789012")["Budgets"]
+    found = {
+        "buckets": [each["Name"] for each in _client("s3", environ).list_buckets()["Buckets"]],
+        "budgets": [each["BudgetName"] for each in budgets],
+        "endpoints": [each["VpcEndpointId"] for each in endpoints if each["State"].lower() != "deleted"],
+        "machines": [each["name"] for each in machines],
+        "policies": [each["PolicyName"] for each in iam.list_policies(Scope="Local")["Policies"]],
+        "roles": [each["RoleName"] for each in iam.list_roles()["Roles"]],
+        "rules": [each["Name"] for each in _client("events", environ).list_rules()["Rules"]],
+        "groups": [each["GroupId"] for each in ec2.describe_security_groups()["SecurityGroups"]],
+        "topics": [each["TopicArn"] for each in _client("sns", environ).list_topics()["Topics"]],
+        "vpcs": [each["VpcId"] for each in ec2.describe_vpcs()["Vpcs"]],
+    }
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return what each root needs, as Terraform reads it from the environment; make what must be there before."""
+    ec2, iam = _client("ec2", environ), _client("iam", environ)
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
+    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
+    service = f"com.amazonaws.{REGION}.s3"
+    ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=service, RouteTableIds=[table["RouteTableId"]])
+    iam.create_role(RoleName="deploy", Path="/ci/", AssumeRolePolicyDocument=json.dumps({"Statement": []}))
+    return {
+        "module": {
+            "TF_VAR_name": "whole",
+            "TF_VAR_budget_usd": "1000",
+            "TF_VAR_alert_emails": '["ada@example.com", "bob@example.com"]',
+            # Every statement of the policies: what is proven of them is proven of these (test_permissions.py).
+            "TF_VAR_job_queues": f'["arn:aws:batch:{REGION}:123456789012:job-queue/training"]',
+            "TF_VAR_read_only_data": '["s3://example-images/train"]',
+            "TF_VAR_read_only_keys": f'["arn:aws:kms:{REGION}:123456789012:key/{KEY_OF_DATA}"]',
+            "TF_VAR_secrets": f'["arn:aws:secretsmanager:{REGION}:123456789012:secret:wandb-a1B2c3"]',
+        },
+        "minimal": {},
+        "existing-vpc": {
+            "TF_VAR_vpc": json.dumps({"id": vpc, "subnets": [subnet]}),
+            "TF_VAR_ci_role": "ci/deploy",
+        },
+    }
+
+
+def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    folder.mkdir()
+    module = copy_module(folder)
+    here = module if root == "module" else module / "examples" / root
+    # An example has a provider, which a file named *_override.tf completes; the module has none.
+    shutil.copy(MOTO, here / ("moto.tf" if root == "module" else "moto_override.tf"))
+    terraform.init(here)
+    terraform.run(here, "apply", "-auto-approve", "-input=false", "-no-color", environ=environ)
+    shown = json.loads(terraform.run(here, "show", "-json", environ=environ).stdout)
+    outputs = {name: output["value"] for name, output in shown["values"]["outputs"].items()}
+    first = _first_steps(folder, here, root, environ)
+    terraform.run(here, "destroy", "-auto-approve", "-refresh=false", "-input=false", "-no-color", environ=environ)
+    return {
+        "outputs": outputs,
+        "resources": list(_resources(shown["values"]["root_module"])),
+        **first,
+        "left": terraform.run(here, "state", "list", environ=environ).stdout.split(),
+    }
+
+
+def _resources(module: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what was made, not what was looked up, in a module and those below it."""
+    own = [
+        {name: resource[name] for name in ("address", "type", "name", "values")}
+        for resource in module.get("resources", [])
+        if resource["mode"] == "managed"
+    ]
+    return own + [resource for child in module.get("child_modules", []) for resource in _resources(child)]
+
+
+def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what cloudtrain says of a first job, with nothing but what `configure` has read off the outputs."""
+    job = folder / "job"
+    job.mkdir()
+    (job / "job.yaml").write_text(_JOB)
+    (job / "train.py").write_text("print('hello')\n")
+
+    def say(*arguments: str | Path) -> Any:
+        done = subprocess.run(
+            [str(command()), "--profile", root, *map(str, arguments), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+            env={**os.environ, **environ, "HOME": str(folder), "CLOUDTRAIN_HOME": str(folder / "runs")},
+        )
+        return json.loads(done.stdout)
+
+    return {
+        "configured": say("configure", "--from-terraform", here),
+        "shown": say("configure", "--show"),
+        "planned": say("plan", job / "job.yaml"),
+        "checks": say("check", job / "job.yaml")["checks"],
+    }
+
+
+# ---------------------------------------------------------------- what was made
+
+
+def of_type(resources: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
+    """Return the values of the resources of a type, and of a name where one is given."""
+    return [each["values"] for each in resources if each["type"] == kind and name in (None, each["name"])]
+
+
+def one_of_type(resources: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+    """Return the values of the only resource of a type and name."""
+    (found,) = of_type(resources, kind, name)
+    return found
+
+
+def policy_of(resources: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """Return the document of a policy."""
+    document: dict[str, Any] = json.loads(one_of_type(resources, kind, name)["policy"])
+    return document
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return what IAM allows to be one or many as many."""
+    return value if isinstance(value, list) else [value]
