@@ -1,7 +1,7 @@
 """The archive: a tar of sorted names in a gzip that stores instead of compressing.
 
 Equal contents give equal bytes everywhere, because no compressor has a say: what deflate makes of the same input
-differs between zlib's versions and zlib-ng. See docs/decisions/008-bundles-are-stored.md.
+differs between zlib's versions and zlib-ng. See docs/decisions/008-bundles-are-not-compressed.md.
 """
 
 from __future__ import annotations
