@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-ecosystem test-oldest test-newest test-capabilities audit benchmarks clean help
+.PHONY: demo test check lint types contracts unit test-ecosystem test-oldest test-newest test-capabilities audit benchmarks docs clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
+	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
@@ -42,6 +43,11 @@ contracts: $(VENV)/.installed-dev
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit --numprocesses 2
+
+# A link to a page, a heading or a name that does not exist is a warning of Sphinx, and a warning fails here.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --nitpicky --fail-on-warning --keep-going --builder html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
 test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
@@ -97,7 +103,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit build dist
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit build dist docs/_build
 
 # ---------------------------------------------------------------- set-up
 
@@ -120,6 +126,7 @@ INSTALLED_TORCH := $(BIN)/python -c 'import importlib.metadata as m; print("torc
 
 EXTRAS_demo := local,examples
 EXTRAS_dev := dev
+EXTRAS_docs := docs
 EXTRAS_test := test
 
 $(VENV)/.installed-%: $(VENV)/.dependencies-% $(SOURCES)

@@ -1137,10 +1137,10 @@ def test_what_the_images_tag_meant_is_kept_with_the_plan(account: Front, cli: Cl
     assert found["detail"].endswith(f"mine:1 exists and is {digest} now")
 
 
-def test_the_guide_names_every_action() -> None:
-    guide = (REPOSITORY / "docs" / "guide.md").read_text()
+def test_account_page_names_every_action() -> None:
+    page = (REPOSITORY / "docs" / "how-to" / "account.md").read_text()
     for action in ACTIONS.values():
-        assert f"`{action}`" in guide, action
+        assert f"`{action}`" in page, action
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def test_every_example_fits(path: Path) -> None:
     assert errors(path.read_text()) == []
 
 
-def test_the_guides_job_fits() -> None:
-    guide = (REPOSITORY / "docs" / "guide.md").read_text()
-    for text in re.findall(r"```yaml\n(name:.*?)```", guide, flags=re.DOTALL):
+def test_full_job_of_the_docs_fits() -> None:
+    page = (REPOSITORY / "docs" / "how-to" / "job-file.md").read_text()
+    for text in re.findall(r"```yaml\n(name:.*?)```", page, flags=re.DOTALL):
         assert errors(text) == []
 
 

@@ -53,7 +53,7 @@ def check_methods(directory: Path, task: str, needed: Mapping[str, FieldPath]) -
         if task_signatures.lacks(directory, task, method):
             name = task.rpartition(":")[2]
             message = f"it needs a method {method}() of {name}, which tells how its layers are split"
-            yield Finding(message, at, f"write it (the guide's section Parallelism shows one), or remove {at[-1]}")
+            yield Finding(message, at, f"write it (docs/how-to/parallelism.md shows one), or remove {at[-1]}")
 
 
 def check_syntax(path: Path, at: FieldPath) -> Iterator[Finding]:

@@ -1,0 +1,48 @@
+"""Sphinx configuration of the documentation site; `make docs` builds it."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+
+project = "cloudtrain"
+author = "The cloudtrain authors"
+version = release = version_of("cloudtrain")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+
+# Every heading down to the third level has an anchor as on GitHub, so `page.md#heading` works in both places.
+myst_heading_anchors = 3
+
+# A page names Python types of other packages, whose documentation is not fetched.
+nitpick_ignore_regex = [("py:.*", ".*")]
+
+html_theme = "furo"
+html_title = f"cloudtrain {version}"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+
+_LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|path:|#)([^)\s#]+)(?=\))")
+
+
+def _offer_other_files_as_downloads(_: Sphinx, name: str, source: list[str]) -> None:
+    """Mark links to files outside of docs/ as paths, because Sphinx would look for pages of that name."""
+    folder = (DOCS / name).parent
+
+    def mark(match: re.Match[str]) -> str:
+        is_page = (folder / match[1]).resolve().is_relative_to(DOCS)
+        return match[1] if is_page else f"path:{match[1]}"
+
+    source[0] = _LINK.sub(mark, source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what this site adds to Sphinx."""
+    app.connect("source-read", _offer_other_files_as_downloads)
