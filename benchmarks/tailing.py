@@ -229,7 +229,7 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
     from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
     from cloudtrain.console.follow import FOLLOW_OUTAGES
     from cloudtrain.errors import UnreachableError
-    from cloudtrain.runs.run import EVERYTHING
+    from cloudtrain.runs.log_lines import ALL_LINES
 
     logs, sagemaker = clients
     name = _RUN.format(number)
@@ -242,7 +242,7 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
     outages = OutageTolerance(policy=FOLLOW_OUTAGES)
     while time.monotonic() < until:
         try:
-            checker.check(JobLogs(logs).follow(name, EVERYTHING, look), timed=True)
+            checker.check(JobLogs(logs).follow(name, ALL_LINES, look), timed=True)
         except UnreachableError as error:
             time.sleep(outages.failed(error))
 

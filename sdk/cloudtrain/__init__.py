@@ -58,15 +58,11 @@ if TYPE_CHECKING:
     from cloudtrain.planning.warm_pool_state import WarmPool
     from cloudtrain.preflight import Candidate, Candidates, Check
     from cloudtrain.runs.checkpoints import CheckpointFolder, SavedCheckpoint
-    from cloudtrain.runs.run import (
-        LogFilter,
-        LogLine,
-        Progress,
-        Run,
-        RunFilter,
-        State,
-        Status,
-    )
+    from cloudtrain.runs.log_lines import LogFilter, LogLine
+    from cloudtrain.runs.progress import Progress
+    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.run_filter import RunFilter
+    from cloudtrain.runs.status import State, Status
     from cloudtrain.settings.profiles import ProfileChange
     from cloudtrain.settings.settings import Origin, Settings
 
@@ -143,24 +139,24 @@ _MODULE_OF = {
     "Explanation": "failure_rules",
     "FailureClass": "failure_rules",
     "JobSpec": "job.spec",
-    "LogFilter": "runs.run",
-    "LogLine": "runs.run",
+    "LogFilter": "runs.log_lines",
+    "LogLine": "runs.log_lines",
     "MissingExtraError": "errors",
     "NoCapacityError": "errors",
     "Origin": "settings.settings",
     "Plan": "planning.plan",
     "Problem": "errors",
     "ProfileChange": "settings.profiles",
-    "Progress": "runs.run",
+    "Progress": "runs.progress",
     "Run": "runs.run",
-    "RunFilter": "runs.run",
+    "RunFilter": "runs.run_filter",
     "RunNotFoundError": "errors",
     "SavedCheckpoint": "runs.checkpoints",
     "Settings": "settings.settings",
     "SettingsError": "errors",
     "SpecError": "errors",
-    "State": "runs.run",
-    "Status": "runs.run",
+    "State": "runs.status",
+    "Status": "runs.status",
     "UntrustedSettingsError": "errors",
     "UserError": "errors",
     "WarmPool": "planning.warm_pool_state",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.failure_rules import Explanation, FailureClass, explain
-from cloudtrain.runs.run import LogLine, State, Status
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.status import State, Status
 
 REQUIREMENTS = {"code.requirements": "requirements.txt"}
 

@@ -8,7 +8,7 @@ import pytest
 from support.explanations import CASES, FACTS, Case
 
 from cloudtrain.failure_rules import FailureClass, explain
-from cloudtrain.runs.run import LogLine
+from cloudtrain.runs.log_lines import LogLine
 
 
 def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
@@ -49,7 +49,7 @@ def test_an_ended_run_without_failure_has_no_class() -> None:
     for case in itertools.islice(CASES, 5):
         from dataclasses import replace
 
-        from cloudtrain.runs.run import State
+        from cloudtrain.runs.status import State
 
         for state in (State.SUCCEEDED, State.STOPPED):
             found = explain(replace(case.status, state=state, reason=""), case.lines)

@@ -12,7 +12,8 @@ from cloudtrain.failure_rules.collectives import Collectives
 from cloudtrain.failure_rules.job_values import read_facts
 from cloudtrain.failure_rules.matches import WentOn
 from cloudtrain.failure_rules.rules import RULES, Place
-from cloudtrain.runs.run import LogLine, State, Status
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.status import State, Status
 
 FAILED = Status("r", "sagemaker", State.FAILED)
 LINES = 200_000

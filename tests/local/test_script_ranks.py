@@ -9,7 +9,7 @@ import pytest
 from support.jobs import Cli, until
 
 import cloudtrain
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 
 pytestmark = pytest.mark.processes
 

@@ -24,7 +24,7 @@ from support.jobs import (
 import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 
 JOB = "name: spin\ncode: {script: spin.py}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 1}\n"
 SPIN = "import time\nprint('spinning', flush=True)\nwhile True:\n    time.sleep(0.1)\n"

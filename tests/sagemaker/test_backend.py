@@ -13,7 +13,8 @@ from support.jobs import EXAMPLES, Cli
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.job_states import ACTIVE_STATES, FINAL_STATES, map_state
 from cloudtrain.backends.sagemaker.logs import LOG_GROUP, Stream, list_streams
-from cloudtrain.runs.run import LogFilter, State
+from cloudtrain.runs.log_lines import LogFilter
+from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import format_event
 

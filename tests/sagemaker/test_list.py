@@ -14,7 +14,8 @@ from support.jobs import Cli
 
 import cloudtrain
 from cloudtrain.backends.sagemaker import SageMakerBackend
-from cloudtrain.runs.run import EVERY_RUN, RunFilter, State
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
@@ -80,7 +81,7 @@ def backend() -> SageMakerBackend:
     return SageMakerBackend(Settings(region="us-west-2"))
 
 
-def names(wanted: RunFilter = EVERY_RUN, most: int | None = None) -> list[str]:
+def names(wanted: RunFilter = ALL_RUNS, most: int | None = None) -> list[str]:
     return [status.run for status in islice(backend().list(wanted), most)]
 
 

@@ -20,7 +20,7 @@ from support.jobs import Cli
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
 from cloudtrain.errors import CloudError, RunNotFoundError, UnreachableError
-from cloudtrain.runs.run import EVERYTHING, LogFilter, LogLine
+from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import format_event
 
@@ -93,7 +93,7 @@ class Job:
         self.now = JobNow("Completed", has_ended=True)
 
 
-def tail(client: Any, job: Callable[[], JobNow], *, only: LogFilter = EVERYTHING, **options: Any) -> list[LogLine]:
+def tail(client: Any, job: Callable[[], JobNow], *, only: LogFilter = ALL_LINES, **options: Any) -> list[LogLine]:
     return list(JobLogs(client, scale=SCALE).follow(RUN, only, job, **options))
 
 
@@ -152,14 +152,14 @@ def test_a_job_that_ended_long_ago_is_not_waited_for(serving: Service) -> None:
         written.created -= 3_600_000
         written.events = [(at, text, read - 3_600_000) for at, text, read in written.events]
     began = time.monotonic()
-    assert len(list(JobLogs(client).follow(RUN, EVERYTHING, ended))) == 5
+    assert len(list(JobLogs(client).follow(RUN, ALL_LINES, ended))) == 5
     assert time.monotonic() - began < 4
 
 
 def test_streams_of_later_attempts_are_found(serving: Service) -> None:
     service, client = serving(page_events=2)
     job = Job()
-    lines = JobLogs(client, scale=SCALE).follow(RUN, EVERYTHING, job)
+    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, job)
     service.write(stream("algo-1"), ["a1"])
     assert next(lines).text == "a1"
     before = service.calls["DescribeLogStreams"]
@@ -185,7 +185,7 @@ def test_a_group_that_is_not_there_yet_is_waited_for(serving: Service) -> None:
     assert [line.text for line in tail(client, job)] == ["here"]
 
 
-@pytest.mark.parametrize("only", [EVERYTHING, LogFilter(since=timedelta(minutes=10))])
+@pytest.mark.parametrize("only", [ALL_LINES, LogFilter(since=timedelta(minutes=10))])
 def test_tokens_that_ended_lose_and_repeat_nothing(serving: Service, only: LogFilter) -> None:
     service, client = serving(Faults(empty=0.2, short=0.3, after=0), page_events=50)
     service.write(stream("algo-1"), numbered("old", 0, 20), at=time.time() - 3600)
@@ -206,7 +206,7 @@ def test_a_host_whose_clock_steps_back_keeps_its_order(serving: Service) -> None
     for i, at in enumerate((now, now - 7200, now + 7200, now)):
         service.write(stream("algo-1"), numbered("algo-1", 4 * i, 4 * i + 4), at=at)
     assert [line.text for line in tail(client, ended)] == numbered("algo-1", 0, 16)
-    assert [line.text for line in JobLogs(client).read(RUN, EVERYTHING, ended)] == numbered("algo-1", 0, 16)
+    assert [line.text for line in JobLogs(client).read(RUN, ALL_LINES, ended)] == numbered("algo-1", 0, 16)
 
 
 # ---------------------------------------------------------------- trouble
@@ -217,7 +217,7 @@ def test_a_followed_run_survives_an_outage_and_tells_it_once(serving: Service) -
     service.write(stream("algo-1"), ["before"])
     told: list[str] = []
     job = Job()
-    lines = JobLogs(client, scale=SCALE).follow(RUN, EVERYTHING, job, told.append)
+    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, job, told.append)
     assert next(lines).text == "before"
     service.down = True
 
@@ -242,7 +242,7 @@ def test_a_job_that_cannot_be_looked_at_does_not_hold_its_log_up(serving: Servic
             return answer
         raise UnreachableError("could not describe the training job: nobody answers")
 
-    lines = JobLogs(client, scale=SCALE).follow(RUN, EVERYTHING, look)
+    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, look)
     for i in range(5):
         service.write(stream("algo-1"), [f"line {i}"])
         assert next(lines).text == f"line {i}"
@@ -255,7 +255,7 @@ def test_what_never_answered_is_an_error_at_once(serving: Service) -> None:
     with pytest.raises(UnreachableError, match="could not read the log"):
         tail(client, Job())
     with pytest.raises(CloudError):
-        JobLogs(client).read(RUN, EVERYTHING, ended)
+        JobLogs(client).read(RUN, ALL_LINES, ended)
     assert time.monotonic() - began < 2
 
 
@@ -279,7 +279,7 @@ def test_hosts_are_merged_in_the_order_of_time(serving: Service) -> None:
     for i in range(300):
         host = ("algo-1", "algo-2", "algo-3")[i % 3]
         service.write(stream(host), [f"{i}"], at=now + i)
-    found = list(JobLogs(client).read(RUN, EVERYTHING, ended))
+    found = list(JobLogs(client).read(RUN, ALL_LINES, ended))
     assert [line.text for line in found] == [str(i) for i in range(300)]
     assert found[0].time == pytest.approx(now, abs=0.001)
     only = LogFilter(host="algo-2", since=datetime.fromtimestamp(now + 150.5, UTC))
@@ -293,7 +293,7 @@ def test_one_look_at_a_host_that_never_stops_printing_ends(serving: Service) -> 
     service, client = serving(page_events=500)
     now = int(time.time() * 1000)
     service.make(stream("algo-1"), 10**9, lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)))
-    found = list(itertools.islice(JobLogs(client).read(RUN, EVERYTHING, ended), 400_000))
+    found = list(itertools.islice(JobLogs(client).read(RUN, ALL_LINES, ended), 400_000))
     assert 1000 <= len(found) < 400_000
     assert [line.text for line in found] == [str(i) for i in range(len(found))]
 
@@ -311,7 +311,7 @@ def test_more_hosts_than_a_page_of_streams_holds(serving: Service) -> None:
     service, client = serving()
     for i in range(1, 121):
         service.write(stream(f"algo-{i}"), [f"host {i}"])
-    found = by_host(list(JobLogs(client).read(RUN, EVERYTHING, ended)))
+    found = by_host(list(JobLogs(client).read(RUN, ALL_LINES, ended)))
     assert found == {f"algo-{i}": [f"host {i}"] for i in range(1, 121)}
 
 

@@ -28,7 +28,7 @@ from cloudtrain.backends.sagemaker.job_states import map_state, read_reason
 from cloudtrain.errors import CloudError, DriftError, RunNotFoundError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]

@@ -21,7 +21,7 @@ import cloudtrain
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sandbox.batch_queues import FAIR_QUEUE, PATHS, QUEUE
 from cloudtrain.planning.service_job import render_payload
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws, pytest.mark.filterwarnings("ignore")]

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from cloudtrain.runs.run import LogLine, State, Status
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.status import State, Status
 
 CORPUS = Path(__file__).parents[1] / "explain" / "corpus"
 _LINE = re.compile(r"\+(?P<seconds>\d+\.\d+) (?P<host>\S+) ?(?P<text>.*)")

@@ -21,15 +21,14 @@ from cloudtrain.console.follow import FOLLOW_OUTAGES, _is_live, _segments, _Thin
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
-from cloudtrain.runs.run import (
-    LogFilter,
-    LogLine,
+from cloudtrain.runs.log_lines import LogFilter, LogLine
+from cloudtrain.runs.progress import fold_events
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import (
     Phase,
-    Run,
     State,
     Status,
     Waiting,
-    fold_events,
 )
 from cloudtrain_runtime.contract import format_event
 

@@ -16,7 +16,8 @@ from cloudtrain.backends.container.state_file import RecordedState, read_state, 
 from cloudtrain.backends.local import backend
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console import listing
-from cloudtrain.runs.run import RunFilter, State, Status
+from cloudtrain.runs.run_filter import RunFilter
+from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import make_run_id, submitted_at
 from cloudtrain.support.units import parse_moment
 
@@ -99,10 +100,10 @@ def test_runs_of_several_places_come_newest_first() -> None:
         moment = NOW - timedelta(hours=hours)
         return Status(make_run_id("x", moment, "000000"), backend, State.SUCCEEDED, created=moment)
 
-    from cloudtrain.runs.run import when_submitted
+    from cloudtrain.runs.run_filter import submission_time
 
     here, there = [status("local", each) for each in (0, 2, 4)], [status("sagemaker", each) for each in (1, 3)]
-    merged = heapq.merge(here, there, key=when_submitted, reverse=True)
+    merged = heapq.merge(here, there, key=submission_time, reverse=True)
     assert [each.backend for each in merged] == ["local", "sagemaker"] * 2 + ["local"]
 
 

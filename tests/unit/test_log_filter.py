@@ -12,15 +12,14 @@ import pytest
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.errors import UnreachableError
-from cloudtrain.runs.run import (
+from cloudtrain.runs.log_lines import (
     LogFilter,
     LogLine,
-    Run,
-    State,
-    Status,
     find_rank,
     parse_since,
 )
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261120-101500-1a2b3c"

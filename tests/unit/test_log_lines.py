@@ -21,12 +21,9 @@ from cloudtrain.backends.container.log_lines import LINE_BYTES, LineTail
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.backends.sandbox.cloudwatch_logs import batches
-from cloudtrain.runs.run import (
-    Progress,
-    Run,
-    State,
-    fold_events,
-)
+from cloudtrain.runs.progress import Progress, fold_events
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State
 
 RUN = "long-261120-101500-1a2b3c"
 LONG_BYTES = 300_000_000

@@ -19,14 +19,10 @@ from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow import _state_line
 from cloudtrain.console.runs import explanation_lines, readable, status_rows
 from cloudtrain.errors import UserError
-from cloudtrain.runs.previous_run import EarlierRun
-from cloudtrain.runs.run import (
-    LogFilter,
-    LogLine,
-    State,
-    Status,
-    fold_events,
-)
+from cloudtrain.runs.log_lines import LogFilter, LogLine
+from cloudtrain.runs.previous_run import PreviousRun
+from cloudtrain.runs.progress import fold_events
+from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import check_event, format_event, parse_event
 from cloudtrain_runtime.contract.events import EVENTS
 
@@ -281,7 +277,7 @@ def test_no_odd_plan_or_request_breaks_a_command(home: Path) -> None:
         backend.facts(RUN)
         explanation_lines(cloudtrain.explain(RUN), RUN)
         with contextlib.suppress(UserError):
-            earlier = EarlierRun(backend.plan_of(RUN))
+            earlier = PreviousRun(backend.plan_of(RUN))
             earlier.settings(cloudtrain.Settings())
             earlier.job()
     assert len(list(cloudtrain.list_runs(cloudtrain.RunFilter(tags={"team": "vision"})))) <= 1

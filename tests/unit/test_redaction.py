@@ -31,13 +31,9 @@ from support.fake_keys import (
 )
 
 from cloudtrain.errors import CloudError, Problem
-from cloudtrain.runs.run import (
-    LogLine,
-    Operations,
-    Run,
-    State,
-    Status,
-)
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.run import Run, RunOperations
+from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import redaction
 from cloudtrain_runtime.contract.redaction import MARK, Stream, redact
 
@@ -167,7 +163,7 @@ def test_our_errors_hide_what_clients_put_into_theirs() -> None:
 
 
 def test_a_runs_log_and_reason_come_without_secrets() -> None:
-    class Told(Operations):
+    class Told(RunOperations):
         """A backend with one line."""
 
         name = "told"

@@ -8,13 +8,10 @@ import pytest
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import RunNotFoundError
 from cloudtrain.job.spec import NAME_CHARACTERS
-from cloudtrain.runs.run import (
-    LogLine,
-    State,
-    Status,
-    fold_events,
-    parse_reference,
-)
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.progress import fold_events
+from cloudtrain.runs.run import parse_reference
+from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import RUN_ID_CHARACTERS, is_run_id, make_run_id
 from cloudtrain_runtime.contract import check_event
 
@@ -124,7 +121,7 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
 )
 def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from cloudtrain.console.logs import print_logs
-    from cloudtrain.runs.run import LogLine
+    from cloudtrain.runs.log_lines import LogLine
 
     text = f'CLOUDTRAIN {{"event": "{name}", "loss": "x"}}'
     assert print_logs(None, [LogLine("algo-1", text)], follow=False, raw=False) == 0  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from cloudtrain.backends.sagemaker.job_states import (
     seconds_on_instances,
 )
 from cloudtrain.failure_rules import explain
-from cloudtrain.runs.run import State, Status
+from cloudtrain.runs.status import State, Status
 
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
 NOW = BEGAN + timedelta(days=2)

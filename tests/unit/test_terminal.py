@@ -17,7 +17,7 @@ from support.jobs import Cli, Terminal, command
 
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.console.terminal import FilteredStream, filtered_streams, last_drawn, plain, safe, unfiltered
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 
 RUN = "odd-261120-101500-1a2b3c"
 ATTACKS = (

@@ -11,7 +11,7 @@ import pytest
 
 import cloudtrain
 from cloudtrain.planning.training_identity import training_of
-from cloudtrain.runs.previous_run import EarlierRun
+from cloudtrain.runs.previous_run import PreviousRun
 
 JOB = """\
 name: demo
@@ -80,7 +80,7 @@ def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
 
     def resume(content: dict[str, Any], *overrides: str) -> dict[str, Any]:
         """Return the plan.json of a run that resumes the run of another plan.json."""
-        earlier = EarlierRun(content)
+        earlier = PreviousRun(content)
         spec = earlier.job(overrides)
         args = {"width": 3, "rate": float("inf")}
         training = training_of(spec, args, earlier.saved.uploaded)

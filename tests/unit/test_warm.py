@@ -12,7 +12,7 @@ import pytest
 
 from cloudtrain.console.pools import pool_rows
 from cloudtrain.planning.warm_pool import differences, read_pool, tell_start
-from cloudtrain.runs.run import State, Status
+from cloudtrain.runs.status import State, Status
 
 ENDED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 JOB = {

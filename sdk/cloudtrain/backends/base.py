@@ -6,20 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.planning.plan import Plan
-from cloudtrain.runs.run import (
-    EVERY_RUN,
-    Operations,
-    Run,
-    RunFilter,
-    Status,
-)
+from cloudtrain.runs.run import Run, RunOperations
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.status import Status
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Progress
     from cloudtrain.bundle.archive import Bundle
 
 
-class Backend(Operations, Protocol):
+class Backend(RunOperations, Protocol):
     """A place that runs plans.
 
     Its promises:
@@ -45,7 +41,7 @@ class Backend(Operations, Protocol):
         """
         ...
 
-    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+    def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         """Yield the runs of this backend, newest first. Progress is told where that is cheap.
 
         Nothing is asked or read before it is needed: who takes ten runs pays for ten.

@@ -20,7 +20,7 @@ from cloudtrain.cli.options import (
 from cloudtrain.errors import EXIT_USER, SpecError
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import LogFilter
+    from cloudtrain.runs.log_lines import LogFilter
 
 
 @click.command()

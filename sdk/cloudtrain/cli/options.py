@@ -125,7 +125,7 @@ def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | timedelta | None:
     """Read a duration up to now, or a time."""
-    from cloudtrain.runs.run import parse_since
+    from cloudtrain.runs.log_lines import parse_since
 
     try:
         return None if value is None else parse_since(value)
@@ -145,7 +145,7 @@ def log_options(function: Command) -> Command:
         rank: int | None,
         **rest: Any,
     ) -> Any:
-        from cloudtrain.runs.run import LogFilter
+        from cloudtrain.runs.log_lines import LogFilter
 
         return function(*arguments, only=LogFilter(host, grep, since, rank), **rest)
 

@@ -13,12 +13,9 @@ from cloudtrain.cli.options import is_trusting, json_option, log_options, run_ar
 from cloudtrain.console import listing
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
-from cloudtrain.runs.run import (
-    EVERY_RUN,
-    LogFilter,
-    RunFilter,
-    State,
-)
+from cloudtrain.runs.log_lines import LogFilter
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.status import State
 from cloudtrain.support.units import parse_moment
 
 
@@ -105,7 +102,7 @@ def list_(
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
         return 0
-    listing.print_runs(runs[:limit], is_filtered=wanted != EVERY_RUN)
+    listing.print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
     if len(runs) > limit:
         given = [("--name", name), *(("--state", each) for each in states), *(("--tag", each) for each in tags)]
         given += [("--since", since or ""), ("--until", until or ""), ("-n", str(2 * limit))]

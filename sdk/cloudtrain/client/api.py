@@ -59,18 +59,11 @@ from cloudtrain.planning.plan import (
 )
 from cloudtrain.planning.storage_layout import Resumed, steps_beside
 from cloudtrain.runs.checkpoints import CheckpointFolder
-from cloudtrain.runs.previous_run import EarlierRun, saved_by
-from cloudtrain.runs.run import (
-    EVERY_RUN,
-    EVERYTHING,
-    LogFilter,
-    LogLine,
-    Run,
-    RunFilter,
-    Status,
-    parse_reference,
-    when_submitted,
-)
+from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
+from cloudtrain.runs.previous_run import PreviousRun, saved_by
+from cloudtrain.runs.run import Run, parse_reference
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
+from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import (
     PROFILE_VARIABLE,
     Origin,
@@ -508,7 +501,7 @@ def resume(
     state = backend.status(run).state
     if not state.is_final:
         raise UserError(f"{run} is {state}: it goes on by itself", f"to end it: cloudtrain stop {run}")
-    earlier = EarlierRun(backend.plan_of(run))
+    earlier = PreviousRun(backend.plan_of(run))
     spec = earlier.job(overrides, instances=instances)
     resumed = earlier.saved if spec.checkpoint.resume == run else None
     if from_step is not None:
@@ -541,7 +534,7 @@ def resume(
 
 
 def _resume_here(
-    earlier: EarlierRun, spec: JobSpec, resumed: Resumed | None, settings: Settings, callbacks: Callbacks
+    earlier: PreviousRun, spec: JobSpec, resumed: Resumed | None, settings: Settings, callbacks: Callbacks
 ) -> Run:
     """Start a local run from the checkpoints and the packed code of another one. Settings tell whose a bucket is."""
     from cloudtrain.bundle.archive import Bundle
@@ -650,7 +643,7 @@ def logs(
     reference: str,
     *,
     follow: bool = False,
-    only: LogFilter = EVERYTHING,
+    only: LogFilter = ALL_LINES,
     on_trouble: Callable[[str], None] | None = None,
     settings: Settings | None = None,
 ) -> Iterator[LogLine]:
@@ -694,7 +687,7 @@ def stop(reference: str, *, settings: Settings | None = None) -> Run:
 
 
 def list_runs(
-    wanted: RunFilter = EVERY_RUN,
+    wanted: RunFilter = ALL_RUNS,
     *,
     local: bool = True,
     sagemaker: bool | None = None,
@@ -726,7 +719,7 @@ def list_runs(
             if on_unreachable is None:
                 raise
             on_unreachable(error)
-    yield from heapq.merge(*sources, key=when_submitted, reverse=True)
+    yield from heapq.merge(*sources, key=submission_time, reverse=True)
 
 
 def _while_reachable(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cloudtrain.runs.run import State, Status
+from cloudtrain.runs.status import State, Status
 
 FIRST_PAUSE_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 900.0

@@ -14,7 +14,8 @@ from cloudtrain.bundle import Progress
 from cloudtrain.client.capacity import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, lacks_capacity
 from cloudtrain.errors import CloudError, NoCapacityError
 from cloudtrain.planning.plan import Plan
-from cloudtrain.runs.run import Run, State
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain.support.units import format_duration
 

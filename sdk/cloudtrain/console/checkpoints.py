@@ -10,7 +10,7 @@ from cloudtrain.console import columns, program, say
 from cloudtrain.support.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.checkpoints import CheckpointFolder, Exported, SavedCheckpoint
+    from cloudtrain.runs.checkpoints import CheckpointFolder, ExportedCheckpoint, SavedCheckpoint
 
 _HEADER = ("step", "state", "age", "size", "ranks", "torch", "name", "run", "why")
 
@@ -40,7 +40,7 @@ def print_verified(found: Sequence[SavedCheckpoint]) -> None:
         say(f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before")
 
 
-def print_exported(done: Exported) -> None:
+def print_exported(done: ExportedCheckpoint) -> None:
     """Print what was made, and of what."""
     print(
         f"{done.path}: {done.tensors:,} tensors, {done.elements:,} elements, {format_size(done.bytes)}, "

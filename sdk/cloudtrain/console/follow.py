@@ -34,7 +34,7 @@ from cloudtrain.console.runs import (
 from cloudtrain.console.terminal import last_drawn, safe, unfiltered
 from cloudtrain.console.view import describe_phases, harmless, progress_row, state_rows
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
-from cloudtrain.runs.run import EVERYTHING
+from cloudtrain.runs.log_lines import ALL_LINES
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 if TYPE_CHECKING:
@@ -43,12 +43,9 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
     from cloudtrain.console.panel import Panel
-    from cloudtrain.runs.run import (
-        LogFilter,
-        LogLine,
-        Run,
-        Status,
-    )
+    from cloudtrain.runs.log_lines import LogFilter, LogLine
+    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.status import Status
 
 Lines = Callable[[], Iterable["LogLine"]]
 """Begins to read a log; called again after an error of the cloud, when it must begin with the same lines."""
@@ -102,7 +99,7 @@ def follow(
     Raises:
         CloudError: the cloud has refused or not answered for too long. The run goes on.
     """
-    wanted = EVERYTHING if only is None else only.from_now()
+    wanted = ALL_LINES if only is None else only.from_now()
 
     def lines() -> Iterator[LogLine]:
         return run.logs(follow=True, only=wanted)

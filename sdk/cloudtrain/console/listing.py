@@ -12,7 +12,7 @@ from cloudtrain.console import program, say
 from cloudtrain.console.view import harmless
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import Status
+    from cloudtrain.runs.status import Status
 
 _HEADER = ("run", "state", "submitted (UTC)", "took", "on", "")
 

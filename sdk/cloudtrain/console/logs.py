@@ -14,7 +14,8 @@ from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import LogLine, Run
+    from cloudtrain.runs.log_lines import LogLine
+    from cloudtrain.runs.run import Run
 
 HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 

@@ -31,7 +31,7 @@ from cloudtrain.support.units import format_duration
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from cloudtrain.runs.run import Status
+    from cloudtrain.runs.status import Status
 
 _LABEL_COLUMNS = 13
 _LEAST_COLUMNS = 34

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.console import program
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import Status
+    from cloudtrain.runs.status import Status
 
 
 def pool_rows(status: Status) -> list[tuple[str, str]]:

@@ -25,12 +25,15 @@ from cloudtrain.console.view import (
 )
 from cloudtrain.errors import EXIT_INTERRUPTED
 from cloudtrain.runs.host_reports import read_host_files
-from cloudtrain.runs.run import EVALUATION_FIELDS, MUCH_DATA_WAIT, State
+from cloudtrain.runs.progress import EVALUATION_FIELDS
+from cloudtrain.runs.status import HIGH_DATA_WAIT, State
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation
-    from cloudtrain.runs.run import LogLine, Run, Status
+    from cloudtrain.runs.log_lines import LogLine
+    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.status import Status
 
 
 def print_submitted(run: Run, *, as_json: bool) -> None:
@@ -192,7 +195,7 @@ def _started(event: Mapping[str, Any]) -> str:
 def _step(event: Mapping[str, Any]) -> str:
     # The first step always waits: loader workers start.
     wait = (event.get("data_wait") or 0) if event["step"] > 1 else 0
-    slow = f"  {wait:.0%} of the step waits for data" if wait > MUCH_DATA_WAIT else ""
+    slow = f"  {wait:.0%} of the step waits for data" if wait > HIGH_DATA_WAIT else ""
     return (
         f"step {event['step']:>6}  epoch {event['epoch']:>3}  loss {_number(event['loss'])}  "
         f"{event['samples_per_second'] or 0:,.0f} samples/s{slow}"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.console.terminal import plain
 from cloudtrain.errors import EXIT_DONE
-from cloudtrain.runs.run import STEP_PARTS
+from cloudtrain.runs.progress import STEP_PARTS
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import Phase, Status, Waiting
+    from cloudtrain.runs.status import Phase, Status, Waiting
 
 Row = tuple[str, str]
 """What a line is about, and what it says."""

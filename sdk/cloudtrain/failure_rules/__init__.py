@@ -18,7 +18,8 @@ from cloudtrain.failure_rules.log_reader import Reader
 from cloudtrain.failure_rules.matches import Group
 from cloudtrain.failure_rules.rules import Place, Weight, first_match
 from cloudtrain.failure_rules.tracebacks import as_exception
-from cloudtrain.runs.run import LogLine, State, Status
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import sort_hosts
 
 __all__ = ["Explanation", "Facts", "FailureClass", "explain", "read_facts"]

@@ -26,7 +26,7 @@ from cloudtrain.failure_rules.tracebacks import (
     as_exception,
     opens,
 )
-from cloudtrain.runs.run import RANK_MARK, LogLine
+from cloudtrain.runs.log_lines import RANK_PREFIX, LogLine
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 _LINE_CHARACTERS = 4000
@@ -272,7 +272,7 @@ def _clean(text: str) -> tuple[int | None, str]:
         text = _COLOUR.sub("", text)
     if not text.startswith("["):
         return None, text
-    match = RANK_MARK.match(text)
+    match = RANK_PREFIX.match(text)
     if match is None:
         return None, text
     rank = match["torch"] or match["mpi"]

@@ -98,7 +98,7 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedCheckpoint:
     """A file that was made of a checkpoint.
 
     Attributes:
@@ -168,7 +168,7 @@ class CheckpointFolder:
 
     def export(
         self, form: str, *, step: int | None = None, target: Path | None = None, part: str = "model"
-    ) -> Exported:
+    ) -> ExportedCheckpoint:
         """Write the tensors of a checkpoint, each of them whole, into one file.
 
         Args:
@@ -191,7 +191,7 @@ class CheckpointFolder:
         _refuse_existing(path)
         one = CheckpointFolder(found.uri, environ=self.environ)
         told = one._ask("export", "--to", form, "--part", part, "--output", str(path.absolute()))
-        return Exported(
+        return ExportedCheckpoint(
             path=path,
             checkpoint=SavedCheckpoint(**told["checkpoint"]),
             bytes=told["bytes"],

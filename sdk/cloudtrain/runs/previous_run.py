@@ -62,7 +62,7 @@ def _uploaded(plan: Mapping[str, Any]) -> dict[str, str]:
     return {_place(placed[name]): uri for name, uri in uris.items() if placed.get(name) and isinstance(uri, str)}
 
 
-class EarlierRun:
+class PreviousRun:
     """What was decided for a run.
 
     Args:

@@ -29,7 +29,7 @@ from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState
 from cloudtrain.backends.container.state_recorder import Recorder, describe_error, print_line
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from cloudtrain.runs.run import Progress
+from cloudtrain.runs.progress import Progress
 from cloudtrain.support.atomic_write import write_whole
 
 SUMMARY_FILE: Final = "events-summary.json"

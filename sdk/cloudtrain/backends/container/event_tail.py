@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudtrain.backends.container.event_summary import EventSummary, write_summary
 from cloudtrain.backends.container.log_lines import LineTail
-from cloudtrain.runs.run import Progress, fold_events
+from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.strict_json import dump_json
 

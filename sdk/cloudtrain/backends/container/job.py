@@ -28,7 +28,7 @@ from cloudtrain.backends.container.filesystem import (
 from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
 from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     GPUS_VARIABLE,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import UnreadableStateError
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_whole
 from cloudtrain_runtime.contract.json_checks import (
     Fields,

@@ -33,24 +33,17 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import LOCAL, Plan
 from cloudtrain.preflight.local_secrets import refuse_unread
-from cloudtrain.runs.run import (
-    EVERY_RUN,
-    EVERYTHING,
-    LogFilter,
-    LogLine,
-    Progress,
-    Run,
-    RunFilter,
-    State,
-    Status,
-    fold_events,
-)
+from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
+from cloudtrain.runs.progress import Progress, fold_events
+from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import (
     CONFIG,
     PLAN,
     REQUEST,
     read_file,
 )
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import is_run_id, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
@@ -224,7 +217,7 @@ class LocalBackend:
         run: str,
         *,
         follow: bool = False,
-        only: LogFilter = EVERYTHING,
+        only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
         """Yield the wanted log lines of all hosts, each once.
@@ -257,7 +250,7 @@ class LocalBackend:
             for tail in tails.values():
                 tail.close()
 
-    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+    def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
         for run in self._newest_first():
             if not wanted.accepts_run(run):

@@ -43,18 +43,11 @@ from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.planning.service_job import render_payload
 from cloudtrain.planning.warm_pool import read_pool
 from cloudtrain.planning.warm_pool_state import WarmPool
-from cloudtrain.runs.run import (
-    EVERY_RUN,
-    EVERYTHING,
-    LogFilter,
-    LogLine,
-    Run,
-    RunFilter,
-    State,
-    Status,
-    when_submitted,
-)
+from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
+from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
+from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
@@ -365,7 +358,7 @@ class SageMakerBackend:
         run: str,
         *,
         follow: bool = False,
-        only: LogFilter = EVERYTHING,
+        only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
         """Yield the wanted log lines of all hosts, each once (see `JobLogs`)."""
@@ -393,10 +386,10 @@ class SageMakerBackend:
             self._logs = JobLogs(client, jobs=self._jobs_of, scale=self._scale)
         return self._logs
 
-    def list(self, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+    def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         """Yield the jobs that cloudtrain has named, newest first; pages are asked for when they are needed."""
         both = (list_jobs(self._client("sagemaker"), wanted, self.name), self._queues.list(self.name, wanted))
-        return heapq.merge(*both, key=when_submitted, reverse=True)
+        return heapq.merge(*both, key=submission_time, reverse=True)
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the job's own values by field of job.yaml; those of run.json only where S3 lets us read it."""

@@ -19,12 +19,8 @@ from typing import Any
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.sagemaker.job_states import map_state
 from cloudtrain.planning.plan import Plan
-from cloudtrain.runs.run import (
-    EVERY_RUN,
-    RunFilter,
-    Status,
-    when_submitted,
-)
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
+from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
@@ -240,7 +236,7 @@ class Queues:
         jobs = [job["jobArn"] for job in snapshot.get("frontOfQueue", {}).get("jobs", ())]
         return jobs.index(service["jobArn"]) if service.get("jobArn") in jobs else None
 
-    def list(self, backend: str, wanted: RunFilter = EVERY_RUN) -> Iterator[Status]:
+    def list(self, backend: str, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         """Yield the runs of every queue that was sent to under this prefix, the newest first.
 
         A run whose training job was stopped past AWS Batch counts as FAILED there; its `status` knows better.
@@ -249,7 +245,7 @@ class Queues:
             return
         with aws_errors("list the jobs of the queues"):
             runs = [self._runs_of(queue, backend, wanted) for queue in self._queues()]
-            yield from heapq.merge(*runs, key=when_submitted, reverse=True)
+            yield from heapq.merge(*runs, key=submission_time, reverse=True)
 
     def _runs_of(self, queue: str, backend: str, wanted: RunFilter) -> Iterator[Status]:
         from botocore.exceptions import ClientError

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.runs.run import Phase, State, Waiting
+from cloudtrain.runs.status import Phase, State, Waiting
 from cloudtrain.support.units import format_duration
 
 FINAL_STATES = {

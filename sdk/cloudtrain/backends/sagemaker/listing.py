@@ -15,7 +15,8 @@ from cloudtrain.backends.sagemaker.job_states import (
     read_reason,
 )
 from cloudtrain.planning.warm_pool import read_pool
-from cloudtrain.runs.run import RunFilter, State, Status
+from cloudtrain.runs.run_filter import RunFilter
+from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import is_run_id
 
 _PAGE = 100

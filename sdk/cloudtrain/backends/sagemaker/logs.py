@@ -23,12 +23,8 @@ from cloudtrain.aws.retry import (
     OutageTolerance,
 )
 from cloudtrain.errors import UnreachableError
-from cloudtrain.runs.run import (
-    LogFilter,
-    LogLine,
-    Progress,
-    fold_events,
-)
+from cloudtrain.runs.log_lines import LogFilter, LogLine
+from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain_runtime.contract import parse_event, sort_hosts
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"

@@ -24,7 +24,7 @@ from cloudtrain.backends.container import (
     visible_gpus,
 )
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
-from cloudtrain.runs.run import State
+from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_whole
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.redaction import redact

@@ -1,0 +1,107 @@
+"""Log lines of a run and filters for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cloudtrain.support.units import parse_duration
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a run's log, without its newline.
+
+    `time` is when the backend took it in, in seconds since the epoch, or None where it keeps no such time. `raw` holds
+    its bytes where the text lacks some of them: the line is not UTF-8, or ends with a carriage return.
+    """
+
+    host: str
+    text: str
+    time: float | None = None
+    raw: bytes | None = None
+
+
+RANK_PREFIX = re.compile(
+    r"^\[(?:rank(?P<torch>\d+)\]:"  # our worker; torch's excepthook and C++ log, since 2.3
+    r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"  # mpirun --tag-output, with and without SMDDP
+    r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
+    r" ?"
+)
+"""What stands before a line of a rank, by who put it there."""
+
+
+def find_rank(text: str) -> int | None:
+    """Return the rank that printed a line, or None where the line does not tell.
+
+    Event lines are rank 0's, but for those that name another one.
+    """
+    if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
+        rank: int | None = event.get("rank", 0)
+        return rank
+    match = RANK_PREFIX.match(text)
+    found = None if match is None else match["torch"] or match["mpi"]
+    return None if found is None else int(found)
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines of a log are wanted: those that every given value lets through.
+
+    Attributes:
+        host: Only this host's, such as `algo-1`.
+        grep: Only lines in which this is found, as they were written.
+        since: Only lines from this moment on (without a zone: UTC), or of this last while by the backend's own clock.
+        rank: Only lines that this rank is known to have printed.
+    """
+
+    host: str | None = None
+    grep: re.Pattern[str] | None = None
+    since: datetime | timedelta | None = None
+    rank: int | None = None
+
+    def wants(self, line: LogLine) -> bool:
+        """Whether host, text and rank of a line are wanted. Backends hold `since`: they know when lines came."""
+        return (
+            (self.host is None or line.host == self.host)
+            and (self.grep is None or self.grep.search(line.text) is not None)
+            and (self.rank is None or find_rank(line.text) == self.rank)
+        )
+
+    def from_now(self) -> LogFilter:
+        """Return the same filter with a fixed moment, so that a log which is read again begins with the same lines."""
+        if not isinstance(self.since, timedelta):
+            return self
+        return dataclasses.replace(self, since=datetime.now(UTC) - self.since)
+
+    def begins(self, now: float) -> float | None:
+        """Return `since` in seconds since the epoch, or None. `now` is the clock that stamps the lines."""
+        if self.since is None:
+            return None
+        if isinstance(self.since, timedelta):
+            return now - self.since.total_seconds()
+        zoned = self.since if self.since.tzinfo is not None else self.since.replace(tzinfo=UTC)
+        return zoned.timestamp()
+
+
+ALL_LINES = LogFilter()
+
+
+def parse_since(text: str) -> datetime | timedelta:
+    """Return what `10m` or `2026-11-20T10:00` means; a time without a zone is UTC, as all times that are shown.
+
+    Raises:
+        ValueError: neither a duration nor a time.
+    """
+    try:
+        return timedelta(seconds=parse_duration(text))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"expected a duration such as 10m or a time such as 2026-11-20T10:00, got {text!r}") from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
