@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "decisions"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import REPOSITORY
+from support.jobs import REPOSITORY
 
 WORKFLOW = REPOSITORY / ".github" / "workflows" / "ci.yml"
 ROOT_DOCUMENTS = sorted(path for path in REPOSITORY.glob("*.md"))
