@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 from support.jobs import REPOSITORY, Cli
 
-from cloudtrain.backends.sandbox.fault_injection import Weather
+from cloudtrain.backends.sandbox.fault_injection import FaultPlan
 from cloudtrain.cli import cli as group
 from cloudtrain.cli.checkpoints import checkpoints
 from cloudtrain.job.spec import JobSpec
@@ -71,8 +71,8 @@ def test_parts_of_a_job_validate(cli: Cli, job: Callable[..., Path], part: str) 
 
 def test_sandbox_faults_show_every_field() -> None:
     document = yaml.safe_load(WEATHER)
-    Weather.from_document(document)
-    assert list(document) == [field.name for field in dataclasses.fields(Weather)]
+    FaultPlan.from_document(document)
+    assert list(document) == [field.name for field in dataclasses.fields(FaultPlan)]
 
 
 def fields(model: Any) -> set[str]:

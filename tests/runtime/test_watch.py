@@ -18,7 +18,7 @@ from support.hosts import SCRIPT_RUN
 from support.jobs import until
 
 from cloudtrain.backends.container.machine import free_port, host_addresses
-from cloudtrain.bundle.contents import WORKER
+from cloudtrain.bundle.contents import WORKER_SOURCE
 from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig, parse_event
 from cloudtrain_runtime.launcher import stacks
 from cloudtrain_runtime.launcher.hang import Stillness, words
@@ -136,7 +136,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
 def _prepare(tree: MlTree, script: str, config: RunConfig, name: str, names: list[str]) -> None:
     for folder in (tree.config, tree.run_config.parent, tree.code):
         folder.mkdir(parents=True)
-    (tree.code / WORKER_SCRIPT).write_text(WORKER)
+    (tree.code / WORKER_SCRIPT).write_text(WORKER_SOURCE)
     (tree.code / "train.py").write_text(script)
     (tree.config / "resourceconfig.json").write_text(json.dumps({"current_host": name, "hosts": names}))
     tree.run_config.write_text(config.to_json())

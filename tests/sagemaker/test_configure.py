@@ -109,7 +109,7 @@ def test_every_bucket_is_asked_for_by_its_owner(front: Front) -> None:
 
 
 def test_of_many_roles_the_first_are_looked_at(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.preflight.account.MOST_ROLES", 2)
+    monkeypatch.setattr("cloudtrain.preflight.account.MAX_ROLES", 2)
     found = cloudtrain.find_candidates("us-west-2")["role"]
     assert len(found.found) == 2
     assert (found.unanswered, found.fix) == ("only 2 roles were looked at", "give the role's ARN")

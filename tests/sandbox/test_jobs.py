@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.jobs import until
 
 from cloudtrain.backends.sandbox import training_job
-from cloudtrain.backends.sandbox.cloudwatch_logs import batches
-from cloudtrain.backends.sandbox.fault_injection import Sky, Weather
-from cloudtrain.backends.sandbox.job_runner import Life, Service
+from cloudtrain.backends.sandbox.cloudwatch_logs import split_into_batches
+from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
+from cloudtrain.backends.sandbox.job_runner import JobRunner, RunnerEnvironment
 from cloudtrain.backends.sandbox.training_job import TrainingJob
 from cloudtrain.errors import UserError
 
@@ -91,16 +91,18 @@ def test_every_status_is_one_of_awss() -> None:
     assert set(training_job._MESSAGES) <= secondary  # noqa: SLF001
 
 
-def _waiting(tmp_path: Path, weather: Weather, kind: str) -> tuple[TrainingJob, Clock]:
+def _waiting(tmp_path: Path, weather: FaultPlan, kind: str) -> tuple[TrainingJob, Clock]:
     limits = {"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800}
     job, clock = _job(StoppingCondition=limits, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
-    Life(job, Service(folder=tmp_path, environment={}, s3=None, logs=None, sky=Sky(weather))).start()
+    JobRunner(
+        job, RunnerEnvironment(folder=tmp_path, environment={}, s3=None, logs=None, sky=FaultInjector(weather))
+    ).start()
     until(lambda: job.secondary == "Pending")
     return job, clock
 
 
 def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
-    job, clock = _waiting(tmp_path, Weather(capacity_after_seconds=10**6), "ml.g5.xlarge")
+    job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6), "ml.g5.xlarge")
     clock.now += 1800
     until(lambda: job.is_final)
     assert [entry["Status"] for entry in job.describe()["SecondaryStatusTransitions"]] == [
@@ -110,7 +112,7 @@ def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_pending_counts_for_accelerated_types_only(tmp_path: Path) -> None:
-    job, clock = _waiting(tmp_path, Weather(capacity_after_seconds=10**6), "ml.m5.large")
+    job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6), "ml.m5.large")
     clock.now += 1800
     job.stop_asked.wait(0.5)  # several looks of its life
     assert job.secondary == "Pending"
@@ -119,7 +121,7 @@ def test_the_limit_of_pending_counts_for_accelerated_types_only(tmp_path: Path) 
 
 
 def test_a_new_job_may_have_waited_already(tmp_path: Path) -> None:
-    job, clock = _waiting(tmp_path, Weather(capacity_after_seconds=10**6, waited_seconds=1790), "ml.g5.xlarge")
+    job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6, waited_seconds=1790), "ml.g5.xlarge")
     assert job.describe()["CreationTime"] == job.describe()["SecondaryStatusTransitions"][0]["StartTime"] == -790
     clock.now += 10
     until(lambda: job.is_final)
@@ -129,14 +131,14 @@ def test_a_new_job_may_have_waited_already(tmp_path: Path) -> None:
 
 
 def test_counts_strike_the_next_calls_and_probabilities_repeat_with_the_seed() -> None:
-    sky = Sky(Weather.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}}))
+    sky = FaultInjector(FaultPlan.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}}))
     struck = ["throttle" in sky.fault("A").kinds for _ in range(4)]
     assert struck == [True, True, False, False]
     assert sky.fault("A").slow_seconds == 1
     assert "throttle" not in sky.fault("B").kinds
 
     def rolls(seed: int) -> list[bool]:
-        sky = Sky(Weather.from_document({"seed": seed, "errors": {"*": 0.5}}))
+        sky = FaultInjector(FaultPlan.from_document({"seed": seed, "errors": {"*": 0.5}}))
         return ["errors" in sky.fault("A").kinds for _ in range(200)]
 
     assert rolls(1) == rolls(1) != rolls(2)
@@ -155,7 +157,7 @@ def test_counts_strike_the_next_calls_and_probabilities_repeat_with_the_seed() -
 )
 def test_a_mistake_in_the_weather_is_told(document: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Weather.from_document(document)
+        FaultPlan.from_document(document)
 
 
 # ---------------------------------------------------------------- logs
@@ -163,7 +165,7 @@ def test_a_mistake_in_the_weather_is_told(document: Any, message: str) -> None:
 
 @given(st.lists(st.text(alphabet="aä€😀", max_size=40).map(lambda text: text * 20_000), max_size=12))
 def test_batches_keep_every_character_within_cloudwatchs_limits(lines: list[str]) -> None:
-    found = list(batches(lines))
+    found = list(split_into_batches(lines))
     assert "".join(message for batch in found for message in batch) == "".join(lines)
     for batch in found:
         sizes = [len(message.encode()) + 26 for message in batch]
@@ -172,4 +174,4 @@ def test_batches_keep_every_character_within_cloudwatchs_limits(lines: list[str]
 
 
 def test_a_batch_has_at_most_ten_thousand_lines() -> None:
-    assert [len(batch) for batch in batches(["x"] * 10_001)] == [10_000, 1]
+    assert [len(batch) for batch in split_into_batches(["x"] * 10_001)] == [10_000, 1]

@@ -18,8 +18,8 @@ from support.sandboxes import (
     unknown_fields,
 )
 
-from cloudtrain.backends.sandbox.pool_allocation import WarmPools
 from cloudtrain.backends.sandbox.training_job import TrainingJob
+from cloudtrain.backends.sandbox.warm_pool_allocation import WarmPools
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 

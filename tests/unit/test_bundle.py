@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.bundle import collect, secrets_below, survey
+from cloudtrain.bundle import collect, list_contents, secrets_below
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.bundle.digests import Digests
 from cloudtrain.bundle.ignore import escape
@@ -491,7 +491,7 @@ def test_where_the_name_leaves_it_open_the_content_decides(
     folder = tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
-    assert [str(finding) for finding in survey(folder).refused] == [name + expected]
+    assert [str(finding) for finding in list_contents(folder).refused] == [name + expected]
     assert [str(finding) for finding in secrets_below(folder)] == [f"{name}: {expected.rpartition(': ')[2]}"]
     (folder / ".cloudtrainignore").write_text(f"!/{name}\n")
     assert name in own_names(folder)
@@ -517,12 +517,12 @@ def test_a_link_is_read_as_what_it_leads_to(tmp_path: Path) -> None:
     (folder / "server.key").write_bytes(SEQUENCE + b"\x02\x01\x00\x02\x82")
     (folder / ".gitignore").write_text("server.key\n")
     (folder / "data.bin").symlink_to("server.key")
-    assert [str(finding) for finding in survey(folder).refused] == ["data.bin: private key"]
+    assert [str(finding) for finding in list_contents(folder).refused] == ["data.bin: private key"]
 
 
 def test_only_the_beginning_of_a_large_file_is_searched(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", first=f"{ID}\n" + "x " * 3_000_000, last="x " * 3_000_000 + ID)
-    contents = survey(folder)
+    contents = list_contents(folder)
     assert [str(finding) for finding in contents.refused] == ["first:1: AWS access key id"]
     digests = {entry.name: (entry.sha256, entry.size) for entry in contents.entries}
     for name in ("first", "last"):
@@ -556,7 +556,7 @@ def test_all_secrets_are_told_at_once(tmp_path: Path) -> None:
     assert caught.value.message.startswith("15 files look like they hold secrets")
     assert "  00.p12: key store\n" in caught.value.message
     assert caught.value.message.endswith("and 5 more places")
-    assert len(survey(folder).refused) == 15
+    assert len(list_contents(folder).refused) == 15
 
 
 def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
@@ -576,7 +576,7 @@ def test_a_secret_is_still_found_when_its_digest_is_remembered(tmp_path: Path) -
     with (folder / "data").open("wb") as file:
         file.truncate(20_000_000)
     for _ in range(2):
-        assert [str(finding) for finding in survey(folder, home=tmp_path / "home").refused] == [
+        assert [str(finding) for finding in list_contents(folder, home=tmp_path / "home").refused] == [
             "train.py:1: AWS access key id"
         ]
     assert len(list((tmp_path / "home" / "bundles").glob("digests-*.json"))) == 1
@@ -943,7 +943,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / ".env").write_text("x")
     with pytest.raises(BundleError) as caught:
-        survey(folder)
+        list_contents(folder)
     message = caught.value.message
     for part in [
         "18 things keep the code folder from travelling:\n",

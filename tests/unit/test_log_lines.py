@@ -20,7 +20,7 @@ from cloudtrain.backends.container.event_tail import EventTail
 from cloudtrain.backends.container.log_lines import LINE_BYTES, LineTail
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.backends.sandbox.cloudwatch_logs import batches
+from cloudtrain.backends.sandbox.cloudwatch_logs import split_into_batches
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
@@ -74,7 +74,7 @@ def test_the_sandbox_sends_all_of_a_long_line_in_little_memory(folder: JobFolder
     tail = LineTail(folder.log("algo-1"), splits=True)
     with memory_below(16 * LINE_BYTES):
         lines = (line.decode() for line in tail.read(final=True))
-        sizes = [sum(map(len, batch)) for batch in batches(lines)]
+        sizes = [sum(map(len, batch)) for batch in split_into_batches(lines)]
     tail.close()
     assert sum(sizes) == folder.log("algo-1").stat().st_size - 3  # without the newlines
     assert max(sizes) <= 1_048_576

@@ -11,7 +11,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 
 if TYPE_CHECKING:
-    from cloudtrain.bundle import Progress
+    from cloudtrain.bundle import ProgressCallback
     from cloudtrain.bundle.archive import Bundle
 
 
@@ -28,7 +28,7 @@ class Backend(RunOperations, Protocol):
     6. `stop` returns at once; the run ends within the grace time, with every process of it.
     """
 
-    def submit(self, plan: Plan, bundle: Bundle, *, progress: Progress | None = None) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle, *, progress: ProgressCallback | None = None) -> Run:
         """Start a run.
 
         Args:
@@ -42,7 +42,7 @@ class Backend(RunOperations, Protocol):
         ...
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
-        """Yield the runs of this backend, newest first. Progress is told where that is cheap.
+        """Yield the runs of this backend, newest first. Reports progress where that is cheap.
 
         Nothing is asked or read before it is needed: who takes ten runs pays for ten.
         """

@@ -7,18 +7,27 @@ written by `cloudtrain.bundle.archive`, which a plan does without.
 
 from __future__ import annotations
 
-from cloudtrain.bundle.contents import BUNDLES_FOLDER, Contents, Entry, LeftOut, Progress, collect, shown, survey
+from cloudtrain.bundle.contents import (
+    BUNDLES_FOLDER,
+    Contents,
+    Entry,
+    ExcludedPath,
+    ProgressCallback,
+    collect,
+    list_contents,
+    printable_name,
+)
 from cloudtrain.secrets.scanner import Finding, secrets_below
 
 __all__ = [
     "BUNDLES_FOLDER",
     "Contents",
     "Entry",
+    "ExcludedPath",
     "Finding",
-    "LeftOut",
-    "Progress",
+    "ProgressCallback",
     "collect",
+    "list_contents",
+    "printable_name",
     "secrets_below",
-    "shown",
-    "survey",
 ]

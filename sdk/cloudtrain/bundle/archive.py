@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import IO
 
 from cloudtrain.bundle import digests
-from cloudtrain.bundle.contents import WORKER, Contents, Entry, Progress, shown
+from cloudtrain.bundle.contents import (
+    WORKER_SOURCE,
+    Contents,
+    Entry,
+    ProgressCallback,
+    printable_name,
+)
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain_runtime.contract import BUNDLE_FILE
@@ -34,7 +40,7 @@ class Bundle:
     info: CodeInfo
 
 
-def write_bundle(contents: Contents, folder: Path, *, progress: Progress | None = None) -> Bundle:
+def write_bundle(contents: Contents, folder: Path, *, progress: ProgressCallback | None = None) -> Bundle:
     """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it is there already.
 
     Equal contents give equal bytes: names sorted, times and owners zero, modes 644 or 755, nothing compressed.
@@ -63,7 +69,7 @@ def write_bundle(contents: Contents, folder: Path, *, progress: Progress | None 
         Path(partial.name).replace(target)
     except _ChangedError as error:
         digests.forget(folder)
-        message = f"{shown(str(error))} changed while it was packed"
+        message = f"{printable_name(str(error))} changed while it was packed"
         raise BundleError(message, "submit again when nothing writes to it") from error
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror}", "make room, or set CLOUDTRAIN_HOME") from error
@@ -88,7 +94,7 @@ class _ChangedError(Exception):
     """A file is not what it was when it was listed."""
 
 
-def _write(contents: Contents, out: IO[bytes], progress: Progress | None) -> None:
+def _write(contents: Contents, out: IO[bytes], progress: ProgressCallback | None) -> None:
     stored = _StoredGzip(out)
     done = 0
     for entry in contents.entries:
@@ -122,7 +128,7 @@ def _add(archive: _StoredGzip, entry: Entry) -> None:
 
 def _chunks(entry: Entry) -> Iterator[bytes]:
     if entry.source is None:
-        yield WORKER.encode()
+        yield WORKER_SOURCE.encode()
         return
     try:
         with open(entry.source, "rb", buffering=0) as file:  # noqa: PTH123 (see read_digest)

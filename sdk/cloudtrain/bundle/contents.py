@@ -36,14 +36,14 @@ MAX_BYTES = 2 * 10**9
 CODE, NAMED, RUNTIME = "code", f"named in {OWN_IGNORE}", "runtime of cloudtrain"
 """Why a file travels."""
 
-WORKER = '''"""Start one rank. Written by cloudtrain."""
+WORKER_SOURCE = '''"""Start one rank. Written by cloudtrain."""
 
 from cloudtrain_runtime.worker import main
 
 if __name__ == "__main__":
     main()
 '''
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes in all."""
 
 _MOST_SHOWN = 10
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
     why: str
 
 
-class LeftOut(NamedTuple):
+class ExcludedPath(NamedTuple):
     """Something that stays behind.
 
     Attributes:
@@ -99,7 +99,7 @@ class Contents:
     """
 
     entries: tuple[Entry, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[ExcludedPath, ...]
     refused: tuple[Finding, ...]
     info: CodeInfo
 
@@ -113,7 +113,9 @@ class Contents:
         return {
             "files": [{"name": entry.name, "bytes": entry.size, "why": entry.why} for entry in self.entries],
             "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.bytes} for left in self.left_out],
-            "refused": [{"name": shown(name), "line": line, "reason": kind} for name, line, kind in self.refused],
+            "refused": [
+                {"name": printable_name(name), "line": line, "reason": kind} for name, line, kind in self.refused
+            ],
             "bytes": self.info.bytes,
             "count": self.info.files,
             "digest": self.info.digest,
@@ -133,7 +135,7 @@ class Contents:
         return next((left.reason for left in self.left_out if left.name == name or left.name in above), None)
 
 
-def collect(directory: Path, *, home: Path | None = None, progress: Progress | None = None) -> Contents:
+def collect(directory: Path, *, home: Path | None = None, progress: ProgressCallback | None = None) -> Contents:
     """List and digest what travels from a code folder.
 
     Args:
@@ -145,13 +147,13 @@ def collect(directory: Path, *, home: Path | None = None, progress: Progress | N
         BundleError: something in the folder cannot travel, or looks like a credential and is not named; all of it is
             told at once.
     """
-    contents = survey(directory, home=home, progress=progress)
+    contents = list_contents(directory, home=home, progress=progress)
     if contents.refused:
         raise BundleError(_refusal(contents.refused), contents.way_out)
     return contents
 
 
-def survey(directory: Path, *, home: Path | None = None, progress: Progress | None = None) -> Contents:
+def list_contents(directory: Path, *, home: Path | None = None, progress: ProgressCallback | None = None) -> Contents:
     """Do what `collect` does, but return what looks like a credential where nothing else is wrong.
 
     Raises:
@@ -199,7 +201,7 @@ def _info(entries: Iterable[Entry]) -> CodeInfo:
 
 
 def _worker() -> Entry:
-    data = WORKER.encode()
+    data = WORKER_SOURCE.encode()
     return Entry(WORKER_SCRIPT, None, len(data), False, hashlib.sha256(data).hexdigest(), RUNTIME)
 
 
@@ -223,7 +225,7 @@ def _read(digests: Digests, file: _File) -> Digest | BundleError:
     try:
         return digests.of(file.name, file.path, file.status, target=file.target)
     except FileNotFoundError:
-        return BundleError(f"{shown(file.name)} vanished while the code was read", "try again")
+        return BundleError(f"{printable_name(file.name)} vanished while the code was read", "try again")
     except OSError as error:
         return _unreadable(file.name, error)
 
@@ -244,7 +246,7 @@ def _runtime_files() -> Iterator[_File]:
 
 def _refusal(found: tuple[Finding, ...]) -> str:
     files = len({finding.name for finding in found})
-    lines = [f"  {shown(str(finding))}" for finding in found[:_MOST_SHOWN]]
+    lines = [f"  {printable_name(str(finding))}" for finding in found[:_MOST_SHOWN]]
     if len(found) > _MOST_SHOWN:
         lines.append(f"  and {len(found) - _MOST_SHOWN} more places")
     many = "1 file looks like it holds" if files == 1 else f"{files} files look like they hold"
@@ -298,7 +300,7 @@ def _bad_names(files: Iterable[_File]) -> Iterator[BundleError]:
 def _too_large(files: Iterable[_File], total: int) -> BundleError:
     own = [file for file in files if file.why != RUNTIME]
     largest = sorted(own, key=lambda file: -file.status.st_size)[:_MOST_SHOWN]
-    lines = "\n  ".join(f"{file.status.st_size / 1e6:10.1f} MB  {shown(file.name)}" for file in largest)
+    lines = "\n  ".join(f"{file.status.st_size / 1e6:10.1f} MB  {printable_name(file.name)}" for file in largest)
     return BundleError(
         f"the code folder has {total / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB travel",
         f"name what should stay in {OWN_IGNORE}; the largest files:\n  {lines}",
@@ -307,11 +309,11 @@ def _too_large(files: Iterable[_File], total: int) -> BundleError:
 
 def _unreadable(name: str, error: OSError) -> BundleError:
     return BundleError(
-        f"{shown(name)} cannot be read: {error.strerror}", f"make it readable, or name it in {OWN_IGNORE}"
+        f"{printable_name(name)} cannot be read: {error.strerror}", f"make it readable, or name it in {OWN_IGNORE}"
     )
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return a file's name as a terminal can show it."""
     return name if name.isprintable() else name.encode("unicode_escape", "surrogateescape").decode("ascii", "replace")
 
@@ -360,7 +362,7 @@ class _Walk:
 
     def __init__(self, root: Path, home: Path | None) -> None:
         self.files: list[_File] = []
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[ExcludedPath] = []
         self.refused: list[Finding] = []
         self.problems: list[BundleError] = []
         self._root = str(root)
@@ -418,7 +420,7 @@ class _Walk:
             path = f"{self._root}/{name}"
             if not os.path.isfile(path):  # noqa: PTH113 (see _rules_above)
                 continue
-            rules = read_ignore_file(Path(path), shown(name), folder=folder.name)
+            rules = read_ignore_file(Path(path), printable_name(name), folder=folder.name)
             own, git = ((rules, *own), git) if base == OWN_IGNORE else (own, (rules, *git))
         return folder._replace(own=own, git=git)
 
@@ -479,14 +481,14 @@ class _Walk:
     def _leave(self, name: str, verdict: _Verdict, size: int | None, *, opened: bool) -> None:
         if verdict.reason:
             reason = verdict.reason + (f" (but for what {OWN_IGNORE} names in it)" if opened else "")
-            self.left_out.append(LeftOut(shown(name), reason, size, verdict.by_default))
+            self.left_out.append(ExcludedPath(printable_name(name), reason, size, verdict.by_default))
 
     def _add(self, folder: _Folder, child: os.DirEntry[str], name: str, *, named: bool) -> None:
         try:
             name.encode()
         except UnicodeEncodeError as error:
             hint = f"rename it, or name it in {OWN_IGNORE}"
-            raise BundleError(f"the name {shown(name)} is not UTF-8", hint) from error
+            raise BundleError(f"the name {printable_name(name)} is not UTF-8", hint) from error
         kinds, target = [scanner.by_name(name)], None
         if child.is_symlink():
             target = self._check_link(name)
@@ -497,7 +499,7 @@ class _Walk:
         except OSError as error:
             raise _unreadable(name, error) from error
         if not stat.S_ISREG(status.st_mode):
-            raise BundleError(f"{shown(name)} is neither file nor folder", f"name it in {OWN_IGNORE}")
+            raise BundleError(f"{printable_name(name)} is neither file nor folder", f"name it in {OWN_IGNORE}")
         kind = next((kind for kind in kinds if kind is not None), None)
         if kind is not None and not named:
             self.refused.append(Finding(name, None, kind))
@@ -518,17 +520,25 @@ class _Walk:
         target = os.path.realpath(path)
         hint = f"put a file in its place, or name it in {OWN_IGNORE}"
         if target != self._resolved and not target.startswith(self._resolved.rstrip("/") + "/"):
-            raise BundleError(f"{shown(name)} is a link to {shown(target)}, outside of the code folder", hint)
+            raise BundleError(
+                f"{printable_name(name)} is a link to {printable_name(target)}, outside of the code folder", hint
+            )
         inside = target[len(self._resolved.rstrip("/")) + 1 :]
         parts = inside.split("/")
         above = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
         if _HISTORY in parts or _HOME_FOLDER in parts or above & self._never:
-            raise BundleError(f"{shown(name)} is a link to {shown(inside)}, which never travels", hint)
+            raise BundleError(
+                f"{printable_name(name)} is a link to {printable_name(inside)}, which never travels", hint
+            )
         try:
             os.stat(path)  # noqa: PTH116 (a string, as everywhere in the walk)
         except OSError as error:
-            what = "leads to itself" if error.errno == errno.ELOOP else f"leads to {shown(inside)}: {error.strerror}"
-            raise BundleError(f"{shown(name)} is a link that {what}", hint) from error
+            what = (
+                "leads to itself"
+                if error.errno == errno.ELOOP
+                else f"leads to {printable_name(inside)}: {error.strerror}"
+            )
+            raise BundleError(f"{printable_name(name)} is a link that {what}", hint) from error
         return inside
 
     def _check_folder_link(self, name: str) -> None:
@@ -539,10 +549,10 @@ class _Walk:
         """
         target = os.path.realpath(f"{self._root}/{name}")
         if target[len(self._resolved.rstrip("/")) + 1 :] in self._never and target.startswith(self._resolved):
-            self.left_out.append(LeftOut(shown(f"{name}/"), "runs of cloudtrain", None))
+            self.left_out.append(ExcludedPath(printable_name(f"{name}/"), "runs of cloudtrain", None))
             return
         self._check_link(name)
-        raise BundleError(f"{shown(name)} is a link to a folder", f"copy it, or name it in {OWN_IGNORE}")
+        raise BundleError(f"{printable_name(name)} is a link to a folder", f"copy it, or name it in {OWN_IGNORE}")
 
 
 def _names_of_home(root: str, home: Path | None) -> frozenset[str]:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Progress, collect, secrets_below, survey
+from cloudtrain.bundle import BUNDLES_FOLDER, Contents, ProgressCallback, collect, list_contents, secrets_below
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
 from cloudtrain.client.capacity import FIRST_PAUSE_SECONDS
@@ -150,7 +150,7 @@ def plan(
     settings: Settings | None = None,
     now: datetime | None = None,
     suffix: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Plan:
     """Decide everything that a submit would send, offline.
 
@@ -177,7 +177,7 @@ def _plan(
     settings: Settings | None,
     now: datetime | None = None,
     suffix: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     cloud: SageMakerBackend | None = None,
 ) -> tuple[Plan, Contents]:
     missing = [spec.problem_of(finding) for finding in spec.references.check()]
@@ -388,7 +388,7 @@ def check(spec: JobSpec | str | Path, *, settings: Settings | None = None) -> tu
     return backend.start_checks(decided).wait()
 
 
-def files(spec: JobSpec | str | Path, *, progress: Progress | None = None) -> Contents:
+def files(spec: JobSpec | str | Path, *, progress: ProgressCallback | None = None) -> Contents:
     """Return what of the code folder would travel, what stays behind and why, and what looks like a secret.
 
     Args:
@@ -400,7 +400,7 @@ def files(spec: JobSpec | str | Path, *, progress: Progress | None = None) -> Co
         BundleError: the code folder cannot travel.
     """
     spec = spec if isinstance(spec, JobSpec) else JobSpec.from_yaml(spec)
-    return survey(spec.code_directory, home=find_home(), progress=progress)
+    return list_contents(spec.code_directory, home=find_home(), progress=progress)
 
 
 def submit(
@@ -787,15 +787,15 @@ def serve_sandbox(
         UserError: the port, the folder or the weather cannot be used.
         MissingExtraError: moto, torch or psutil is not installed.
     """
-    from cloudtrain.backends.sandbox.fault_injection import Weather
-    from cloudtrain.backends.sandbox.server import Options, serve
+    from cloudtrain.backends.sandbox.fault_injection import FaultPlan
+    from cloudtrain.backends.sandbox.server import ServerOptions, serve
 
-    options = Options(
+    options = ServerOptions(
         home=(home or _make_home() / SANDBOX).absolute(),
         port=port,
         most_processes=most_processes,
         stop_grace_seconds=stop_grace_seconds,
-        weather=Weather() if weather_file is None else Weather.from_file(weather_file),
+        weather=FaultPlan() if weather_file is None else FaultPlan.from_file(weather_file),
     )
     serve(options, lambda sandbox: on_ready(sandbox.to_json()))
 
@@ -901,10 +901,10 @@ def configure(
 
 def _ask_about(change: ProfileChange) -> tuple[Check, ...]:
     """Ask the account about what a profile would hold; without credentials that is unknown."""
-    from cloudtrain.preflight.account import ask
+    from cloudtrain.preflight.account import check_settings
 
     known: dict[str, Any] = dict(change.settings)
-    return ask(Settings(**{"region": default_region(), **known}))
+    return check_settings(Settings(**{"region": default_region(), **known}))
 
 
 def default_region() -> str | None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.bundle import Progress
+from cloudtrain.bundle import ProgressCallback
 from cloudtrain.client.capacity import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, lacks_capacity
 from cloudtrain.errors import CloudError, NoCapacityError
 from cloudtrain.planning.plan import Plan
@@ -46,8 +46,8 @@ class Callbacks:
     on_checks: Callable[[tuple[Check, ...]], None] = _ignore
     on_wait: Callable[[str, float], None] = _ignore
     on_sent: Callable[[Run], None] = _ignore
-    progress: Progress | None = None
-    upload_progress: Progress | None = None
+    progress: ProgressCallback | None = None
+    upload_progress: ProgressCallback | None = None
 
 
 NO_CALLBACKS = Callbacks()

@@ -148,10 +148,10 @@ def _cost(plan: Plan) -> str:
 
 def print_files(contents: Contents, *, show_all: bool) -> None:
     """Print what travels and what stays behind; folders in one line where the list would be long."""
-    from cloudtrain.bundle import shown
+    from cloudtrain.bundle import printable_name
     from cloudtrain.support.units import format_size
 
-    rows = [(entry.size, shown(entry.name), entry.why) for entry in contents.entries]
+    rows = [(entry.size, printable_name(entry.name), entry.why) for entry in contents.entries]
     for size, name, why in rows if show_all or len(rows) <= _MOST_LINES else _by_folder(rows):
         print(f"{format_size(size):>10}  {name}  ({why})")
     info = contents.info
@@ -168,7 +168,7 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
     if contents.refused:
         say("refused, because they look like secrets:")
         for finding in contents.refused:
-            say(f"  {shown(str(finding))}")
+            say(f"  {printable_name(str(finding))}")
         say(f"  {contents.way_out}")
 
 

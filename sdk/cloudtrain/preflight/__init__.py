@@ -26,7 +26,14 @@ from cloudtrain.preflight import (
     warm_pools,
 )
 from cloudtrain.preflight.account import Candidate, Candidates
-from cloudtrain.preflight.base import ACTIONS, Check, Context, Question, Result, unknown
+from cloudtrain.preflight.base import (
+    ACTIONS,
+    Check,
+    CheckContext,
+    CheckGroup,
+    Result,
+    unknown,
+)
 from cloudtrain.settings.settings import Settings
 
 __all__ = [
@@ -35,7 +42,7 @@ __all__ = [
     "Candidate",
     "Candidates",
     "Check",
-    "Pending",
+    "PendingChecks",
     "Result",
     "check_resume",
     "run_checks",
@@ -46,7 +53,7 @@ DEADLINE_SECONDS = 15.0
 """Longest time that all checks together take."""
 
 
-_CHECKPOINTS = Question(("checkpoints",), checkpoints.check_checkpoints)
+_CHECKPOINTS = CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
 
 
 def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
@@ -63,7 +70,7 @@ def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float =
 
 def start_checks(
     plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS, only_checkpoints: bool = False
-) -> Pending:
+) -> PendingChecks:
     """Start asking, and return at once.
 
     Args:
@@ -73,8 +80,8 @@ def start_checks(
         seconds: What has not answered by then is `unknown`.
         only_checkpoints: Ask only whether the run can save where it will, and what it continues from.
     """
-    asked = (_CHECKPOINTS,) if only_checkpoints else questions(plan)
-    return Pending(Context(plan, settings, session), asked, seconds)
+    asked = (_CHECKPOINTS,) if only_checkpoints else check_groups(plan)
+    return PendingChecks(CheckContext(plan, settings, session), asked, seconds)
 
 
 def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, ...]:
@@ -82,30 +89,30 @@ def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, .
     return start_checks(plan, settings, session, only_checkpoints=True).wait()
 
 
-def questions(plan: Plan) -> tuple[Question, ...]:
+def check_groups(plan: Plan) -> tuple[CheckGroup, ...]:
     """Return what is asked, in the order in which it is told."""
     return (
-        Question(("identity",), caller.check_identity),
-        Question(("caller",), role.check_caller),
-        Question(("role", "trust"), role.check_role),
-        Question(("permissions",), role.check_permissions),
-        Question(("bucket",), storage.check_bucket),
-        Question(storage.names_of_data(plan), storage.check_data),
-        *([Question(("secrets",), secrets.check_secrets)] if plan.config.secrets else []),
+        CheckGroup(("identity",), caller.check_identity),
+        CheckGroup(("caller",), role.check_caller),
+        CheckGroup(("role", "trust"), role.check_role),
+        CheckGroup(("permissions",), role.check_permissions),
+        CheckGroup(("bucket",), storage.check_bucket),
+        CheckGroup(storage.data_check_names(plan), storage.check_data),
+        *([CheckGroup(("secrets",), secrets.check_secrets)] if plan.config.secrets else []),
         _CHECKPOINTS,
-        Question(quota.names_of_quotas(plan), quota.check_quotas),
-        Question(job_queue.names_of_queue(plan), job_queue.check_queue),
-        *([Question(pools, warm_pools.check_pools)] if (pools := warm_pools.names_of_pools(plan)) else []),
-        Question(("image",), image.check_image),
-        Question(network.names_of_network(plan), network.check_network),
-        Question(("budget",), budget.check_budget),
+        CheckGroup(quota.quota_check_names(plan), quota.check_quotas),
+        CheckGroup(job_queue.queue_check_names(plan), job_queue.check_queue),
+        *([CheckGroup(pools, warm_pools.check_pools)] if (pools := warm_pools.warm_pool_check_names(plan)) else []),
+        CheckGroup(("image",), image.check_image),
+        CheckGroup(network.network_check_names(plan), network.check_network),
+        CheckGroup(("budget",), budget.check_budget),
     )
 
 
-class Pending:
+class PendingChecks:
     """Questions that are being asked. Threads are daemons: one that hangs does not keep the command from ending."""
 
-    def __init__(self, context: Context, asked: tuple[Question, ...], seconds: float) -> None:
+    def __init__(self, context: CheckContext, asked: tuple[CheckGroup, ...], seconds: float) -> None:
         self._asked = asked
         self._seconds = seconds
         self._ends = time.monotonic() + seconds
@@ -113,7 +120,7 @@ class Pending:
         for index, question in enumerate(asked):
             threading.Thread(target=self._ask, args=(index, question, context), daemon=True).start()
 
-    def _ask(self, index: int, question: Question, context: Context) -> None:
+    def _ask(self, index: int, question: CheckGroup, context: CheckContext) -> None:
         self._answers.put((index, question.answer(context)))
 
     def wait(self) -> tuple[Check, ...]:

@@ -13,20 +13,20 @@ from cloudtrain.preflight import caller, network, storage
 from cloudtrain.preflight.base import (
     Account,
     Check,
-    Question,
+    CheckGroup,
     UnansweredError,
     bucket_region,
+    describe_error,
     error_code,
-    explain,
     is_denied,
-    side_by_side,
+    run_concurrently,
     unknown,
 )
-from cloudtrain.preflight.role import check_role, facts_of_jobs, judge_trust
+from cloudtrain.preflight.role import check_role, evaluate_trust, job_context_keys
 from cloudtrain.settings.settings import Settings
 
-MOST_ROLES = 1000
-MOST_BUCKETS = 100
+MAX_ROLES = 1000
+MAX_BUCKETS = 100
 """How many are asked for; who has more names them."""
 
 _SERVICE_PATHS = ("/aws-service-role/", "/aws-reserved/")
@@ -104,7 +104,7 @@ def find_buckets(account: Account) -> Candidates:
     return _found(_buckets(account))
 
 
-def ask(settings: Settings) -> tuple[Check, ...]:
+def check_settings(settings: Settings) -> tuple[Check, ...]:
     """Ask whether settings are what they seem, side by side; what cannot be asked is `unknown`."""
     if settings.region is None:
         return (unknown("identity", "no region is known to ask in", "give a region, too"),)
@@ -112,11 +112,11 @@ def ask(settings: Settings) -> tuple[Check, ...]:
         account = open_account(settings)
     except CloudError as error:
         return (unknown("identity", error.message, error.hint),)
-    asked = [Question(("identity",), caller.check_identity)]
-    asked += [Question(("role", "trust"), check_role)] if settings.role else []
-    asked += [Question(("bucket",), storage.check_bucket)] if settings.bucket else []
-    asked += [Question(("subnets", "security groups"), network.check_places)] if settings.subnets else []
-    answers = side_by_side([functools.partial(question.answer, account) for question in asked])
+    asked = [CheckGroup(("identity",), caller.check_identity)]
+    asked += [CheckGroup(("role", "trust"), check_role)] if settings.role else []
+    asked += [CheckGroup(("bucket",), storage.check_bucket)] if settings.bucket else []
+    asked += [CheckGroup(("subnets", "security groups"), network.check_network_settings)] if settings.subnets else []
+    answers = run_concurrently([functools.partial(question.answer, account) for question in asked])
     return tuple(check for answer in answers for check in answer)
 
 
@@ -130,7 +130,7 @@ def _found(candidates: Iterator[Candidate]) -> Candidates:
     try:
         found.extend(candidates)  # what was answered before an error stays
     except (BotoCoreError, ClientError, ResponseParserError, UnansweredError, ValueError) as error:
-        unanswered, fix = explain(error)
+        unanswered, fix = describe_error(error)
     found.sort(key=lambda each: (not each.fits, each.detail == _OF_A_SERVICE, each.value))
     return Candidates(tuple(found), unanswered, fix)
 
@@ -140,19 +140,19 @@ def _found(candidates: Iterator[Candidate]) -> Candidates:
 
 def _roles(account: Account) -> Iterator[Candidate]:
     caller = account.caller
-    facts = facts_of_jobs(caller["Arn"].split(":")[1], caller["Account"], account.region)
-    pages = account.client("iam").get_paginator("list_roles").paginate(PaginationConfig={"MaxItems": MOST_ROLES})
+    facts = job_context_keys(caller["Arn"].split(":")[1], caller["Account"], account.region)
+    pages = account.client("iam").get_paginator("list_roles").paginate(PaginationConfig={"MaxItems": MAX_ROLES})
     for page in pages:
         for role in page["Roles"]:
             yield _judge_role(role, facts)
     if pages.resume_token is not None:
-        raise UnansweredError(f"only {MOST_ROLES:,} roles were looked at", "give the role's ARN")
+        raise UnansweredError(f"only {MAX_ROLES:,} roles were looked at", "give the role's ARN")
 
 
 def _judge_role(role: Mapping[str, Any], facts: Mapping[str, str]) -> Candidate:
     if role["Path"].startswith(_SERVICE_PATHS):
         return Candidate(role["Arn"], fits=False, detail=_OF_A_SERVICE)
-    trusts, why = judge_trust(role["AssumeRolePolicyDocument"], facts)
+    trusts, why = evaluate_trust(role["AssumeRolePolicyDocument"], facts)
     return Candidate(role["Arn"], fits=trusts is not False, detail=why)
 
 
@@ -167,9 +167,9 @@ def _buckets(account: Account) -> Iterator[Candidate]:
     for each in elsewhere:
         yield _in_another_region(each["Name"], each["BucketRegion"], account.region)
     near = [each["Name"] for each in listed if each not in elsewhere]
-    yield from side_by_side([functools.partial(_judge_bucket, account, name, owner) for name in near[:MOST_BUCKETS]])
-    if len(near) > MOST_BUCKETS:
-        raise UnansweredError(f"{len(near) - MOST_BUCKETS} more buckets were not looked at", "give the bucket's name")
+    yield from run_concurrently([functools.partial(_judge_bucket, account, name, owner) for name in near[:MAX_BUCKETS]])
+    if len(near) > MAX_BUCKETS:
+        raise UnansweredError(f"{len(near) - MAX_BUCKETS} more buckets were not looked at", "give the bucket's name")
 
 
 def _in_another_region(name: str, region: str, wanted: str) -> Candidate:
@@ -182,7 +182,7 @@ def _judge_bucket(account: Account, name: str, owner: Mapping[str, str]) -> Cand
     try:
         region = bucket_region(account, name, owner)
     except ClientError as error:
-        why = "may not be looked at: s3:ListBucket" if is_denied(error) else explain(error)[0]
+        why = "may not be looked at: s3:ListBucket" if is_denied(error) else describe_error(error)[0]
         return Candidate(name, fits=False, detail=why)
     if region != account.region:
         return _in_another_region(name, region, account.region)
@@ -191,7 +191,7 @@ def _judge_bucket(account: Account, name: str, owner: Mapping[str, str]) -> Cand
     except ClientError as error:
         if error_code(error) == _UNENCRYPTED:
             return Candidate(name, fits=False, detail="does not encrypt what is put into it")
-        return Candidate(name, fits=True, detail=f"its encryption is not known: {explain(error)[0]}")
+        return Candidate(name, fits=True, detail=f"its encryption is not known: {describe_error(error)[0]}")
     return _encrypted(name, answer["ServerSideEncryptionConfiguration"]["Rules"])
 
 

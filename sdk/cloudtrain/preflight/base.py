@@ -65,7 +65,7 @@ _NOT_ACCEPTED = (
 )
 _THROTTLED = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 
-SIGN_IN = "sign in again: aws sso login, or aws configure"
+SIGN_IN_HINT = "sign in again: aws sso login, or aws configure"
 
 _ROLE = re.compile(r"arn:(aws[\w-]*):iam::(\d{12}):role/((?:.*/)?)([\w+=,.@-]{1,64})")
 
@@ -208,7 +208,7 @@ class Account:
         return Role(*match.groups())
 
 
-class Context(Account):
+class CheckContext(Account):
     """What the checks of a plan ask with."""
 
     def __init__(self, plan: Plan, settings: Settings, session: Any) -> None:
@@ -251,7 +251,7 @@ def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None
 
 
 @dataclass(frozen=True)
-class Question:
+class CheckGroup:
     """What one thread asks. `names` are the checks that it answers, so that none is missing when it breaks off."""
 
     names: tuple[str, ...]
@@ -263,13 +263,13 @@ class Question:
         try:
             checks.extend(self.ask(context))  # what was answered before an error stays
         except Exception as error:  # noqa: BLE001 (one check must not hide the others, not even by a bug of ours)
-            detail, fix = explain(error)
+            detail, fix = describe_error(error)
             told = {check.name for check in checks}
             checks += [unknown(name, detail, fix) for name in self.names if name not in told]
         return tuple(checks)
 
 
-def explain(error: Exception) -> tuple[str, str]:
+def describe_error(error: Exception) -> tuple[str, str]:
     """Return why there is no answer, and what would give one."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -292,7 +292,7 @@ def _explain_refusal(code: str, operation: str, message: str) -> tuple[str, str]
     if code in _DENIED:
         return f"these credentials may not do {action}", f"allow {action} to the credentials that run this"
     if code in _NOT_ACCEPTED:
-        return f"AWS does not accept the credentials: {code}", SIGN_IN
+        return f"AWS does not accept the credentials: {code}", SIGN_IN_HINT
     if code in _THROTTLED:
         return f"AWS answers that it is asked too often ({action})", "ask again in a minute"
     if code.startswith("5") and code.isdigit():  # no error of AWS's own: a page of some server on the way
@@ -310,7 +310,7 @@ def is_denied(error: Any) -> bool:
     return error_code(error) in _DENIED
 
 
-def is_not_accepted(error: Any) -> bool:
+def has_invalid_credentials(error: Any) -> bool:
     """Whether the credentials themselves are refused, so that every call will be."""
     return error_code(error) in _NOT_ACCEPTED
 
@@ -321,7 +321,7 @@ def _first_line(text: str) -> str:
     return line if len(line) <= _MESSAGE_CHARACTERS else line[:_MESSAGE_CHARACTERS] + "..."
 
 
-def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
+def run_concurrently(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Make calls at the same time, at most ten at once; return their results in order.
 
     Threads are daemons: a call that hangs must not keep the command from ending.

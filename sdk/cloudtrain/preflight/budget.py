@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.preflight.base import Check, Context, failed, passed
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    failed,
+    passed,
+)
 
 _SAGEMAKER = "Amazon SageMaker"
 
 
-def check_budget(context: Context) -> Iterator[Check]:
+def check_budget(context: CheckContext) -> Iterator[Check]:
     """Check that every cost budget which counts SageMaker has room for the most that the run may cost."""
     account = context.role.account
     pages = context.client("budgets").get_paginator("describe_budgets").paginate(AccountId=account)
@@ -38,7 +43,7 @@ def _left(budget: Mapping[str, Any]) -> float:
     return float(budget["BudgetLimit"]["Amount"]) - spent
 
 
-def _judge(context: Context, budget: Mapping[str, Any], left: float) -> Check:
+def _judge(context: CheckContext, budget: Mapping[str, Any], left: float) -> Check:
     name, limit = budget["BudgetName"], float(budget["BudgetLimit"]["Amount"])
     cost = context.plan.cost.max_usd
     console = f"or raise it: Billing console, Budgets, {name}, Edit"

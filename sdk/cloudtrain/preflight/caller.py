@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloudtrain.preflight.base import SIGN_IN, Account, Check, error_code, failed, is_not_accepted, passed
+from cloudtrain.preflight.base import (
+    SIGN_IN_HINT,
+    Account,
+    Check,
+    error_code,
+    failed,
+    has_invalid_credentials,
+    passed,
+)
 
 
 def check_identity(context: Account) -> Iterator[Check]:
@@ -14,9 +22,9 @@ def check_identity(context: Account) -> Iterator[Check]:
     try:
         caller = context.caller
     except ClientError as error:
-        if not is_not_accepted(error):
+        if not has_invalid_credentials(error):
             raise
-        yield failed("identity", f"AWS does not accept the credentials: {error_code(error)}", SIGN_IN)
+        yield failed("identity", f"AWS does not accept the credentials: {error_code(error)}", SIGN_IN_HINT)
         return
     arn, account = caller["Arn"], caller["Account"]
     wanted = context.settings.account

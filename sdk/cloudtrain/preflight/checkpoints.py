@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from cloudtrain.planning.continuation import Continuation, find_continuation
 from cloudtrain.planning.storage_layout import split_checkpoint
-from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, passed
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    UnansweredError,
+    command,
+    error_code,
+    failed,
+    passed,
+)
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
@@ -33,7 +41,7 @@ class _Held:
         return sorted(found, key=lambda name: step_of(name) or 0, reverse=True)
 
 
-def check_checkpoints(context: Context) -> Iterator[Check]:
+def check_checkpoints(context: CheckContext) -> Iterator[Check]:
     """Check that nothing in the way of this run's checkpoints is lost, mixed up or missed."""
     from botocore.exceptions import ClientError
 
@@ -52,7 +60,7 @@ def check_checkpoints(context: Context) -> Iterator[Check]:
         )
 
 
-def _check(context: Context, uri: str) -> Check:
+def _check(context: CheckContext, uri: str) -> Check:
     config = context.plan.config
     resume = config.checkpoint.resume
     if resume.startswith("file://") or uri.startswith("file://"):
@@ -65,7 +73,7 @@ def _check(context: Context, uri: str) -> Check:
     return _check_of_script(context, uri, own) if config.task is None else _check_of_task(context, uri, own)
 
 
-def _check_of_task(context: Context, uri: str, own: _Held) -> Check:
+def _check_of_task(context: CheckContext, uri: str, own: _Held) -> Check:
     resume = context.plan.config.checkpoint.resume
     newest = _newest(context, uri, own)
     if newest is not None and _goes_on(context, newest.run):
@@ -79,7 +87,7 @@ def _check_of_task(context: Context, uri: str, own: _Held) -> Check:
     return _judge_training(context, find_continuation(context.plan.config, _manifests(context, uri, own)), uri)
 
 
-def _judge_training(context: Context, found: Continuation, place: str) -> Check:
+def _judge_training(context: CheckContext, found: Continuation, place: str) -> Check:
     """Judge whose training the checkpoints in a place are: a run continues only from its own training by itself."""
     if found.stranger is not None:
         saved = found.stranger
@@ -103,7 +111,7 @@ def _will_resume(saved: Manifest, found: Continuation, place: str = "") -> Check
     return passed("checkpoints", detail, warning=warning, is_shown=True)
 
 
-def _hold(context: Context, uri: str) -> _Held:
+def _hold(context: CheckContext, uri: str) -> _Held:
     prefix = split_uri(uri).key.rstrip("/")
     prefix = f"{prefix}/" if prefix else ""
     folders: dict[str, dict[str, int]] = {}
@@ -117,12 +125,12 @@ def _hold(context: Context, uri: str) -> _Held:
     return _Held(folders, tuple(foreign))
 
 
-def _newest(context: Context, uri: str, held: _Held, run: str = "") -> Manifest | None:
+def _newest(context: CheckContext, uri: str, held: _Held, run: str = "") -> Manifest | None:
     """Return the manifest of the newest complete checkpoint, of one run if it is given."""
     return next(_manifests(context, uri, held, run), None)
 
 
-def _manifests(context: Context, uri: str, held: _Held, run: str = "") -> Iterator[Manifest]:
+def _manifests(context: CheckContext, uri: str, held: _Held, run: str = "") -> Iterator[Manifest]:
     """Yield the manifests of complete checkpoints, the newest first: every file is there in its size."""
     place = split_uri(uri)
     for name in held.finished:
@@ -133,7 +141,7 @@ def _manifests(context: Context, uri: str, held: _Held, run: str = "") -> Iterat
             yield manifest
 
 
-def _read_manifest(context: Context, bucket: str, key: str) -> Manifest | None:
+def _read_manifest(context: CheckContext, bucket: str, key: str) -> Manifest | None:
     answer = context.client("s3").get_object(Bucket=bucket, Key=key.lstrip("/"))
     try:
         return Manifest.from_json(answer["Body"].read())
@@ -141,7 +149,7 @@ def _read_manifest(context: Context, bucket: str, key: str) -> Manifest | None:
         return None  # no checkpoint for the runtime either
 
 
-def _check_of_script(context: Context, uri: str, own: _Held) -> Check:
+def _check_of_script(context: CheckContext, uri: str, own: _Held) -> Check:
     """Judge what SageMaker will copy to a script's /opt/ml/checkpoints, and what it has saved to S3 itself.
 
     Only the script knows what the first means.
@@ -163,7 +171,7 @@ def _check_of_script(context: Context, uri: str, own: _Held) -> Check:
     return _check_empty(uri, context.plan.run)
 
 
-def _newest_at(context: Context, uri: str, run: str) -> Manifest | None:
+def _newest_at(context: CheckContext, uri: str, run: str) -> Manifest | None:
     """Return the manifest of the newest whole checkpoint of a folder, or of the one that the uri names."""
     folder, name = split_checkpoint(uri)
     held = _hold(context, folder)
@@ -180,7 +188,7 @@ def _check_empty(uri: str, run: str) -> Check:
     return passed("checkpoints", f"{uri} is empty: the run starts anew")
 
 
-def _check_resume(context: Context, resume: str) -> Check:
+def _check_resume(context: CheckContext, resume: str) -> Check:
     """Check that the place which `checkpoint.resume` names holds a whole checkpoint, or is one."""
     newest = _newest_at(context, resume, context.plan.config.checkpoint.resume_run)
     if newest is None:
@@ -209,7 +217,7 @@ def _check_without(uri: str, own: _Held, run: str) -> Check:
     return _check_empty(uri, run)
 
 
-def _goes_on(context: Context, run: str) -> bool:
+def _goes_on(context: CheckContext, run: str) -> bool:
     """Tell whether a run's training job has not ended. Of a run from a queue nothing is known by its own name."""
     from botocore.exceptions import ClientError
 

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cloudtrain import catalog
-from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, is_denied, passed
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    UnansweredError,
+    command,
+    error_code,
+    failed,
+    is_denied,
+    passed,
+)
 
 _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
@@ -40,7 +49,7 @@ def parse_image(uri: str) -> ImageUri | None:
     return ImageUri(match["account"], match["region"], match["repository"], identifier)
 
 
-def check_image(context: Context) -> Iterator[Check]:
+def check_image(context: CheckContext) -> Iterator[Check]:
     """Check that the image exists. That it is in ECR and in the job's region, the plan has seen to."""
     uri = context.plan.image
     image = parse_image(uri)
@@ -49,7 +58,7 @@ def check_image(context: Context) -> Iterator[Check]:
     yield _check_registry(context, uri, image)
 
 
-def _check_registry(context: Context, uri: str, image: ImageUri) -> Check:
+def _check_registry(context: CheckContext, uri: str, image: ImageUri) -> Check:
     """Ask ECR for the manifest, as a pull does: also AWS's registries allow that, not DescribeImages."""
     from botocore.exceptions import ClientError
 

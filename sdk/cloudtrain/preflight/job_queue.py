@@ -7,18 +7,25 @@ from typing import Any
 
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.service_job import SERVICE_JOB_TYPE
-from cloudtrain.preflight.base import Check, Context, UnansweredError, command, failed, passed
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    UnansweredError,
+    command,
+    failed,
+    passed,
+)
 
 _GONE = ("INVALID", "DELETING", "DELETED")
 _UNIT = "NUM_INSTANCES"
 
 
-def names_of_queue(plan: Plan) -> tuple[str, ...]:
+def queue_check_names(plan: Plan) -> tuple[str, ...]:
     """Return the checks of a plan's queue: none without one."""
     return () if plan.queue is None else ("queue", "queue capacity")
 
 
-def check_queue(context: Context) -> Iterator[Check]:
+def check_queue(context: CheckContext) -> Iterator[Check]:
     """Check that the queue takes this job, and that the job can ever leave it."""
     asked = context.plan.queue
     if asked is None:
@@ -56,7 +63,7 @@ def _judge(asked: Mapping[str, Any], name: str, queue: Mapping[str, Any]) -> Che
     return passed("queue", f"{short} takes jobs, first in, first out{useless}")
 
 
-def _check_capacity(context: Context, name: str, queue: Mapping[str, Any]) -> Check:
+def _check_capacity(context: CheckContext, name: str, queue: Mapping[str, Any]) -> Check:
     """Check that the job is not too large for the queue: it would wait at its head for ever, and hold up the others."""
     wanted = context.plan.cluster.instances
     environments = [each["serviceEnvironment"] for each in queue.get("serviceEnvironmentOrder", ())]

@@ -13,7 +13,7 @@ from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 
-def refuse_unread(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> None:
+def check_local_secrets(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> None:
     """Ask for the secrets that a run on this machine will ask for; their values do not come here.
 
     Args:

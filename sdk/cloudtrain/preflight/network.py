@@ -10,13 +10,13 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
     Check,
-    Context,
+    CheckContext,
     UnansweredError,
     command,
     error_code,
     failed,
     passed,
-    side_by_side,
+    run_concurrently,
     unknown,
 )
 
@@ -27,12 +27,12 @@ _ADDRESSES_WITH_EFA = 5
 Document = Mapping[str, Any]
 
 
-def names_of_network(plan: Plan) -> tuple[str, ...]:
+def network_check_names(plan: Plan) -> tuple[str, ...]:
     """Return the names of the checks of a plan's network."""
     return ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
 
 
-def check_network(context: Context) -> Iterator[Check]:
+def check_network(context: CheckContext) -> Iterator[Check]:
     """Check the network that the plan names, if it names one."""
     config = context.plan.request.get("VpcConfig")
     if config is None:
@@ -48,7 +48,7 @@ def check_network(context: Context) -> Iterator[Check]:
     yield _check_way_to_s3(context, subnets)
 
 
-def check_places(account: Account) -> Iterator[Check]:
+def check_network_settings(account: Account) -> Iterator[Check]:
     """Check that the settings' subnets and groups exist and are of one network; no job is known yet."""
     subnets, missing = _find(account, "subnets", account.settings.subnets)
     fine = passed("subnets", f"{_count(subnets, 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
@@ -75,7 +75,7 @@ def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Docum
                 raise
             return None
 
-    found = side_by_side([lambda name=name: ask(name) for name in names])  # type: ignore[misc]
+    found = run_concurrently([lambda name=name: ask(name) for name in names])  # type: ignore[misc]
     return (
         [each for each in found if each is not None],
         [name for name, each in zip(names, found, strict=True) if each is None],
@@ -85,7 +85,7 @@ def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Docum
 # ---------------------------------------------------------------- subnets
 
 
-def _check_subnets(context: Context, subnets: Sequence[Document], missing: Sequence[str]) -> Check:
+def _check_subnets(context: CheckContext, subnets: Sequence[Document], missing: Sequence[str]) -> Check:
     if (misplaced := _judge_places(context, subnets, missing)) is not None:
         return misplaced
     vpc = str(subnets[0]["VpcId"])
@@ -117,12 +117,12 @@ def _count(things: Sequence[object], noun: str) -> str:
     return f"{len(things)} {noun}{'s' if len(things) != 1 else ''}"
 
 
-def _has_efa(context: Context) -> bool:
+def _has_efa(context: CheckContext) -> bool:
     found = [catalog.find_instance(name) for name in context.instance_types]
     return any(instance is not None and instance.efa for instance in found)
 
 
-def _larger(context: Context, vpc: str) -> str:
+def _larger(context: CheckContext, vpc: str) -> str:
     make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
     return f"name more subnets, or make a larger one: {command(*make)}"
 
@@ -130,7 +130,7 @@ def _larger(context: Context, vpc: str) -> str:
 # ---------------------------------------------------------------- security groups
 
 
-def _check_groups(context: Context, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check:
+def _check_groups(context: CheckContext, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check:
     return _judge_groups(context, groups, missing, vpcs) or _check_self_reference(context, groups)
 
 
@@ -151,7 +151,7 @@ def _judge_groups(context: Account, groups: Sequence[Document], missing: Sequenc
     return None
 
 
-def _check_self_reference(context: Context, groups: Sequence[Document]) -> Check:
+def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> Check:
     """Check that the instances can talk to each other: with EFA a group must allow all traffic from and to itself.
 
     Source: EC2 user guide, EFA security groups; SageMaker developer guide, training jobs in a VPC, 2026-11.
@@ -189,7 +189,7 @@ def _allows_itself(group: Document, rules: str, *, by_address: bool) -> bool:
     return False
 
 
-def _allow(context: Context, group: str, direction: str) -> str:
+def _allow(context: CheckContext, group: str, direction: str) -> str:
     return command(
         *("aws", "ec2", f"authorize-security-group-{direction}", "--group-id", group),
         *("--ip-permissions", f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]", "--region", context.region),
@@ -199,10 +199,10 @@ def _allow(context: Context, group: str, direction: str) -> str:
 # ---------------------------------------------------------------- the way to S3
 
 
-def _check_way_to_s3(context: Context, subnets: Sequence[Document]) -> Check:
+def _check_way_to_s3(context: CheckContext, subnets: Sequence[Document]) -> Check:
     """Check that data, code and checkpoints can be reached from every subnet."""
     vpc = str(subnets[0]["VpcId"])
-    endpoints, tables = side_by_side([lambda: _endpoints(context, vpc), lambda: _route_tables(context, vpc)])
+    endpoints, tables = run_concurrently([lambda: _endpoints(context, vpc), lambda: _route_tables(context, vpc)])
     if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
         return passed("way to s3", f"an interface endpoint of S3 in {vpc}")
     routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
@@ -220,7 +220,7 @@ def _check_way_to_s3(context: Context, subnets: Sequence[Document]) -> Check:
     return passed("way to s3", ", ".join(f"{subnet} by {way}" for subnet, way in ways.items()))
 
 
-def _endpoints(context: Context, vpc: str) -> list[Document]:
+def _endpoints(context: CheckContext, vpc: str) -> list[Document]:
     filters = [
         {"Name": "vpc-id", "Values": [vpc]},
         {"Name": "service-name", "Values": [f"com.amazonaws.{context.region}.s3"]},
@@ -228,7 +228,7 @@ def _endpoints(context: Context, vpc: str) -> list[Document]:
     return list(context.client("ec2").describe_vpc_endpoints(Filters=filters)["VpcEndpoints"])
 
 
-def _route_tables(context: Context, vpc: str) -> list[Document]:
+def _route_tables(context: CheckContext, vpc: str) -> list[Document]:
     filters = [{"Name": "vpc-id", "Values": [vpc]}]
     return list(context.client("ec2").describe_route_tables(Filters=filters)["RouteTables"])
 
@@ -259,7 +259,7 @@ def _way_out(subnet: str, tables: Sequence[Document], with_endpoint: set[str]) -
     return ""
 
 
-def _make_endpoint(context: Context, vpc: str, tables: Sequence[str]) -> str:
+def _make_endpoint(context: CheckContext, vpc: str, tables: Sequence[str]) -> str:
     return command(
         *("aws", "ec2", "create-vpc-endpoint", "--vpc-id", vpc),
         *("--service-name", f"com.amazonaws.{context.region}.s3", "--route-table-ids", *tables),

@@ -10,8 +10,16 @@ from typing import Any
 
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.warm_pool import differences
-from cloudtrain.preflight.base import Check, Context, command, failed, passed, side_by_side, unknown
-from cloudtrain.preflight.warm_pools import find_pools
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    command,
+    failed,
+    passed,
+    run_concurrently,
+    unknown,
+)
+from cloudtrain.preflight.warm_pools import find_available_pools
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
@@ -39,18 +47,18 @@ class _Use:
     jobs: Mapping[tuple[str, bool], tuple[str, ...]]
 
 
-def names_of_quotas(plan: Plan) -> tuple[str, ...]:
+def quota_check_names(plan: Plan) -> tuple[str, ...]:
     """Return the names of the checks of a plan's quotas."""
     warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
     return ("quota", "warm pool") if warm else ("quota",)
 
 
-def check_quotas(context: Context) -> Iterator[Check]:
+def check_quotas(context: CheckContext) -> Iterator[Check]:
     """Check the quota of each type, and of the warm pool when the cluster is kept warm."""
     plan = context.plan
     is_spot = bool(plan.request.get("EnableManagedSpotTraining"))
     kind = _SPOT if is_spot else _ON_DEMAND
-    kinds = (kind, _WARM_POOL) if "warm pool" in names_of_quotas(plan) else (kind,)
+    kinds = (kind, _WARM_POOL) if "warm pool" in quota_check_names(plan) else (kind,)
     wanted = {_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
     quotas, use = _look_up(context, wanted)
     checks = [_check_type(context, name, kind, quotas, use, is_spot=is_spot) for name in context.instance_types]
@@ -65,7 +73,7 @@ def _name(instance_type: str, kind: str) -> str:
     return f"{instance_type} for {kind}"
 
 
-def _look_up(context: Context, wanted: set[str]) -> tuple[Mapping[str, Quota], _Use | None]:
+def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Use | None]:
     """Return the quotas by name, and the use; no use where it may not be asked."""
     answers: dict[str, Any] = {}
 
@@ -75,7 +83,7 @@ def _look_up(context: Context, wanted: set[str]) -> tuple[Mapping[str, Quota], _
 
         return run
 
-    side_by_side(
+    run_concurrently(
         [
             ask("quotas", lambda: _find(context, "list_service_quotas", wanted)),
             # Of a quota that was never changed, some accounts have only the default.
@@ -86,7 +94,7 @@ def _look_up(context: Context, wanted: set[str]) -> tuple[Mapping[str, Quota], _
     return {**(answers["defaults"] or {}), **answers["quotas"]}, answers["use"]
 
 
-def _find(context: Context, operation: str, wanted: set[str]) -> dict[str, Quota]:
+def _find(context: CheckContext, operation: str, wanted: set[str]) -> dict[str, Quota]:
     """Return the quotas of these names. SageMaker has thousands, so pages are read only until all are found."""
     found: dict[str, Quota] = {}
     pages = context.client("service-quotas").get_paginator(operation)
@@ -109,7 +117,7 @@ def _optional(call: Callable[[], Any]) -> Any:
         return None
 
 
-def _count_use(context: Context) -> _Use:
+def _count_use(context: CheckContext) -> _Use:
     """Count the instances of jobs that run or stop, and of warm pools, which count towards the same quota.
 
     A pool that the job will take over does not count: it needs no other instances then.
@@ -117,18 +125,18 @@ def _count_use(context: Context) -> _Use:
     sagemaker = context.client("sagemaker")
     # AWS looks for a status among the jobs of a page only, and begins with the oldest unless told otherwise.
     newest: Any = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
-    answers = side_by_side(
+    answers = run_concurrently(
         [
             lambda: sagemaker.list_training_jobs(StatusEquals="InProgress", **newest)["TrainingJobSummaries"],
             lambda: sagemaker.list_training_jobs(StatusEquals="Stopping", **newest)["TrainingJobSummaries"],
-            lambda: find_pools(sagemaker, datetime.now(UTC)),
+            lambda: find_available_pools(sagemaker, datetime.now(UTC)),
         ]
     )
     names = sorted({job["TrainingJobName"] for answer in answers[:2] for job in answer})[:_MAX_JOBS]
     pools = sorted(answers[2], key=lambda pool: bool(differences(pool, context.plan.request)))
     # It takes one, where one matches.
     is_reused = bool(pools) and not differences(pools[0], context.plan.request)
-    described = side_by_side(
+    described = run_concurrently(
         [lambda name=name: sagemaker.describe_training_job(TrainingJobName=name) for name in names]  # type: ignore[misc]
     )
     instances: Counter[tuple[str, bool]] = Counter()
@@ -149,7 +157,13 @@ def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _check_type(
-    context: Context, instance_type: str, kind: str, quotas: Mapping[str, Quota], use: _Use | None, *, is_spot: bool
+    context: CheckContext,
+    instance_type: str,
+    kind: str,
+    quotas: Mapping[str, Quota],
+    use: _Use | None,
+    *,
+    is_spot: bool,
 ) -> Check:
     name = _name(instance_type, kind)
     quota = quotas.get(name)
@@ -170,20 +184,20 @@ def _check_type(
     return passed("quota", detail)
 
 
-def _increase(context: Context, quota: Quota, value: int) -> str:
+def _increase(context: CheckContext, quota: Quota, value: int) -> str:
     return command(
         *("aws", "service-quotas", "request-service-quota-increase", "--service-code", "sagemaker"),
         *("--quota-code", quota.code, "--desired-value", value, "--region", context.region),
     )
 
 
-def _make_room(context: Context, quota: Quota, value: int, jobs: Sequence[str]) -> str:
+def _make_room(context: CheckContext, quota: Quota, value: int, jobs: Sequence[str]) -> str:
     stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", jobs[0], "--region", context.region)
     others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
     return f"wait for {jobs[0]}{others} or end it: {stop}; or ask for more: {_increase(context, quota, value)}"
 
 
-def _check_warm_pool(context: Context, quotas: Mapping[str, Quota]) -> Check:
+def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Check:
     """Check that the cluster can stay warm. Without the quota the job runs, and its pool is not kept."""
     wanted = context.plan.cluster.instances
     found = [quotas[name] for each in context.instance_types if (name := _name(each, _WARM_POOL)) in quotas]

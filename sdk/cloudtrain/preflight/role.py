@@ -15,14 +15,14 @@ from cloudtrain.planning.service_job import ATTEMPT_ID_CHARACTERS, training_job_
 from cloudtrain.preflight.base import (
     Account,
     Check,
-    Context,
+    CheckContext,
     Role,
     UnansweredError,
     command,
     error_code,
     failed,
     passed,
-    side_by_side,
+    run_concurrently,
     unknown,
 )
 from cloudtrain.preflight.image import parse_image
@@ -89,7 +89,7 @@ def _trust_statement(account: str) -> dict[str, Any]:
 def check_trust(context: Account, document: Document | str) -> Check:
     """Check that a trust policy lets SageMaker assume the role for this job."""
     role = context.role
-    trusts, why = judge_trust(document, facts_of_jobs(role.partition, role.account, context.region, context.job))
+    trusts, why = evaluate_trust(document, job_context_keys(role.partition, role.account, context.region, context.job))
     if trusts:
         return passed("trust", f"trusts {_SERVICES[0]}")
     if trusts is None:
@@ -97,7 +97,7 @@ def check_trust(context: Account, document: Document | str) -> Check:
     return failed("trust", f"the role {why}", _trust_command(role, _policy(document)))
 
 
-def judge_trust(document: Document | str, facts: Mapping[str, str]) -> tuple[bool | None, str]:
+def evaluate_trust(document: Document | str, facts: Mapping[str, str]) -> tuple[bool | None, str]:
     """Return whether a trust policy lets SageMaker assume its role, None where only AWS can tell; and why not.
 
     Args:
@@ -114,7 +114,7 @@ def judge_trust(document: Document | str, facts: Mapping[str, str]) -> tuple[boo
     return True, ""
 
 
-def facts_of_jobs(partition: str, account: str, region: str, job: str = "*") -> dict[str, str]:
+def job_context_keys(partition: str, account: str, region: str, job: str = "*") -> dict[str, str]:
     """Return what SageMaker's call carries when it assumes a role for a job of an account."""
     arn = f"arn:{partition}:sagemaker:{region}:{account}:training-job/{job}"
     return {"aws:sourceaccount": account, "aws:sourcearn": arn}
@@ -175,7 +175,7 @@ def _list(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Need:
+class RequiredAccess:
     """Actions that must be allowed on resources. `elsewhere` tells whether a policy of the resource may allow them."""
 
     actions: tuple[str, ...]
@@ -193,18 +193,18 @@ class Denial:
     certain: bool
 
 
-def check_permissions(context: Context) -> Iterator[Check]:
+def check_permissions(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the role may do what the container and SageMaker do in its name."""
     role = context.role
-    needs = role_needs(context.plan, role, context.region)
-    denials = simulate(
+    needs = required_access(context.plan, role, context.region)
+    denials = simulate_policy(
         context, context.role_arn, needs, _facts_of_container(context.plan.request, role, context.region)
     )
     count = sum(len(need.actions) * len(need.resources) for need in needs)
-    yield judge("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
+    yield check_denials("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
 
 
-def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
+def required_access(plan: Plan, role: Role, region: str) -> tuple[RequiredAccess, ...]:
     """Return what the role must be allowed.
 
     Source: SageMaker developer guide, execution roles, permissions for CreateTrainingJob, 2026-11.
@@ -218,10 +218,12 @@ def role_needs(plan: Plan, role: Role, region: str) -> tuple[Need, ...]:
         inputs.append(plan.locations.code)  # AWS's toolkit reads it itself
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
     return (
-        Need(("s3:ListBucket",), tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets), elsewhere=True),
-        Need(("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), elsewhere=True),
-        Need(("s3:PutObject",), _objects(role, outputs), elsewhere=True),
-        Need(("logs:CreateLogStream", "logs:PutLogEvents"), (_log_stream(plan, role, region),)),
+        RequiredAccess(
+            ("s3:ListBucket",), tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets), elsewhere=True
+        ),
+        RequiredAccess(("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), elsewhere=True),
+        RequiredAccess(("s3:PutObject",), _objects(role, outputs), elsewhere=True),
+        RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (_log_stream(plan, role, region),)),
         *_image_needs(plan, role),
         *_network_needs(request, role, region),
         *_key_needs(request, role, region),
@@ -241,14 +243,14 @@ def _log_stream(plan: Plan, role: Role, region: str) -> str:
     return f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
 
 
-def _image_needs(plan: Plan, role: Role) -> tuple[Need, ...]:
+def _image_needs(plan: Plan, role: Role) -> tuple[RequiredAccess, ...]:
     image = parse_image(plan.image)
     if image is None:
         return ()
     repository = f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
     return (
-        Need(("ecr:GetAuthorizationToken",), ("*",)),
-        Need(
+        RequiredAccess(("ecr:GetAuthorizationToken",), ("*",)),
+        RequiredAccess(
             ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"),
             (repository,),
             # Within one account the repository's own policy suffices.
@@ -257,16 +259,16 @@ def _image_needs(plan: Plan, role: Role) -> tuple[Need, ...]:
     )
 
 
-def _network_needs(request: Document, role: Role, region: str) -> tuple[Need, ...]:
+def _network_needs(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
     if "VpcConfig" not in request:
         return ()
     base = f"arn:{role.partition}:ec2:{region}:{role.account}"
     subnets = tuple(f"{base}:subnet/{name}" for name in request["VpcConfig"]["Subnets"])
     looks = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
     return (
-        Need(tuple(f"ec2:Describe{what}" for what in looks), ("*",)),
-        Need(("ec2:CreateNetworkInterface",), subnets),
-        Need(
+        RequiredAccess(tuple(f"ec2:Describe{what}" for what in looks), ("*",)),
+        RequiredAccess(("ec2:CreateNetworkInterface",), subnets),
+        RequiredAccess(
             (
                 *("ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
                 "ec2:DeleteNetworkInterfacePermission",
@@ -276,13 +278,13 @@ def _network_needs(request: Document, role: Role, region: str) -> tuple[Need, ..
     )
 
 
-def _key_needs(request: Document, role: Role, region: str) -> tuple[Need, ...]:
+def _key_needs(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
     """Return what a key must allow: a grant for the volumes, and the encryption of the outputs."""
     key = str(request["OutputDataConfig"].get("KmsKeyId") or request["ResourceConfig"].get("VolumeKmsKeyId") or "")
     if not key or "alias/" in key:
         return ()  # an alias is no resource of a policy
     arn = key if key.startswith("arn:") else f"arn:{role.partition}:kms:{region}:{role.account}:key/{key}"
-    return (Need(("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), elsewhere=True),)
+    return (RequiredAccess(("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), elsewhere=True),)
 
 
 def _facts_of_container(request: Document, role: Role, region: str) -> tuple[Document, ...]:
@@ -299,12 +301,12 @@ def _fact(name: str, kind: str, *values: object) -> Document:
     return {"ContextKeyName": name, "ContextKeyValues": [str(value) for value in values], "ContextKeyType": kind}
 
 
-def simulate(
-    context: Context, principal: str, needs: Sequence[Need], facts: Sequence[Document] = ()
+def simulate_policy(
+    context: CheckContext, principal: str, needs: Sequence[RequiredAccess], facts: Sequence[Document] = ()
 ) -> tuple[Denial, ...]:
     """Return what IAM's policy simulator does not allow a principal."""
 
-    def ask(need: Need) -> list[Denial]:
+    def ask(need: RequiredAccess) -> list[Denial]:
         pages = (
             context.client("iam")
             .get_paginator("simulate_principal_policy")
@@ -317,11 +319,11 @@ def simulate(
         )
         return [denial for page in pages for result in page["EvaluationResults"] for denial in _denials(result, need)]
 
-    answers = side_by_side([lambda need=need: ask(need) for need in needs])  # type: ignore[misc]
+    answers = run_concurrently([lambda need=need: ask(need) for need in needs])  # type: ignore[misc]
     return _unless_bucket_allows(context, [denial for answer in answers for denial in answer])
 
 
-def _denials(result: Document, need: Need) -> Iterator[Denial]:
+def _denials(result: Document, need: RequiredAccess) -> Iterator[Denial]:
     """Yield what one result denies, resource by resource where it tells them apart."""
     for entry in result.get("ResourceSpecificResults") or [result]:
         decision = entry.get("EvalResourceDecision") or entry.get("EvalDecision")
@@ -337,7 +339,7 @@ def _denials(result: Document, need: Need) -> Iterator[Denial]:
         )
 
 
-def _unless_bucket_allows(context: Context, denials: Sequence[Denial]) -> tuple[Denial, ...]:
+def _unless_bucket_allows(context: CheckContext, denials: Sequence[Denial]) -> tuple[Denial, ...]:
     """Make a denial in S3 certain where the bucket has no policy of its own that could allow it."""
     arns = {denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")}
     without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
@@ -349,7 +351,7 @@ def _unless_bucket_allows(context: Context, denials: Sequence[Denial]) -> tuple[
     )
 
 
-def _has_policy(context: Context, bucket: str) -> bool:
+def _has_policy(context: CheckContext, bucket: str) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -361,7 +363,7 @@ def _has_policy(context: Context, bucket: str) -> bool:
     return True
 
 
-def judge(name: str, fine: str, denials: Sequence[Denial], role_name: str | None) -> Check:
+def check_denials(name: str, fine: str, denials: Sequence[Denial], role_name: str | None) -> Check:
     """Return the check that a simulation's denials make."""
     if not denials:
         return passed(name, fine)
@@ -401,7 +403,7 @@ def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
 # ---------------------------------------------------------------- what the caller may do
 
 
-def check_caller(context: Context) -> Iterator[Check]:
+def check_caller(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the caller may create the job, pass the role and upload the code."""
     role = context.role
     arn = context.caller["Arn"]
@@ -411,21 +413,23 @@ def check_caller(context: Context) -> Iterator[Check]:
     base = f"arn:{role.partition}"
     job = f"{base}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
     queue = context.plan.queue
-    create = Need(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,))
+    create = RequiredAccess(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,))
     if queue is not None:  # AWS Batch creates the job with a role of its own
         name = str(queue["jobQueue"])
         arn_of_queue = name if ":" in name else f"{base}:batch:{context.region}:{role.account}:job-queue/{name}"
-        create = Need(("batch:SubmitServiceJob",), (arn_of_queue,))
+        create = RequiredAccess(("batch:SubmitServiceJob",), (arn_of_queue,))
     needs = (
         create,
-        Need(("iam:PassRole",), (context.role_arn,)),
-        Need(("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True),
+        RequiredAccess(("iam:PassRole",), (context.role_arn,)),
+        RequiredAccess(
+            ("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True
+        ),
     )
-    denials = simulate(context, _policy_source(context, arn), needs, _facts_of_caller(context))
-    yield judge("caller", "may create the job, pass the role and upload the code", denials, None)
+    denials = simulate_policy(context, _policy_source(context, arn), needs, _facts_of_caller(context))
+    yield check_denials("caller", "may create the job, pass the role and upload the code", denials, None)
 
 
-def _facts_of_caller(context: Context) -> tuple[Document, ...]:
+def _facts_of_caller(context: CheckContext) -> tuple[Document, ...]:
     """Return what CreateTrainingJob tells IAM of the request, so that policies which bound it can be judged.
 
     Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
@@ -452,7 +456,7 @@ def _keys(name: str, key: str | None) -> tuple[Document, ...]:
     return () if key is None else tuple(_fact(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
 
 
-def _policy_source(context: Context, arn: str) -> str:
+def _policy_source(context: CheckContext, arn: str) -> str:
     """Return the user or role whose policies bind a caller; a session's own ARN is none that IAM simulates.
 
     Raises:

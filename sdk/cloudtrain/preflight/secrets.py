@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cloudtrain.preflight.base import Check, Context, UnansweredError, command, error_code, failed, side_by_side
-from cloudtrain.preflight.role import Need, judge, simulate
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    UnansweredError,
+    command,
+    error_code,
+    failed,
+    run_concurrently,
+)
+from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
 from cloudtrain_runtime.contract import SecretConfig
 
 
-def check_secrets(context: Context) -> Iterator[Check]:
+def check_secrets(context: CheckContext) -> Iterator[Check]:
     """Check that each secret exists, and by simulation that the role may read it."""
     wanted: dict[tuple[str, str | None], tuple[str, SecretConfig]] = {}
     for name, reference in context.plan.config.secrets.items():
         wanted.setdefault((reference.secret, reference.stage), (name, reference))
-    found = side_by_side([lambda pair=pair: _find(context, *pair) for pair in wanted.values()])  # type: ignore[misc]
+    found = run_concurrently([lambda pair=pair: _find(context, *pair) for pair in wanted.values()])  # type: ignore[misc]
     missing = [answer for answer in found if isinstance(answer, Check)]
     if missing:
         yield missing[0]
@@ -23,10 +31,10 @@ def check_secrets(context: Context) -> Iterator[Check]:
     needs = list(dict.fromkeys(need for answer in found for need in _needs(answer)))
     count = len({secret for secret, _ in wanted})
     fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
-    yield judge("secrets", fine, simulate(context, context.role_arn, needs), context.role.name)
+    yield check_denials("secrets", fine, simulate_policy(context, context.role_arn, needs), context.role.name)
 
 
-def _find(context: Context, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
+def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
     """Return what Secrets Manager tells of a secret without its value, or why there is none."""
     from botocore.exceptions import ClientError
 
@@ -55,11 +63,11 @@ def _find(context: Context, name: str, reference: SecretConfig) -> dict[str, Any
     return found
 
 
-def _needs(found: dict[str, Any] | Check) -> Iterator[Need]:
+def _needs(found: dict[str, Any] | Check) -> Iterator[RequiredAccess]:
     """Yield what a role must be allowed to read a secret. A policy of the secret, or of its key, may allow it, too."""
     if isinstance(found, Check):
         return
-    yield Need(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), elsewhere=True)
+    yield RequiredAccess(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), elsewhere=True)
     key = str(found.get("KmsKeyId") or "")
     if key.startswith("arn:") and ":key/" in key:
-        yield Need(("kms:Decrypt",), (key,), elsewhere=True)
+        yield RequiredAccess(("kms:Decrypt",), (key,), elsewhere=True)

@@ -14,15 +14,15 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
     Check,
-    Context,
+    CheckContext,
     bucket_region,
     command,
+    describe_error,
     error_code,
-    explain,
     failed,
     is_denied,
     passed,
-    side_by_side,
+    run_concurrently,
     unknown,
 )
 from cloudtrain.support.data_files import data_files
@@ -134,7 +134,7 @@ class _Measured:
     is_whole: bool = True
 
 
-def list_objects(context: Context, uri: str, *, pages: int = PAGES) -> Listing:
+def list_objects(context: CheckContext, uri: str, *, pages: int = PAGES) -> Listing:
     """Return the objects whose keys begin with a uri's key, as SageMaker's S3Prefix does; empty folders left out."""
     place = split_uri(uri)
     sizes: dict[str, int] = {}
@@ -148,7 +148,7 @@ def list_objects(context: Context, uri: str, *, pages: int = PAGES) -> Listing:
     return Listing(sizes, is_whole=False)
 
 
-def names_of_data(plan: Plan) -> tuple[str, ...]:
+def data_check_names(plan: Plan) -> tuple[str, ...]:
     """Return the names of the checks of a plan's data."""
     return (*(f"data.{channel['ChannelName']}" for channel in _channels(plan)), "volume")
 
@@ -167,15 +167,15 @@ def _uri(channel: Mapping[str, Any]) -> str:
     return str(channel["DataSource"]["S3DataSource"]["S3Uri"])
 
 
-def check_data(context: Context) -> Iterator[Check]:
+def check_data(context: CheckContext) -> Iterator[Check]:
     """Check each channel, then whether what is downloaded fits the volume."""
     channels = _channels(context.plan)
-    measured = side_by_side([lambda channel=channel: _measure(context, channel) for channel in channels])  # type: ignore[misc]
+    measured = run_concurrently([lambda channel=channel: _measure(context, channel) for channel in channels])  # type: ignore[misc]
     yield from (found.check for found in measured)
     yield _check_volume(context, measured)
 
 
-def _measure(context: Context, channel: Mapping[str, Any]) -> _Measured:
+def _measure(context: CheckContext, channel: Mapping[str, Any]) -> _Measured:
     from botocore.exceptions import BotoCoreError, ClientError
 
     name = f"data.{channel['ChannelName']}"
@@ -186,10 +186,10 @@ def _measure(context: Context, channel: Mapping[str, Any]) -> _Measured:
             bucket = split_uri(_uri(channel)).bucket
             fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', _uri(channel))}"
             return _Measured(failed(name, f"there is no bucket {bucket}", fix), None)
-        return _Measured(unknown(name, *explain(error)), None)
+        return _Measured(unknown(name, *describe_error(error)), None)
 
 
-def _measure_objects(context: Context, channel: Mapping[str, Any], name: str) -> _Measured:
+def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: str) -> _Measured:
     uri = _uri(channel)
     region = bucket_region(context, split_uri(uri).bucket)
     if region != context.region:
@@ -215,7 +215,7 @@ def _measure_objects(context: Context, channel: Mapping[str, Any], name: str) ->
     return _Measured(check, on_volume, listing.is_whole)
 
 
-def _judge_listing(context: Context, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
+def _judge_listing(context: CheckContext, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
     instances = context.plan.cluster.instances
     if not listing.sizes:
         return failed(name, f"nothing lies below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
@@ -228,7 +228,7 @@ def _judge_listing(context: Context, name: str, uri: str, listing: Listing, *, s
     return passed(name, f"{listing} below {uri}")
 
 
-def _neighbours(context: Context, uri: str) -> tuple[str, ...]:
+def _neighbours(context: CheckContext, uri: str) -> tuple[str, ...]:
     """Return what S3Prefix would take in beside the object or folder that a uri names: `train-old/` for `s3://b/train`.
 
     At most 1,000 names come back: keys, and folders with a slash at the end.
@@ -260,7 +260,7 @@ def _judge_neighbours(name: str, uri: str, listing: Listing, neighbours: tuple[s
 # ---------------------------------------------------------------- the volume
 
 
-def _check_volume(context: Context, measured: list[_Measured]) -> Check:
+def _check_volume(context: CheckContext, measured: list[_Measured]) -> Check:
     known = [found.bytes for found in measured if found.bytes is not None]
     needed = sum(known) + _uploaded_bytes(context.plan) + context.plan.bundle.bytes
     is_whole = len(known) == len(measured) and all(found.is_whole for found in measured)
@@ -283,7 +283,7 @@ def _uploaded_bytes(plan: Plan) -> int:
     return total
 
 
-def _room(context: Context) -> tuple[str, int | None]:
+def _room(context: CheckContext) -> tuple[str, int | None]:
     """Return the name of the storage and its bytes on the smallest type; None when that is not known."""
     sizes = []
     for name in context.instance_types:
@@ -298,7 +298,7 @@ def _room(context: Context) -> tuple[str, int | None]:
     return min(sizes, key=lambda size: size[1])
 
 
-def _more_room(context: Context, needed: float) -> str:
+def _more_room(context: CheckContext, needed: float) -> str:
     enough = 10 * math.ceil(needed * _SLACK / _GIB / 10 + 1)
     stream = "or stream it: mode: FastFile in the channel"
     if any(getattr(catalog.find_instance(name), "nvme_gb", None) for name in context.instance_types):

@@ -8,24 +8,29 @@ from typing import Any
 
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.warm_pool import AVAILABLE, SEARCHED_SECONDS, tell_start
-from cloudtrain.preflight.base import Check, Context, passed, side_by_side
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    passed,
+    run_concurrently,
+)
 
 _MOST_POOLS = 20
 
 
-def names_of_pools(plan: Plan) -> tuple[str, ...]:
+def warm_pool_check_names(plan: Plan) -> tuple[str, ...]:
     """Return the name of the check, where a plan keeps its cluster warm."""
     return ("warm start",) if plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else ()
 
 
-def check_pools(context: Context) -> Iterator[Check]:
+def check_pools(context: CheckContext) -> Iterator[Check]:
     """Tell whether the job starts in the cluster that another one has left behind. A cold start is no failure."""
     now = datetime.now(UTC)
-    jobs = find_pools(context.client("sagemaker"), now)
+    jobs = find_available_pools(context.client("sagemaker"), now)
     yield passed("warm start", tell_start(jobs, context.plan.request, now), is_shown=True)
 
 
-def find_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
+def find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
     """Return what is known of the jobs whose warm pools are available, the newest first.
 
     Args:
@@ -46,4 +51,4 @@ def find_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
         for job in page["TrainingJobSummaries"]
         if job.get("WarmPoolStatus", {}).get("Status") == AVAILABLE
     ]
-    return side_by_side([lambda name=name: client.describe_training_job(TrainingJobName=name) for name in names])  # type: ignore[misc]
+    return run_concurrently([lambda name=name: client.describe_training_job(TrainingJobName=name) for name in names])  # type: ignore[misc]

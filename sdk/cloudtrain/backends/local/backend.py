@@ -28,11 +28,11 @@ from cloudtrain.backends.container.state_file import (
     read_state,
     write_state,
 )
-from cloudtrain.bundle import Progress as UploadProgress
+from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import LOCAL, Plan
-from cloudtrain.preflight.local_secrets import refuse_unread
+from cloudtrain.preflight.local_secrets import check_local_secrets
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
@@ -76,7 +76,7 @@ class LocalBackend:
 
     # ------------------------------------------------------------ submit
 
-    def submit(self, plan: Plan, bundle: Bundle, *, progress: UploadProgress | None = None) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle, *, progress: ProgressCallback | None = None) -> Run:
         """Write the run's folder and start the process that watches it.
 
         Raises:
@@ -90,7 +90,7 @@ class LocalBackend:
         grace = os.environ.get(GRACE_VARIABLE, "0")
         if not grace.replace(".", "", 1).isdigit():
             raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
-        refuse_unread(plan.config.secrets, os.environ)
+        check_local_secrets(plan.config.secrets, os.environ)
         folder = self.runs / plan.run
         try:
             folder.mkdir(parents=True)

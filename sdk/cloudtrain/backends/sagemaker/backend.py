@@ -35,7 +35,7 @@ from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow, aws_time
 from cloudtrain.backends.sagemaker.sdk_check import no_sdk, start_loading
 from cloudtrain.backends.sagemaker.submit_lock import Claims
 from cloudtrain.backends.sagemaker.uploads import Uploads
-from cloudtrain.bundle import Progress as UploadProgress
+from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
 from cloudtrain.job.spec import REQUEST_TAG
@@ -54,7 +54,7 @@ from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Check, Pending
+    from cloudtrain.preflight import Check, PendingChecks
 
 _CLAIM_ATTEMPTS = 20
 _CLAIM_SECONDS = 86400
@@ -123,7 +123,7 @@ class SageMakerBackend:
         if self.settings.transport == "estimator":
             start_loading()
 
-    def start_checks(self, plan: Plan) -> Pending:
+    def start_checks(self, plan: Plan) -> PendingChecks:
         """Start asking the account everything that a plan needs of it, a sandbox only for the checkpoints."""
         from cloudtrain.preflight import start_checks  # a dozen modules that only a submit needs
 
@@ -202,7 +202,7 @@ class SageMakerBackend:
             return None
         return read_state(job)
 
-    def submit(self, plan: Plan, bundle: Bundle | None, *, progress: UploadProgress | None = None) -> Run:
+    def submit(self, plan: Plan, bundle: Bundle | None, *, progress: ProgressCallback | None = None) -> Run:
         """Upload what is not there yet and create the training job, or put it into its queue.
 
         Args:
@@ -250,7 +250,7 @@ class SageMakerBackend:
         tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
         return tags.get(REQUEST_TAG) == plan.identity
 
-    def _upload(self, plan: Plan, bundle: Bundle | None, progress: UploadProgress | None) -> None:
+    def _upload(self, plan: Plan, bundle: Bundle | None, progress: ProgressCallback | None) -> None:
         uploads = Uploads(self._client("s3"))
         told = "upload the code and the data" if plan.uploads else "upload the code"
         with aws_errors(told), tempfile.TemporaryDirectory(prefix="cloudtrain-code-") as kept:

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.bundle import Progress, shown
+from cloudtrain.bundle import ProgressCallback, printable_name
 from cloudtrain.errors import UserError
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
@@ -140,7 +140,7 @@ class Uploads:
         self._kept += len(items) - len(missing)
         self._items += missing
 
-    def send(self, progress: Progress | None = None) -> Sent:
+    def send(self, progress: ProgressCallback | None = None) -> Sent:
         """Send what was added; return when all of it is in place.
 
         Args:
@@ -229,7 +229,9 @@ def _key(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{shown(name)} has a name that is no UTF-8, which S3 cannot hold", "rename it") from None
+        raise UserError(
+            f"{printable_name(name)} has a name that is no UTF-8, which S3 cannot hold", "rename it"
+        ) from None
     return name
 
 
@@ -249,7 +251,7 @@ def _unreadable_told() -> Iterator[None]:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}", "make it readable, or move it") from None
 
 
-def _counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+def _counted(progress: ProgressCallback | None, total: int) -> Callable[[int], None] | None:
     """Return what is told the bytes of each step, by many threads; a part that is sent again takes its bytes back."""
     if progress is None:
         return None

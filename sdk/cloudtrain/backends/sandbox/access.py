@@ -21,7 +21,7 @@ _QUERY_NAMES = ("x-amz-credential", "awsaccesskeyid")
 _FROM_A_PAGE = ("HTTP_ORIGIN", "HTTP_SEC_FETCH_SITE")
 _CORS = "access-control-"
 _ISSUED = re.compile(rb"<AccessKeyId>([^<]+)</AccessKeyId>")
-ISSUING = frozenset(
+KEY_ISSUING_OPERATIONS = frozenset(
     {"AssumeRole", "AssumeRoleWithSAML", "AssumeRoleWithWebIdentity", "GetFederationToken", "GetSessionToken"}
 )
 """Operations of STS whose answers hold access keys."""
@@ -32,7 +32,7 @@ def make_access_key() -> str:
     return KEY_PREFIX + secrets.token_hex(_KEY_BITS // 8).upper()
 
 
-class Access:
+class AccessControl:
     """The access keys of a sandbox, and the addresses that it answers to.
 
     Args:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.backends.sandbox.fault_injection import Sky
-from cloudtrain.backends.sandbox.operations import TrainingJobs
+from cloudtrain.backends.sandbox.fault_injection import FaultInjector
 from cloudtrain.backends.sandbox.process import REGION
 from cloudtrain.backends.sandbox.request_validation import ServiceError
 from cloudtrain.backends.sandbox.training_job import ACCOUNT, Clock
+from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.planning.service_job import SERVICE_JOB_TYPE, training_job_name
 
 QUEUE = "cloudtrain-sandbox"
@@ -141,7 +141,7 @@ class ServiceJobs:
         clock: What the time is.
     """
 
-    def __init__(self, jobs: TrainingJobs, sky: Sky, clock: Clock) -> None:
+    def __init__(self, jobs: TrainingJobs, sky: FaultInjector, clock: Clock) -> None:
         self._training = jobs
         self._sky = sky
         self._clock = clock

@@ -22,7 +22,7 @@ _MAX_BATCH_BYTES = 1_048_576
 _MAX_BATCH_EVENTS = 10_000
 
 
-class LogPump:
+class LogUploader:
     """Reads what the hosts of one attempt have written since the last time, and sends it on in that order.
 
     Attributes:
@@ -42,7 +42,7 @@ class LogPump:
     def pump(self, *, final: bool = False) -> None:
         """Send what is new; at the end also lines without a newline."""
         for host in self._hosts:
-            for batch in batches(self._read(host, final=final)):
+            for batch in split_into_batches(self._read(host, final=final)):
                 self._send(host, batch)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def create_stream(logs: Any, stream: str) -> None:
             continue
 
 
-def batches(lines: Iterable[str]) -> Iterator[list[str]]:
+def split_into_batches(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield the messages of PutLogEvents calls: long lines in parts, no empty ones, none beyond CloudWatch's limits."""
     batch: list[str] = []
     size = 0

@@ -26,7 +26,7 @@ class DeadInstance:
 
 
 @dataclass(frozen=True)
-class Weather:
+class FaultPlan:
     """What goes wrong, and when.
 
     Operations are named as AWS names them (`DescribeTrainingJob`, `PutObject`), `*` means every one. A number of 1 or
@@ -64,7 +64,7 @@ class Weather:
     slow_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_document(cls, document: Any) -> Weather:
+    def from_document(cls, document: Any) -> FaultPlan:
         """Read what a YAML or JSON file holds.
 
         Raises:
@@ -80,7 +80,7 @@ class Weather:
         return cls(**values)
 
     @classmethod
-    def from_file(cls, path: Path) -> Weather:
+    def from_file(cls, path: Path) -> FaultPlan:
         """Read a YAML file.
 
         Raises:
@@ -103,14 +103,14 @@ class Fault:
     kinds: frozenset[str]
 
 
-class Sky:
+class FaultInjector:
     """The weather now. May be asked and changed by many threads."""
 
-    def __init__(self, weather: Weather) -> None:
+    def __init__(self, weather: FaultPlan) -> None:
         self._lock = threading.Lock()
         self.change(weather)
 
-    def change(self, weather: Weather) -> None:
+    def change(self, weather: FaultPlan) -> None:
         """Begin this weather; counts begin anew."""
         with self._lock:
             self.weather = weather

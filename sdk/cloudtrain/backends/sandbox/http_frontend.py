@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from cloudtrain.backends.sandbox.access import ISSUING, Access, without_cors
+from cloudtrain.backends.sandbox.access import KEY_ISSUING_OPERATIONS, AccessControl, without_cors
 from cloudtrain.backends.sandbox.batch_queues import PATHS, ServiceJobs
-from cloudtrain.backends.sandbox.fault_injection import Sky, Weather
-from cloudtrain.backends.sandbox.operations import TrainingJobs
+from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.request_validation import ServiceError
 from cloudtrain.backends.sandbox.s3_sync import USER_AGENT
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
+from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -45,10 +45,12 @@ _UPLOADS = {
 }
 
 
-class Gate:
+class HttpFrontend:
     """Serves one account."""
 
-    def __init__(self, moto: WsgiApplication, jobs: TrainingJobs, sky: Sky, batch: ServiceJobs, access: Access) -> None:
+    def __init__(
+        self, moto: WsgiApplication, jobs: TrainingJobs, sky: FaultInjector, batch: ServiceJobs, access: AccessControl
+    ) -> None:
         self._moto = moto
         self._jobs = jobs
         self._batch = batch
@@ -113,7 +115,7 @@ class Gate:
             with self._conditional:
                 return list(self._moto(environ, start_response))
         answer = self._moto(environ, start_response)
-        if operation in ISSUING:
+        if operation in KEY_ISSUING_OPERATIONS:
             answer = list(answer)
             self._access.note_issued(b"".join(answer))
         return answer
@@ -122,7 +124,7 @@ class Gate:
         """Change the weather (PUT, JSON), or tell it (GET)."""
         if environ["REQUEST_METHOD"] == "PUT":
             try:
-                self._sky.change(Weather.from_document(json.loads(_body(environ) or b"{}")))
+                self._sky.change(FaultPlan.from_document(json.loads(_body(environ) or b"{}")))
             except (UserError, ValueError) as error:
                 return _send(start_response, 400, {"message": str(error)})
         return _send(start_response, 200, {"seed": self._sky.weather.seed})

@@ -21,11 +21,11 @@ from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.filesystem import host_names
 from cloudtrain.backends.container.process_tree import kill, processes_of_run
 from cloudtrain.backends.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
-from cloudtrain.backends.sandbox.cloudwatch_logs import LogPump
-from cloudtrain.backends.sandbox.fault_injection import Sky
-from cloudtrain.backends.sandbox.pool_allocation import WarmPools
-from cloudtrain.backends.sandbox.s3_sync import Mirror
+from cloudtrain.backends.sandbox.cloudwatch_logs import LogUploader
+from cloudtrain.backends.sandbox.fault_injection import FaultInjector
+from cloudtrain.backends.sandbox.s3_sync import S3FolderSync
 from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, TrainingJob
+from cloudtrain.backends.sandbox.warm_pool_allocation import WarmPools
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
@@ -47,7 +47,7 @@ _MARGIN = 40
 
 
 @dataclass(frozen=True)
-class Service:
+class RunnerEnvironment:
     """What all jobs share.
 
     Attributes:
@@ -65,17 +65,17 @@ class Service:
     environment: Mapping[str, str]
     s3: Any
     logs: Any
-    sky: Sky
+    sky: FaultInjector
     most_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS
     ending: threading.Event = field(default_factory=threading.Event)
     pools: WarmPools = field(default_factory=WarmPools)
 
 
-class Life:
+class JobRunner:
     """Drives one job in a thread of its own."""
 
-    def __init__(self, job: TrainingJob, service: Service) -> None:
+    def __init__(self, job: TrainingJob, service: RunnerEnvironment) -> None:
         self.job = job
         self._service = service
         self._folder = service.folder / job.name
@@ -190,7 +190,7 @@ class Life:
         document = self._localize(folder.root)
         (folder.root / REQUEST_FILE).write_text(dump_json(document, indent=1) + "\n", encoding="utf-8")
         job.enter("Training")
-        pump = LogPump(job, folder, hosts, self._service.logs, job.clock)
+        pump = LogUploader(job, folder, hosts, self._service.logs, job.clock)
         try:
             self._start(folder.root)
             ending = self._watch(folder, pump, mirrors)
@@ -205,15 +205,15 @@ class Life:
     def _is_first_attempt(self) -> bool:
         return self._attempts == 1
 
-    def _mirrors(self, root: Path) -> dict[str, Mirror]:
+    def _mirrors(self, root: Path) -> dict[str, S3FolderSync]:
         """Return what is kept in step with S3, by the name of its folder."""
         found = {}
         for name, uri in _mirrored(self.job.request).items():
             (root / name).mkdir()
-            found[name] = Mirror(self._service.s3, root / name, uri)
+            found[name] = S3FolderSync(self._service.s3, root / name, uri)
         return found
 
-    def _bring_inputs(self, mirrors: Mapping[str, Mirror]) -> None:
+    def _bring_inputs(self, mirrors: Mapping[str, S3FolderSync]) -> None:
         """Download the channels, once for all attempts, and the checkpoints that are there."""
         for channel in self.job.request.get("InputDataConfig", ()):
             target = self._folder / "inputs" / channel["ChannelName"]
@@ -281,7 +281,7 @@ class Life:
         instance = catalog.find_instance(self.job.cluster[0])
         return min(most, max(1, (instance.gpus if instance is not None else None) or 1))
 
-    def _watch(self, folder: JobFolder, pump: LogPump, mirrors: Mapping[str, Mirror]) -> str:
+    def _watch(self, folder: JobFolder, pump: LogUploader, mirrors: Mapping[str, S3FolderSync]) -> str:
         """Wait for the attempt's end; return why it was ended, or an empty string when it ended by itself."""
         process = self._process
         ending = ""

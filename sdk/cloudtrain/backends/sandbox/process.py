@@ -87,7 +87,7 @@ class Sandbox:
         )
 
 
-def environment_of(endpoint: str, role: str, bucket: str, access_key: str) -> dict[str, str]:
+def client_environment(endpoint: str, role: str, bucket: str, access_key: str) -> dict[str, str]:
     """Return what a client must export. The access key id is what the sandbox asks for; signatures are not verified."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
@@ -117,7 +117,7 @@ def _open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-def hold_home(home: Path) -> IO[str]:
+def lock_home(home: Path) -> IO[str]:
     """Take a home folder for this process until it ends.
 
     Raises:
@@ -144,7 +144,7 @@ def hold_home(home: Path) -> IO[str]:
             return lock
 
 
-def record(home: Path, sandbox: Sandbox) -> None:
+def write_state(home: Path, sandbox: Sandbox) -> None:
     """Write down where the sandbox is, in one step. Only its owner may read it: it holds the access key."""
     write_whole(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n", private=True)
 

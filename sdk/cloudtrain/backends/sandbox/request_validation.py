@@ -36,7 +36,7 @@ class ServiceError(Exception):
         self.status = status
 
 
-def invalid(message: str) -> ServiceError:
+def validation_error(message: str) -> ServiceError:
     """Return a ValidationException."""
     return ServiceError("ValidationException", message)
 
@@ -53,10 +53,10 @@ def check_create(request: Mapping[str, Any]) -> None:
         raise ServiceError("SerializationException", f"a field has the wrong type: {error}") from None
     if violations:
         count = "1 validation error" if len(violations) == 1 else f"{len(violations)} validation errors"
-        raise invalid(f"{count} detected: " + "; ".join(_constraint(request, each) for each in violations))
+        raise validation_error(f"{count} detected: " + "; ".join(_constraint(request, each) for each in violations))
     for rule in (_algorithm, _cluster, _times, _inputs, _tags, _sandbox_only):
         for message in rule(request):
-            raise invalid(message)
+            raise validation_error(message)
 
 
 def check_role(request: Mapping[str, Any], trust: str | None) -> None:
@@ -73,16 +73,16 @@ def check_role(request: Mapping[str, Any], trust: str | None) -> None:
     if f":{ACCOUNT}:" not in arn:
         raise ServiceError("AccessDeniedException", "Cross-account pass role is not allowed.")
     if trust is None or "sagemaker.amazonaws.com" not in trust:
-        raise invalid(
+        raise validation_error(
             f"Could not assume role {arn}. Please ensure that the role exists and allows principal "
             "'sagemaker.amazonaws.com' to assume the role."
         )
 
 
-def no_objects(uri: str, region: str, role: str, said: str) -> ServiceError:
+def missing_input_error(uri: str, region: str, role: str, said: str) -> ServiceError:
     """Return the refusal of an input that is not there."""
     bucket = split_uri(uri).bucket
-    return invalid(
+    return validation_error(
         f'No S3 objects found under S3 URL "{uri}" given in input data source. Please ensure that the bucket exists in '
         f'the selected region ({region}), that objects exist under that S3 prefix, and that the role "{role}" has '
         f'"s3:ListBucket" permissions on bucket "{bucket}". Error message from S3: {said}'

@@ -12,7 +12,7 @@ USER_AGENT = "cloudtrain-sandbox-service"
 """Marks the service's own calls, which the weather spares: in AWS they are not the user's either."""
 
 
-class Mirror:
+class S3FolderSync:
     """Copies what changes in a folder to an S3 prefix, as SageMaker does with /opt/ml/checkpoints.
 
     Nothing is deleted in S3. What is deleted here, or changes while it is copied, is taken again or left out.

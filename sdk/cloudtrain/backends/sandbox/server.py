@@ -15,14 +15,14 @@ from types import FrameType
 from typing import Any
 
 from cloudtrain.aws.retry import client_retries
-from cloudtrain.backends.sandbox.fault_injection import Sky, Weather
+from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.process import (
     REGION,
     STATE_FILE,
     Sandbox,
-    environment_of,
-    hold_home,
-    record,
+    client_environment,
+    lock_home,
+    write_state,
 )
 from cloudtrain.backends.sandbox.training_job import ACCOUNT, TrainingJob
 from cloudtrain.errors import MissingExtraError, UserError
@@ -47,7 +47,7 @@ _PERMISSIONS = {
 
 
 @dataclass(frozen=True)
-class Options:
+class ServerOptions:
     """How a sandbox is served.
 
     Attributes:
@@ -61,10 +61,10 @@ class Options:
     port: int = 0
     most_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS
-    weather: Weather = field(default_factory=Weather)
+    weather: FaultPlan = field(default_factory=FaultPlan)
 
 
-def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
+def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
     """Serve until SIGINT or SIGTERM; then end every process of every job.
 
     Args:
@@ -76,7 +76,7 @@ def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
         UserError: the port is taken, or the folder belongs to another sandbox.
     """
     _require_parts()
-    _lock = hold_home(options.home)  # held until this process is gone
+    _lock = lock_home(options.home)  # held until this process is gone
     from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 
     shutil.rmtree(options.home / _JOBS_FOLDER, ignore_errors=True)
@@ -91,7 +91,7 @@ def serve(options: Options, on_ready: Callable[[Sandbox], None]) -> None:
     ending = threading.Event()
     server, sandbox = _start(options, ending)
     try:
-        record(options.home, sandbox)
+        write_state(options.home, sandbox)
         on_ready(sandbox)
         while not ended.wait(1.0):  # a wait without an end would not be interrupted everywhere
             continue
@@ -114,7 +114,7 @@ def _require_parts() -> None:
             raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
 
 
-def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
+def _start(options: ServerOptions, ending: threading.Event) -> tuple[Any, Sandbox]:
     """Start the server in a thread, then make the account through it as any client would."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]  # nothing of the user's account may reach moto, or a container
@@ -123,12 +123,12 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
-    from cloudtrain.backends.sandbox.access import Access, make_access_key
+    from cloudtrain.backends.sandbox.access import AccessControl, make_access_key
     from cloudtrain.backends.sandbox.batch_queues import ServiceJobs
-    from cloudtrain.backends.sandbox.http_frontend import Environ, Gate, StartResponse
-    from cloudtrain.backends.sandbox.job_runner import Life, Service
-    from cloudtrain.backends.sandbox.operations import TrainingJobs
+    from cloudtrain.backends.sandbox.http_frontend import Environ, HttpFrontend, StartResponse
+    from cloudtrain.backends.sandbox.job_runner import JobRunner, RunnerEnvironment
     from cloudtrain.backends.sandbox.s3_sync import USER_AGENT
+    from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
@@ -148,15 +148,15 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     endpoint = f"http://127.0.0.1:{server.server_port}"
     role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
     key, service_key = make_access_key(), make_access_key()
-    access = Access(key, service_key)
+    access = AccessControl(key, service_key)
     access.listen_on(server.server_port)
-    environment = environment_of(endpoint, role, BUCKET, key)
+    environment = client_environment(endpoint, role, BUCKET, key)
     session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
     s3, logs, iam = (session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam"))
-    sky = Sky(options.weather)
+    sky = FaultInjector(options.weather)
     container = {name: value for name, value in environment.items() if name.startswith("AWS_")}
-    service = Service(
+    service = RunnerEnvironment(
         folder=options.home / _JOBS_FOLDER,
         environment={**container, "AWS_REGION": REGION},
         s3=s3,
@@ -168,12 +168,12 @@ def _start(options: Options, ending: threading.Event) -> tuple[Any, Sandbox]:
     )
 
     def start(job: TrainingJob) -> None:
-        Life(job, service).start()
+        JobRunner(job, service).start()
 
     jobs = TrainingJobs(REGION, _now, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
     batch = ServiceJobs(jobs, sky, _now)
     batch.keep_going(ending)
-    gate = Gate(DomainDispatcherApplication(create_backend_app), jobs, sky, batch, access)
+    gate = HttpFrontend(DomainDispatcherApplication(create_backend_app), jobs, sky, batch, access)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.backends.sandbox.warm_pool import Pool
+from cloudtrain.backends.sandbox.warm_pool import SimulatedWarmPool
 from cloudtrain.planning.warm_pool import AVAILABLE
 
 ACCOUNT = "123456789012"
@@ -100,7 +100,7 @@ class TrainingJob:
         self._failure = ""
         self._trained = 0.0
         self._attempt_began: float | None = None
-        self._pool: Pool | None = None
+        self._pool: SimulatedWarmPool | None = None
         self._selected: tuple[str, int] | None = None
         self.tags = [dict(tag) for tag in self.request.get("Tags", ())]
         self.created = self.clock()
@@ -202,7 +202,7 @@ class TrainingJob:
             self._selected = (instance_type, count)
             keep_alive = float(self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
             if keep_alive and self._pool is None:
-                self._pool = Pool(keep_alive, self.clock)
+                self._pool = SimulatedWarmPool(keep_alive, self.clock)
 
     def give_pool_to(self, other: TrainingJob) -> bool:
         """Let another job take over the cluster that this one has left behind; return whether it is still there."""
@@ -218,7 +218,7 @@ class TrainingJob:
     def take_pool(self) -> None:
         """Run in the warm pool of another job. It is kept afterwards only where this job asks for it."""
         with self._lock:
-            self._pool = self._pool or Pool(0.0, self.clock)
+            self._pool = self._pool or SimulatedWarmPool(0.0, self.clock)
 
     def keep_pool_for(self, seconds: float) -> None:
         """Change how long the warm pool is kept; 0 ends it.

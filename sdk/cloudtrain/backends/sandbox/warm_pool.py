@@ -10,7 +10,7 @@ from cloudtrain.planning.warm_pool import AVAILABLE
 
 
 @dataclass
-class Pool:
+class SimulatedWarmPool:
     """The cluster of one job. Its job guards it with a lock.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.backends.sandbox.request_validation import invalid
+from cloudtrain.backends.sandbox.request_validation import validation_error
 from cloudtrain.backends.sandbox.training_job import TrainingJob
 
 Document = Mapping[str, Any]
@@ -37,7 +37,7 @@ def record_of(job: TrainingJob) -> dict[str, Any]:
     return {**described, "Tags": list(job.tags)}
 
 
-def find(jobs: Iterable[TrainingJob], request: Document) -> list[dict[str, Any]]:
+def search_jobs(jobs: Iterable[TrainingJob], request: Document) -> list[dict[str, Any]]:
     """Return the records that a request asks for, in its order.
 
     Raises:
@@ -45,7 +45,7 @@ def find(jobs: Iterable[TrainingJob], request: Document) -> list[dict[str, Any]]
     """
     expression = request.get("SearchExpression", {})
     if expression.get("Operator", "And") != "And" or set(expression) - {"Filters", "Operator"}:
-        raise invalid("cloudtrain sandbox: Search takes Filters, joined by And, only")
+        raise validation_error("cloudtrain sandbox: Search takes Filters, joined by And, only")
     filters = expression.get("Filters", ())
     records = [record for record in map(record_of, jobs) if all(_holds(record, each) for each in filters)]
     key = request.get("SortBy", "LastModifiedTime")
@@ -66,7 +66,7 @@ def _holds(record: Document, condition: Document) -> bool:
             return _NUMBERS[test](float(actual), _number(name, wanted))
         return _TEXT[test](str(actual), wanted)
     except KeyError:
-        raise invalid(f"The operator {test} is not supported for the property {name}") from None
+        raise validation_error(f"The operator {test} is not supported for the property {name}") from None
 
 
 def _property(record: Document, name: str) -> Any:
@@ -77,7 +77,7 @@ def _property(record: Document, name: str) -> Any:
         return record.get(head, {}).get(rest)
     value = record.get(name)
     if rest or isinstance(value, dict | list):
-        raise invalid(f"cloudtrain sandbox: Search does not look into {name}")
+        raise validation_error(f"cloudtrain sandbox: Search does not look into {name}")
     return value
 
 
@@ -88,4 +88,4 @@ def _number(name: str, text: str) -> float:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         return float(text)
     except ValueError:
-        raise invalid(f"Invalid value {text} for the property {name}") from None
+        raise validation_error(f"Invalid value {text} for the property {name}") from None

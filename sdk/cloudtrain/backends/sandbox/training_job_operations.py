@@ -12,11 +12,11 @@ from cloudtrain.backends.sandbox.request_validation import (
     ServiceError,
     check_create,
     check_role,
-    invalid,
-    no_objects,
+    missing_input_error,
+    validation_error,
 )
-from cloudtrain.backends.sandbox.search import find
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
+from cloudtrain.backends.sandbox.training_job_search import search_jobs
 from cloudtrain.catalog.service_limits import limit_of
 
 Document = Mapping[str, Any]
@@ -107,7 +107,7 @@ class TrainingJobs:
                     continue
             except ClientError as error:
                 said = str(error.response["Error"]["Message"])
-            raise no_objects(uri, self._region, str(request["RoleArn"]), said)
+            raise missing_input_error(uri, self._region, str(request["RoleArn"]), said)
 
     def _describe(self, request: Document) -> Document:
         return self._find(request).describe()
@@ -115,7 +115,7 @@ class TrainingJobs:
     def _stop(self, request: Document) -> Document:
         job = self._find(request)
         if job.is_final:
-            raise invalid(f"The request was rejected because the training job is in status {job.status}.")
+            raise validation_error(f"The request was rejected because the training job is in status {job.status}.")
         job.stop_asked.set()
         return {}
 
@@ -124,20 +124,22 @@ class TrainingJobs:
         others = sorted(set(request) - {"TrainingJobName", "ResourceConfig"})
         if others or "ResourceConfig" not in request:
             what = ", ".join(others) or "nothing"
-            raise invalid(f"cloudtrain sandbox: UpdateTrainingJob changes KeepAlivePeriodInSeconds only, got {what}")
+            raise validation_error(
+                f"cloudtrain sandbox: UpdateTrainingJob changes KeepAlivePeriodInSeconds only, got {what}"
+            )
         seconds = request["ResourceConfig"]["KeepAlivePeriodInSeconds"]
         most = limit_of("ResourceConfig", "KeepAlivePeriodInSeconds")["max"]
         _check_size("resourceConfig.keepAlivePeriodInSeconds", seconds, 0, most)
         try:
             job.keep_pool_for(float(seconds))
         except ValueError as error:
-            raise invalid(f"The request was rejected because {error}.") from None
+            raise validation_error(f"The request was rejected because {error}.") from None
         return {"TrainingJobArn": job.arn}
 
     def _find(self, request: Document) -> TrainingJob:
         job = self._jobs.get(str(request.get("TrainingJobName")))
         if job is None:
-            raise invalid("Requested resource not found.")
+            raise validation_error("Requested resource not found.")
         return job
 
     # ------------------------------------------------------------ many
@@ -155,7 +157,7 @@ class TrainingJobs:
         if last_told is not None:
             last = self._jobs.get(last_told)
             if last is None:
-                raise invalid("Invalid NextToken")
+                raise validation_error("Invalid NextToken")
             found = [job for job in found if (key(job) < key(last) if is_descending else key(job) > key(last))]
         page = found[:size]
         more = {"NextToken": _make_token(page[-1].name)} if len(found) > size else {}
@@ -169,12 +171,12 @@ class TrainingJobs:
         _check_size("maxResults", size, 1, _MAX_PAGE)
         with self._lock:
             jobs = list(self._jobs.values())
-        records = find(jobs, request)
+        records = search_jobs(jobs, request)
         told = _read_token(request.get("NextToken"))
         names = [record["TrainingJobName"] for record in records]
         if told is not None:
             if told not in names:
-                raise invalid("Invalid NextToken")
+                raise validation_error("Invalid NextToken")
             records = records[names.index(told) + 1 :]
         page = records[:size]
         more = {"NextToken": _make_token(page[-1]["TrainingJobName"])} if len(records) > size else {}
@@ -231,7 +233,7 @@ def _is_wanted(job: TrainingJob, request: Document) -> bool:
 def _check_size(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         side, bound = ("greater", least) if value < least else ("less", most)
-        raise invalid(
+        raise validation_error(
             f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy constraint: "
             f"Member must have value {side} than or equal to {bound}"
         )
@@ -247,4 +249,4 @@ def _read_token(token: str | None) -> str | None:
     try:
         return base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError:
-        raise invalid("Invalid NextToken") from None
+        raise validation_error("Invalid NextToken") from None
