@@ -152,11 +152,11 @@ class Trainer:
         self.batch = torch.randn(SAMPLES, width, device=device)
         self.is_cuda = device == "cuda"
 
-    def step(self, before_update: Callable[[], None] = lambda: None) -> float:
-        """Take a step; return for how long `before_update` has waited, in seconds."""
+    def step(self, wait_for_copy: Callable[[], None] = lambda: None) -> float:
+        """Take a step; return for how long `wait_for_copy` has waited, in seconds."""
         self.replica(self.batch).square().mean().backward()
         began = time.perf_counter()
-        before_update()
+        wait_for_copy()
         waited = time.perf_counter() - began
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -264,13 +264,13 @@ class Ours:
     """Save as the shared entrypoint does."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+        from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
         from cloudtrain_runtime.contract import CheckpointConfig
         from cloudtrain_runtime.process.run_context import context
 
         config = CheckpointConfig(f"{options['uri']}/ours", None, None, 1, "never")
         place = replace(context(), device=torch.device(options["device"]), run="bench")
-        self.checkpoints = Checkpoints(config, place)
+        self.checkpoints = CheckpointManager(config, place)
         self.step = 0
 
     def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
@@ -281,7 +281,7 @@ class Ours:
         self.checkpoints.save(self.step, trainer.model, [trainer.optimizer], {}, {})
         save = saver._save  # noqa: SLF001
         trainer.step()
-        self.checkpoints.settle()
+        self.checkpoints.wait_for_save()
         return float(save.stall_seconds)  # type: ignore[union-attr]
 
 
@@ -343,7 +343,7 @@ def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
                 act()
                 if turn > 0:
                     measured[name].append(time.perf_counter() - began)
-                ours.checkpoints.settle()
+                ours.checkpoints.wait_for_save()
                 trainer.step()
     return measured
 

@@ -286,7 +286,7 @@ def die_at(operation: int) -> None:
 
     for owner, names in (
         (storage.FolderStorage, ("reserve", "commit", "delete", "write", "create")),
-        (objects.Objects, ("put_new", "put", "delete", "create")),
+        (objects.S3Objects, ("put_new", "put", "delete", "create")),
         (Path, ("rename",)),
         (storage.shutil, ("rmtree",)),
         (storage.os, ("fsync",)),

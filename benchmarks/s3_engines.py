@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from measure import describe_machine
 from support.s3_server import serve_s3
 
-from cloudtrain_runtime.s3.objects import Objects
+from cloudtrain_runtime.s3.objects import S3Objects
 
 BUCKET = "bench"
 BLOCK = os.urandom(8 << 20)
@@ -74,7 +74,7 @@ def ways(endpoint: str, count: int, path: str) -> dict[str, Callable[[], None]]:
             for _ in range(count):
                 writer.write(BLOCK)
 
-    def writing(objects: Objects) -> Callable[[], None]:
+    def writing(objects: S3Objects) -> Callable[[], None]:
         def write() -> None:
             with objects.create("ours", count * len(BLOCK)) as writer:
                 for _ in range(count):
@@ -82,7 +82,7 @@ def ways(endpoint: str, count: int, path: str) -> dict[str, Callable[[], None]]:
 
         return write
 
-    def reading(objects: Objects) -> Callable[[], None]:
+    def reading(objects: S3Objects) -> Callable[[], None]:
         def read() -> None:
             with objects.open("ours", count * len(BLOCK)) as source:
                 for number in range(count):
@@ -100,10 +100,10 @@ def ways(endpoint: str, count: int, path: str) -> dict[str, Callable[[], None]]:
     }
 
 
-def objects_with(engine: str) -> Objects:
+def objects_with(engine: str) -> S3Objects:
     """Return objects of one engine."""
     os.environ[VARIABLE] = engine
-    return Objects(f"s3://{BUCKET}")
+    return S3Objects(f"s3://{BUCKET}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.launcher import fork, secrets
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
-from cloudtrain_runtime.launcher.hang import HostWatch, trace_variables
+from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
 from cloudtrain_runtime.launcher.kept_files import CodeFolder
 from cloudtrain_runtime.launcher.machine import (
     Host,
@@ -51,11 +51,11 @@ from cloudtrain_runtime.launcher.machine import (
     read_host,
     usable_cpus,
 )
-from cloudtrain_runtime.launcher.output import Output
+from cloudtrain_runtime.launcher.output import RedactedOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
 from cloudtrain_runtime.process.environment import ml_tree
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _MARGIN_SECONDS = 20
@@ -78,16 +78,16 @@ def main() -> int:
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _fail(tree, f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
-    if wrong := check_code(tree, config):
+    if wrong := check_task_source(tree, config):
         return _fail_early(tree, host, wrong)
     return _run(tree, config, host, stop)
 
 
 def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     """Start this host's workers and wait for them; return the exit code of the container."""
-    config = replace(config, processes_per_instance=processes_here(config.processes_per_instance))
+    config = replace(config, processes_per_instance=limit_processes(config.processes_per_instance))
     is_installed = config.requirements is None or _install(tree, config.requirements, stop)
-    found = resolve_secrets(config, stop) if is_installed and not stop.was_asked() else secrets.Answer({})
+    found = resolve_secrets(config, stop) if is_installed and not stop.was_asked() else secrets.ResolvedSecrets({})
     if stop.was_asked():
         return 128 + signal.SIGTERM
     if not is_installed:
@@ -102,7 +102,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         code = CodeFolder(tree, config.outputs)
     except OSError as error:
         return _fail_early(tree, host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
-    watch = HostWatch(
+    watch = HangWatchdog(
         tree,
         host.name,
         hosts=len(host.hosts),
@@ -112,10 +112,10 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     )
     report = ScriptReport(tree, config, host.name)
     environment = {**os.environ, **host_variables(tree, config, host), **secret}
-    output = Output(environment[name] for name in config.secrets) if config.secrets else None
+    output = RedactedOutput(environment[name] for name in config.secrets) if config.secrets else None
     agent = _start_agent(torchrun_arguments(config, host, os.environ), tree.code, environment, output)
     if output is not None:
-        output.close_here()
+        output.close_write_end()
     stop.reaches(agent)
     watch.start(agent.pid)
     report.start()
@@ -139,7 +139,9 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def _start_agent(arguments: list[str], folder: Path, environment: Mapping[str, str], output: Output | None) -> _Process:
+def _start_agent(
+    arguments: list[str], folder: Path, environment: Mapping[str, str], output: RedactedOutput | None
+) -> _Process:
     """Start torchrun's agent.
 
     Where nothing is in the way it is a fork of this process, which has half of its imports already. With an output in
@@ -157,23 +159,23 @@ def _fork_agent(command: list[str], folder: Path, environment: Mapping[str, str]
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        fork.become(command, environment, mask)
+        fork.assume_identity(command, environment, mask)
         _be_agent(command[3:], folder)
     fork.release_signals(mask)
     return _Forked(pid)
 
 
 def _be_agent(arguments: list[str], folder: Path) -> NoReturn:
-    fork.write_through()
+    fork.unbuffer_output()
     if sys.path[0] == str(Path.cwd()):  # where `python -m` looks first
         sys.path[0] = str(folder)
     os.chdir(folder)
     from cloudtrain_runtime.launcher import agent
 
-    agent.run_to_the_end(arguments)
+    agent.run_and_exit(arguments)
 
 
-def check_code(tree: MlTree, config: RunConfig) -> list[str]:
+def check_task_source(tree: MlTree, config: RunConfig) -> list[str]:
     """Return what is wrong with the Task, as far as its text proves it, one line each.
 
     The plan has asked the same. A job may come from another version, and what is found here costs no start of workers.
@@ -183,22 +185,22 @@ def check_code(tree: MlTree, config: RunConfig) -> list[str]:
     return [f"error: {finding}" for finding in check_task(tree.code, config.task, config.args)]
 
 
-def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.Answer:
+def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.ResolvedSecrets:
     """Return the variables that the ranks get from Secrets Manager; what this place has set already stays.
 
     Only the ranks' environment holds them: neither this process' own, nor an argument, nor a file.
     """
-    found = secrets.take(config.secrets, on_start=stop.reaches)
+    found = secrets.load_missing(config.secrets, on_start=stop.reaches)
     stop.reaches(None)
     return found
 
 
-def processes_here(asked: int | None) -> int | None:
+def limit_processes(asked: int | None) -> int | None:
     """Return the ranks of this host: what was asked for, or fewer where the place has room for fewer."""
     most = int(os.environ.get(MOST_PROCESSES_VARIABLE, "0"))
     if most == 0 or (asked is not None and asked <= most):
         return asked
-    say(f"{most} ranks on this instance instead of {asked or 'one per GPU'}: {MOST_PROCESSES_VARIABLE}={most}")
+    log_line(f"{most} ranks on this instance instead of {asked or 'one per GPU'}: {MOST_PROCESSES_VARIABLE}={most}")
     return most
 
 
@@ -253,7 +255,7 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     if ML_ROOT_VARIABLE in os.environ:
-        say(f"{requirements} is not installed here: a local run uses this machine's environment as it is")
+        log_line(f"{requirements} is not installed here: a local run uses this machine's environment as it is")
         return True
     command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", str(tree.code / requirements)]
     with subprocess.Popen(command) as pip:
@@ -302,7 +304,7 @@ class _Stop:
         self._tree = tree
         self._process: _Process | None = None
         self._timer: threading.Timer | None = None
-        tree.in_loop.unlink(missing_ok=True)
+        tree.in_training_loop.unlink(missing_ok=True)
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         if was_stop_received():
@@ -323,7 +325,7 @@ class _Stop:
             return
         self._was_asked = True
         self._tree.stop_notice.touch()
-        if not self._tree.in_loop.exists():
+        if not self._tree.in_training_loop.exists():
             self._terminate()
             return
         grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
@@ -354,7 +356,7 @@ def _fail(tree: MlTree, text: str) -> int:
     text = redact(text)
     tree.failure.parent.mkdir(parents=True, exist_ok=True)
     tree.failure.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
-    say(text)
+    log_line(text)
     return 1
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
-from cloudtrain_runtime.contract.task_methods import METHODS
+from cloudtrain_runtime.contract.task_methods import TASK_METHODS
 from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.run_context import context
@@ -407,7 +407,7 @@ def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
 
 def _check_signatures(task: Task) -> None:
     """Refuse methods that cannot be called as the entrypoint calls them, however they came into the class."""
-    for name, method in METHODS.items():
+    for name, method in TASK_METHODS.items():
         try:
             signature = inspect.signature(getattr(task, name))
         except (TypeError, ValueError):  # it tells none

@@ -19,27 +19,27 @@ from types import TracebackType
 
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.contract.secondary_errors import is_effect
+from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.launcher.failure_file import (
-    Failure,
-    reason_of,
-    tell,
-    write_reason,
+    RankFailure,
+    failure_reason,
+    report_failure,
+    write_failure_file,
 )
-from cloudtrain_runtime.launcher.gloo_groups import keep_groups
-from cloudtrain_runtime.launcher.group_joins import note_join
+from cloudtrain_runtime.launcher.gloo_groups import keep_gloo_groups
+from cloudtrain_runtime.launcher.group_joins import record_join
 from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import (
-    is_by_mpirun,
+    is_mpirun_rank,
     ml_tree,
     read_run_config,
     torchrun_variables,
 )
-from cloudtrain_runtime.process.event_log import say
-from cloudtrain_runtime.process.log_prefix import mark_lines
+from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.training import determinism
 
 _ECHO_SECONDS = 2.0
@@ -52,13 +52,13 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
-        callstack = "".join(traceback.format_exception(error.with_traceback(from_own_code(error.__traceback__))))
+        callstack = "".join(traceback.format_exception(error.with_traceback(trim_to_user_code(error.__traceback__))))
         record_failure(f"{type(error).__name__}: {error}", callstack)
-        let_the_cause_be_first(callstack)
-        say_traceback(callstack)
-        report_alone(f"failed: {type(error).__name__}: {error}", callstack)
+        delay_secondary_failure(callstack)
+        print_traceback(callstack)
+        report_without_agent(f"failed: {type(error).__name__}: {error}", callstack)
         # Without the interpreter's shutdown, which may abort (see `leave`) and then hide the reason.
-        leave(1)
+        exit_process(1)
 
 
 def run_rank() -> None:
@@ -66,11 +66,11 @@ def run_rank() -> None:
     config = read_run_config(os.environ)
     if config is None:
         sys.exit("no run.json: this script is started by cloudtrain's launcher or by AWS's training toolkit")
-    if is_by_mpirun(os.environ):
+    if is_mpirun_rank(os.environ):
         os.environ.update(mpirun_variables(ml_tree(os.environ), config, os.environ))
     os.environ.update(torchrun_variables(os.environ))
-    take_secrets(config)
-    mark_lines(os.environ)
+    load_secrets(config)
+    prefix_lines(os.environ)
     heartbeat.arm(os.environ)
     code = str(Path.cwd())
     if code not in sys.path:
@@ -81,7 +81,7 @@ def run_rank() -> None:
         run_task(config)
 
 
-def from_own_code(trace: TracebackType | None) -> TracebackType | None:
+def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback from the first frame of the job's own code on; the whole where none of it is there.
 
     How the loop has come to call it helps nobody who reads it, and fills a screen for each rank.
@@ -97,36 +97,36 @@ def from_own_code(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def take_secrets(config: RunConfig) -> None:
+def load_secrets(config: RunConfig) -> None:
     """Hide the values of the job's secrets in what is told from here, and ask for those that are not here yet.
 
     Our launcher has set them all. Under AWS's toolkit there is none, so each rank asks.
     """
     if not config.secrets:
         return
-    from cloudtrain_runtime.launcher.secrets import take
+    from cloudtrain_runtime.launcher.secrets import load_missing
 
-    found = take(config.secrets)
+    found = load_missing(config.secrets)
     if found.problems:
-        leave_for(JobError("; ".join(found.problems)))
+        exit_with_error(JobError("; ".join(found.problems)))
     os.environ.update(found.values)
 
 
-def let_the_cause_be_first(callstack: str) -> None:
+def delay_secondary_failure(callstack: str) -> None:
     """Wait a little with what only follows another rank's failure, where AWS's toolkit reads what mpirun prints.
 
     It quotes from the first error on, and what another host's ranks print is on its way for longer.
     """
-    if is_by_mpirun(os.environ) and is_effect(callstack):
+    if is_mpirun_rank(os.environ) and is_secondary_error(callstack):
         time.sleep(_ECHO_SECONDS)
 
 
-def say_traceback(text: str) -> None:
+def print_traceback(text: str) -> None:
     """Print a traceback with the rank before each line, as torch's own hook does for scripts, and in one write.
 
     Ranks share their host's log: without both, the lines of two that fail together cannot be told apart.
     """
-    say("\n".join(f"{_rank()}{line}" for line in text.rstrip().splitlines()))
+    log_line("\n".join(f"{_rank()}{line}" for line in text.rstrip().splitlines()))
 
 
 def _rank() -> str:
@@ -153,7 +153,7 @@ def record_failure(message: str, callstack: str) -> None:
     part.replace(path)
 
 
-def report_alone(title: str, callstack: str = "", exit_code: int = 1) -> None:
+def report_without_agent(title: str, callstack: str = "", exit_code: int = 1) -> None:
     """Write down why this rank failed where no agent of torchrun does it: under AWS's toolkit and its mpirun.
 
     The toolkit leaves a failure file alone that is there already. What only followed another rank's failure is not
@@ -161,27 +161,27 @@ def report_alone(title: str, callstack: str = "", exit_code: int = 1) -> None:
     """
     if ERROR_FILE_VARIABLE in os.environ or read_run_config(os.environ) is None:
         return
-    failure = Failure(
+    failure = RankFailure(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         title=title,
         traceback=callstack,
         exit_code=exit_code,
         failed_at=time.time(),
-        secondary=is_effect(f"{title}\n{callstack}"),
+        secondary=is_secondary_error(f"{title}\n{callstack}"),
     )
-    tell(failure)
+    report_failure(failure)
     if not failure.secondary:
-        write_reason(reason_of(failure), replace=False)
+        write_failure_file(failure_reason(failure), replace=False)
 
 
 def run_script(config: RunConfig) -> None:
     """Run the user's script as `python script.py ARGS` would."""
     script = Path(config.script or "").absolute()
-    sys.argv = [str(script), *arguments(config, os.environ)]
+    sys.argv = [str(script), *script_arguments(config, os.environ)]
     sys.path[0] = str(script.parent)
-    keep_groups()
-    note = note_join() if ml_tree(os.environ).joins.is_dir() else None
+    keep_gloo_groups()
+    note = record_join() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -194,17 +194,17 @@ def run_script(config: RunConfig) -> None:
         try:
             used.finish_script()
         except JobError as error:
-            leave_for(error)
+            exit_with_error(error)
     if code:
         is_told = isinstance(code, str)
         title = f"failed: {code}" if is_told else f"ended with {describe_exit(int(code))}"
-        report_alone(title, exit_code=1 if is_told else int(code))
+        report_without_agent(title, exit_code=1 if is_told else int(code))
     elif note is not None:
         note.end()
-    leave(code)
+    exit_process(code)
 
 
-def arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+def script_arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
     """Return the script's argv. Its local rank stands first, as `python -m torch.distributed.launch` has put it."""
     given = config.args if isinstance(config.args, list) else []
     option = config.local_rank_option
@@ -234,21 +234,21 @@ def run_task(config: RunConfig) -> None:
         tell_bandwidth(place, config.network_gbps)
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
-        leave_for(error)
+        exit_with_error(error)
     except SystemExit as exit_:  # other ranks would lose this one, and nobody would know why
         raise TaskError(f"the Task ended its process, by sys.exit({exit_.code!r})") from exit_
-    leave(0)
+    exit_process(0)
 
 
-def leave_for(error: JobError) -> None:
+def exit_with_error(error: JobError) -> None:
     """Tell the job's own mistake without a traceback, and end this process."""
     record_failure(str(error), "")
-    say(f"{_rank()}error: {error}")
-    report_alone(f"failed: {error}")
-    leave(1)
+    log_line(f"{_rank()}error: {error}")
+    report_without_agent(f"failed: {error}")
+    exit_process(1)
 
 
-def leave(code: str | int | None) -> None:
+def exit_process(code: str | int | None) -> None:
     """End this process: join threads, run exit handlers, flush, and skip the interpreter's shutdown.
 
     With torch loaded that shutdown takes 0.6 s. And a process group that a model still holds is destroyed in it, which
@@ -261,7 +261,7 @@ def leave(code: str | int | None) -> None:
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
     if not code:
-        end_mpi()
+        finalize_mpi()
     # What the shutdown would have done for files that nobody closed.
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):
@@ -272,12 +272,12 @@ def leave(code: str | int | None) -> None:
     os._exit(code or 0)
 
 
-def end_mpi() -> None:
+def finalize_mpi() -> None:
     """Finalize MPI where this process has begun it: for mpirun a rank that ends without it has failed.
 
     Usually mpi4py does so in the interpreter's shutdown. Asked of the library itself, because SMDDP may have begun it.
     """
-    if not is_by_mpirun(os.environ):
+    if not is_mpirun_rank(os.environ):
         return
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     path = next((line.split()[-1] for line in lines if "/libmpi.so" in line), None)

@@ -13,7 +13,7 @@ from support.jobs import Cli
 from torch import distributed
 
 from cloudtrain.backends.container.failure_cause import find_cause
-from cloudtrain_runtime.contract.secondary_errors import is_effect
+from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
 
 SCRIPT = """
@@ -138,5 +138,5 @@ def test_event_times_keep_their_fraction(capfd: pytest.CaptureFixture[str]) -> N
 
 def test_a_port_that_is_taken_is_a_cause() -> None:
     taken = "DistNetworkError: The server socket has failed to listen on any local network address. name: EADDRINUSE"
-    assert not is_effect(taken)
-    assert is_effect("DistNetworkError: Connection reset by peer")
+    assert not is_secondary_error(taken)
+    assert is_secondary_error("DistNetworkError: Connection reset by peer")

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.processes
 RANKS = 3
 RANK = """
 import json, os, sys, time
-from cloudtrain_runtime import ranks
-from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.process import process_group
+from cloudtrain_runtime.process.run_context import read_context
 
 place = read_context(os.environ)
-ranks.join_ranks(place)
-agreement = ranks.Agreement(place, flags=2, numbers=2)
+process_group.join_ranks(place)
+agreement = process_group.Agreement(place, flags=2, numbers=2)
 asked, seen, told = [], [], []
 for step in range(1, 401):
     def ask():
@@ -31,13 +31,13 @@ for step in range(1, 401):
         return (place.rank == 1 and step >= 250, place.rank == 2 and step <= 1)
     def take(rows, of=step):
         told.append((of, step - of, rows))
-    row = ranks.Row((step, 0.5 * place.rank), take) if step % 25 == 0 and step <= 200 else None
+    row = process_group.Row((step, 0.5 * place.rank), take) if step % 25 == 0 and step <= 200 else None
     found = agreement.at_boundary(ask, row)
     seen.append(found)
     time.sleep((0.0001, 0.0002, 0.02)[place.rank] if 100 < step <= 110 else 0)
     if found[0]:
         break
-agreement.hear()
+agreement.poll()
 os.write(1, json.dumps({"asked": asked, "seen": seen, "rows": told}).encode())
 os._exit(0)
 """

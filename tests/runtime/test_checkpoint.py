@@ -11,12 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.listing import survey
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints, Resumed
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.storage import FolderStorage, open_storage, path_of
-from cloudtrain_runtime.checkpoint.verified_reader import faults
+from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_name
+from cloudtrain_runtime.contract.manifest import (
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    checkpoint_folder_name,
+)
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
@@ -33,9 +38,9 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return (tmp_path / "some checkpoints").as_uri()
 
 
-def checkpoints_at(uri: str, place: Context, **changes: Any) -> Checkpoints:
+def checkpoints_at(uri: str, place: Context, **changes: Any) -> CheckpointManager:
     config = replace(CheckpointConfig(uri, None, None, 3, "auto"), **changes)
-    return Checkpoints(config, replace(place, code="c0de", request="1d"))
+    return CheckpointManager(config, replace(place, code="c0de", request="1d"))
 
 
 def model_and_optimizer(seed: int = 1) -> Pair:
@@ -53,12 +58,12 @@ def train_a_step(pair: Pair) -> None:
     optimizer.step()
 
 
-def save(checkpoints: Checkpoints, step: int, pair: Pair, state: dict[str, Any] | None = None) -> None:
+def save(checkpoints: CheckpointManager, step: int, pair: Pair, state: dict[str, Any] | None = None) -> None:
     model, optimizer = pair
     assert checkpoints.save(step, model, [optimizer], state or {}, {"lr": 0.5}, wait=True)
 
 
-def resumed(checkpoints: Checkpoints, seed: int = 2) -> tuple[Resumed, Pair]:
+def resumed(checkpoints: CheckpointManager, seed: int = 2) -> tuple[Resumed, Pair]:
     model, optimizer = model_and_optimizer(seed)
     return checkpoints.resume(model, [optimizer]), (model, optimizer)
 
@@ -74,7 +79,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def steps_at(uri: str) -> list[int]:
-    return [record.step for record in survey(open_storage(uri)) if record.is_complete]
+    return [record.step for record in list_checkpoints(open_storage(uri)) if record.is_complete]
 
 
 def damaged_byte(path: Path) -> None:
@@ -112,7 +117,7 @@ def test_the_manifest_tells_everything_but_tensors(uri: str, place: Context) -> 
     assert {name: file.bytes for name, file in manifest.files.items()} == {
         name: size for name, size in sizes.items() if name not in (MANIFEST_FILE, "writer.json")
     }
-    assert list(faults(storage, "step-00000007", manifest.files)) == []
+    assert list(find_damage(storage, "step-00000007", manifest.files)) == []
 
 
 def test_plain_dcp_reads_it(place: Context, tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(place: Context, tmp_path
     assert not same(dict(pair[0].state_dict()), before)
     assert steps_at(str(tmp_path / "c")) == []
     storage.go.set()
-    assert checkpoints.settle()
+    assert checkpoints.wait_for_save()
     _, (model, _) = resumed(checkpoints_at(str(tmp_path / "c"), place))
     assert same(dict(model.state_dict()), before)
 
@@ -167,7 +172,7 @@ def test_one_at_most_is_under_way_and_what_falls_behind_is_told(
     for step in (2, 3, 4):
         assert not checkpoints.save(step, model, [optimizer], {}, {})
     storage.go.set()
-    assert checkpoints.settle()
+    assert checkpoints.wait_for_save()
     save(checkpoints, 5, (model, optimizer))
     events = [event for line in capfd.readouterr().out.splitlines() if (event := parse_event(line))]
     missed = [
@@ -200,14 +205,14 @@ def test_a_save_that_fails_is_told_and_the_next_one_is_made(
 def test_a_run_that_completed_no_due_checkpoint_fails(place: Context, tmp_path: Path) -> None:
     checkpoints = checkpoints_at(str(tmp_path / "c"), place)
     model, optimizer = model_and_optimizer()
-    checkpoints.refuse_none()  # none was due
+    checkpoints.require_completed()  # none was due
     (tmp_path / "c").write_text("a file where the folder should be")
     assert not checkpoints.save(1, model, [optimizer], {}, {}, wait=True)
     with pytest.raises(CheckpointError, match=r"none of this run's checkpoints was completed .* step 1 \(failed\)"):
-        checkpoints.refuse_none()
+        checkpoints.require_completed()
     (tmp_path / "c").unlink()
     save(checkpoints, 2, (model, optimizer))
-    checkpoints.refuse_none()
+    checkpoints.require_completed()
 
 
 def test_hosts_do_not_save_to_a_disk_of_their_own(place: Context) -> None:
@@ -234,7 +239,7 @@ def test_what_was_never_finished_goes_with_what_was_before_it(uri: str, place: C
     folder = storage.reserve(2, {"run": "demo", "attempt": "0a1b2c3d"})
     with storage.create(folder, "__0_0.distcp") as writer:
         writer.write(b"x" * 1000)
-    assert [record.verdict for record in survey(storage)] == ["unfinished"]
+    assert [record.verdict for record in list_checkpoints(storage)] == ["unfinished"]
     checkpoints = checkpoints_at(uri, place, keep=1)
     pair = model_and_optimizer()
     save(checkpoints, 1, pair)
@@ -260,7 +265,7 @@ def test_nothing_is_deleted_for_a_checkpoint_that_cannot_be_read_back(
     save(checkpoints, 1, pair)
     checkpoints._saver.storage = _Flipping(tmp_path / "c")  # noqa: SLF001
     assert not checkpoints.save(2, pair[0], [pair[1]], {}, {}, wait=True)
-    verdicts = {record.step: record.verdict for record in survey(open_storage(str(tmp_path / "c")))}
+    verdicts = {record.step: record.verdict for record in list_checkpoints(open_storage(str(tmp_path / "c")))}
     assert verdicts == {1: "complete", 2: "damaged"}
     assert '"event": "checkpoint_damaged"' in capfd.readouterr().out
 
@@ -328,7 +333,7 @@ def test_each_flipped_byte_is_found(place: Context, tmp_path: Path) -> None:
         content = bytearray(whole)
         content[position] ^= 0x10
         data.write_bytes(content)
-        assert list(faults(storage, "step-00000001", manifest.files)), position
+        assert list(find_damage(storage, "step-00000001", manifest.files)), position
 
 
 @pytest.mark.aws
@@ -344,7 +349,7 @@ def test_a_flipped_byte_in_s3_is_found_and_set_aside(aws: dict[str, str], place:
     content[len(content) // 2] ^= 1
     s3.put_object(Bucket="cloudtrain-test", Key=key, Body=bytes(content))
     assert resumed(checkpoints_at(uri, place))[0].step == 1
-    (record,) = [record for record in survey(open_storage(uri)) if record.step == 2]
+    (record,) = [record for record in list_checkpoints(open_storage(uri)) if record.step == 2]
     assert record.verdict == "damaged"
     assert "has changed since it was written" in record.why
     assert DAMAGED_FILE in record.files
@@ -426,7 +431,7 @@ def test_two_writers_of_the_same_step_do_not_touch_each_others_files(uri: str, p
         with storage.create(folder, "__0_0.distcp") as writer:
             writer.write(content)
     names = [storage.commit(second, json.dumps({"by": "newer"})), storage.commit(first, json.dumps({"by": "zombie"}))]
-    assert min(names) == step_name(4)
+    assert min(names) == checkpoint_folder_name(4)
     assert {storage.read(name, "__0_0.distcp") for name in names} == {b"zombie", b"newer"}
     assert [json.loads(storage.read(name, MANIFEST_FILE) or b"")["by"] for name in names] == ["newer", "zombie"]
 

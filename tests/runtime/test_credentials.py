@@ -14,7 +14,7 @@ from botocore.utils import ContainerMetadataFetcher
 
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.launcher import secrets
-from cloudtrain_runtime.s3.objects import Objects, ObjectsError
+from cloudtrain_runtime.s3.objects import S3Error, S3Objects
 
 pytestmark = pytest.mark.aws
 
@@ -63,7 +63,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> Iterator[E
 
 
 def use_objects() -> str:
-    return str(Objects("s3://cloudtrain-test/p").sizes())
+    return str(S3Objects("s3://cloudtrain-test/p").sizes())
 
 
 def use_secrets() -> str:
@@ -82,7 +82,7 @@ def test_a_credentials_endpoint_that_fails_at_first_is_retried(
 def test_the_advice_is_for_a_container_in_a_container(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint.failures = 10**6
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    with pytest.raises(ObjectsError, match="container's credentials endpoint failed until the last attempt: resume"):
+    with pytest.raises(S3Error, match="container's credentials endpoint failed until the last attempt: resume"):
         use_objects()
     assert endpoint.asked == 2 * EACH
     found = use_secrets()
@@ -99,6 +99,6 @@ def test_on_a_machine_a_source_that_fails_is_asked_once(
     Path(os.environ["AWS_CONFIG_FILE"]).write_text(
         f"[default]\ncredential_process = sh -c 'echo x >> {asked}; exit 1'\n"
     )
-    with pytest.raises(ObjectsError, match="source of the credentials failed: check AWS_PROFILE, or sign in again"):
+    with pytest.raises(S3Error, match="source of the credentials failed: check AWS_PROFILE, or sign in again"):
         use_objects()
     assert asked.read_text() == "x\n"

@@ -21,7 +21,7 @@ from support.checkpoints import (
 )
 
 import cloudtrain_runtime
-from cloudtrain_runtime.checkpoint.inspection import Entry, Inspection
+from cloudtrain_runtime.checkpoint.inspection import CheckpointEntry, Inspection
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 Open = Callable[[], str]
@@ -66,7 +66,7 @@ def upload(root: Path) -> str:
     return "s3://cloudtrain-test/runs/saved"
 
 
-def brief(entries: tuple[Entry, ...]) -> list[tuple[str, str]]:
+def brief(entries: tuple[CheckpointEntry, ...]) -> list[tuple[str, str]]:
     return [(entry.name, entry.state) for entry in entries]
 
 

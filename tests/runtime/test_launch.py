@@ -92,18 +92,18 @@ def test_a_place_with_room_for_fewer_ranks_says_so(
     asked: int | None, most: int, ranks: int | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLOUDTRAIN_MOST_PROCESSES", str(most))
-    assert launch.processes_here(asked) == ranks
+    assert launch.limit_processes(asked) == ranks
     assert ("ranks on this instance instead of" in capfd.readouterr().out) == (ranks != asked)
 
 
 def test_the_toolkit_starts_an_estimators_script_with_its_hyperparameters() -> None:
     parameters = {"lr": 0.1, "epochs": 3, "flag": True, "name": "a b", "sagemaker_program": "train.py", "e": 1}
-    assert toolkit.arguments(parameters) == [
+    assert toolkit.script_arguments(parameters) == [
         *("-e", "1", "--epochs", "3", "--flag", "True", "--lr", "0.1", "--name", "a b")
     ]
-    assert toolkit.starter(parameters, HOST, {}) == [sys.executable]
+    assert toolkit.start_command(parameters, HOST, {}) == [sys.executable]
     environ = {"CLOUDTRAIN_HOST_ADDRESSES": '{"algo-1": "127.0.0.1"}', "CLOUDTRAIN_MOST_PROCESSES": "2"}
-    assert toolkit.starter({**parameters, "sagemaker_torch_distributed_enabled": True}, HOST, environ)[1:] == [
+    assert toolkit.start_command({**parameters, "sagemaker_torch_distributed_enabled": True}, HOST, environ)[1:] == [
         *("-m", "torch.distributed.run", "--nnodes=3", "--nproc_per_node=2", "--master_addr=127.0.0.1"),
         *("--master_port=7777", "--node_rank=2"),
     ]

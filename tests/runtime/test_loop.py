@@ -76,7 +76,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
         folders = {"model_dir": tmp_path / "model", "output_dir": tmp_path / "output"}
         place: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
-        monkeypatch.setattr(sys.modules["cloudtrain_runtime.context"], "_current", place)
+        monkeypatch.setattr(sys.modules["cloudtrain_runtime.process.run_context"], "_current", place)
         capfd.readouterr()
         with process_group(place):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
@@ -84,7 +84,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
             try:
                 trainer.run()
             finally:
-                trainer.checkpoints.settle()  # or the next start would meet the save of one that is long dead
+                trainer.checkpoints.wait_for_save()  # or the next start would meet the save of one that is long dead
         events = [parse_event(line) for line in capfd.readouterr().out.splitlines()]
         return [event for event in events if event is not None]
 

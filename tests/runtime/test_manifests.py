@@ -16,7 +16,7 @@ from support.jobs import Cli
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
@@ -95,8 +95,8 @@ def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def checkpoints_at(root: Path, place: Context) -> Checkpoints:
-    return Checkpoints(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+def checkpoints_at(root: Path, place: Context) -> CheckpointManager:
+    return CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
 
 
 def signed(content: Mapping[str, Any]) -> bytes:
@@ -131,7 +131,7 @@ def used(root: Path, place: Context, text: bytes, original: Path) -> tuple[str, 
         lambda: found.verify(lambda event: None),
         lambda: found.export(found.find(), root.parent / "out" / "x.pt", form="torch", part="model"),
         lambda: checkpoints_at(root, place).resume(*_as_list(pair())),
-        lambda: checkpoints_at(root, place).state_ahead(),
+        lambda: checkpoints_at(root, place).peek_state(),
         lambda: checkpoints_at(root, place).load_weights(7, pair()[0]),
     ):
         try:

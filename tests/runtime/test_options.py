@@ -26,7 +26,7 @@ from support.training import (
     Uneven,
 )
 
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
 from cloudtrain_runtime.process.run_context import read_context
 
@@ -171,7 +171,7 @@ def test_a_prevented_checkpoint_comes_with_the_next_finite_loss(tmp_path: Path) 
 
 def test_the_clock_asks_again_where_nothing_was_saved(tmp_path: Path) -> None:
     """A script may ask whether it should stop before it saves, or be at a step that is saved already."""
-    checkpoints = Checkpoints(CheckpointConfig(tmp_path.as_uri(), 0.01, None, 2, "never"), read_context({}))
+    checkpoints = CheckpointManager(CheckpointConfig(tmp_path.as_uri(), 0.01, None, 2, "never"), read_context({}))
     time.sleep(0.02)
     assert [checkpoints.at_boundary(step).save for step in (1, 2, 3)] == [True] * 3
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 
-from cloudtrain_runtime.checkpoint.listing import survey
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 
@@ -78,7 +78,7 @@ def start(folder: Path, uri: str, ranks: int, end: str = "", *, width: int = 4, 
 
 
 def saved_steps(uri: str) -> list[int]:
-    return [record.step for record in survey(open_storage(uri)) if record.is_complete]
+    return [record.step for record in list_checkpoints(open_storage(uri)) if record.is_complete]
 
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])

@@ -18,7 +18,7 @@ from support.hosts import SCRIPT_RUN
 
 from cloudtrain_runtime.contract import MlTree, RunConfig, SecretConfig, parse_event
 from cloudtrain_runtime.launcher import secrets
-from cloudtrain_runtime.launcher.output import Output
+from cloudtrain_runtime.launcher.output import RedactedOutput
 
 pytestmark = pytest.mark.aws
 
@@ -94,8 +94,8 @@ def test_throttling_is_waited_out(front: Front, manager: Any) -> None:
     front.rules["GetSecretValue"] = lambda request: (
         Answer.json({"__type": "ThrottlingException", "message": "slow"}, 400) if next(slow, False) else None
     )
-    found = secrets.ask(CONFIG.secrets)
-    assert found == secrets.Answer({"WANDB_API_KEY": "0a1b2c3d"})
+    found = secrets.resolve_in_subprocess(CONFIG.secrets)
+    assert found == secrets.ResolvedSecrets({"WANDB_API_KEY": "0a1b2c3d"})
     assert front.seen.count("GetSecretValue") == 3
 
 
@@ -112,7 +112,7 @@ def test_every_variable_without_a_value_is_told(tmp_path: Path, manager: Any) ->
         "E": SecretConfig("object"),
         "F": SecretConfig("object", "half"),
     }
-    found = secrets.ask(wanted)
+    found = secrets.resolve_in_subprocess(wanted)
     assert found.values == {"D": "1.5", "E": '{"number": 1.5, "deep": {}, "zero": "a\\u0000b", "half": "\\ud83d"}'}
     assert found.problems == (
         "A: the secret bytes holds bytes, and a variable is text: store it as a string",
@@ -128,7 +128,7 @@ def test_every_variable_without_a_value_is_told(tmp_path: Path, manager: Any) ->
 def test_where_nothing_answers_the_network_is_named(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    (problem,) = secrets.ask(CONFIG.secrets).problems
+    (problem,) = secrets.resolve_in_subprocess(CONFIG.secrets).problems
     assert "Secrets Manager does not answer in us-west-2: the subnets need an endpoint for it" in problem
 
 
@@ -144,7 +144,7 @@ def test_the_region_is_the_secrets_or_the_clients_or_the_jobs() -> None:
 def test_an_image_without_boto3_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('not here')")
     monkeypatch.chdir(tmp_path)
-    (problem,) = secrets.ask(CONFIG.secrets).problems
+    (problem,) = secrets.resolve_in_subprocess(CONFIG.secrets).problems
     assert problem == "WANDB_API_KEY: this image has no boto3, which secrets need: add it to code.requirements"
 
 
@@ -196,9 +196,9 @@ def test_a_rank_that_gets_none_says_so_without_a_traceback(tmp_path: Path) -> No
 
 def test_output_passes_at_once_and_whole() -> None:
     source, target = os.pipe()
-    output = Output(["secret-value"], target)
+    output = RedactedOutput(["secret-value"], target)
     writer = os.dup(output.descriptor)
-    output.close_here()
+    output.close_write_end()
     os.write(writer, b"step 1\n")
     assert os.read(source, 100) == b"step 1\n"
     os.write(writer, b"a secret-")
@@ -216,7 +216,7 @@ def test_output_passes_at_once_and_whole() -> None:
 
 def test_output_ends_though_a_process_of_the_ranks_lives_on() -> None:
     source, target = os.pipe()
-    output = Output(["secret-value"], target)
+    output = RedactedOutput(["secret-value"], target)
     began = time.monotonic()
     os.write(output.descriptor, b"last words")
     output.end()

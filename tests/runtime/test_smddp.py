@@ -41,11 +41,12 @@ RANK = """
 import os, sys
 from dataclasses import replace
 import torch, torch.distributed as dist
-from cloudtrain_runtime import context, ranks
+from cloudtrain_runtime import context
+from cloudtrain_runtime.process import process_group
 
 assert not any(name.startswith("smdistributed") for name in sys.modules)
 place = replace(context(), backend="smddp")
-ranks.join_ranks(place)
+process_group.join_ranks(place)
 total = torch.tensor([1.0])
 dist.all_reduce(total)  # on the CPU, which the default group serves by Gloo
 group = dist.new_group(backend="smddp")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.listing import survey
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints, Resumed
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest
@@ -31,12 +31,12 @@ FIRST, SECOND = "demo-261122-101500-aaaaaa", "demo-261122-111500-bbbbbb"
 
 def checkpoints_of(
     run: str, training: Mapping[str, Any], root: Path, place: Context, resume: str = "auto"
-) -> Checkpoints:
+) -> CheckpointManager:
     config = CheckpointConfig(root.as_uri(), None, None, 2, resume)
-    return Checkpoints(config, replace(place, run=run, training=training))
+    return CheckpointManager(config, replace(place, run=run, training=training))
 
 
-def save(checkpoints: Checkpoints, *steps: int, weight: float = 0.0) -> None:
+def save(checkpoints: CheckpointManager, *steps: int, weight: float = 0.0) -> None:
     model, optimizer = pair()
     nn.init.constant_(model.weight, weight)
     for step in steps:
@@ -48,7 +48,7 @@ def pair() -> tuple[nn.Linear, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def resumed(checkpoints: Checkpoints) -> tuple[Resumed, float]:
+def resumed(checkpoints: CheckpointManager) -> tuple[Resumed, float]:
     model, optimizer = pair()
     nn.init.constant_(model.weight, -1.0)
     found = checkpoints.resume(model, [optimizer])
@@ -57,7 +57,7 @@ def resumed(checkpoints: Checkpoints) -> tuple[Resumed, float]:
 
 def steps_by_run(root: Path) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for record in survey(open_storage(root.as_uri())):
+    for record in list_checkpoints(open_storage(root.as_uri())):
         assert record.manifest is not None
         found.setdefault(record.manifest.run, []).append(record.step)
     return found
@@ -69,7 +69,7 @@ def test_another_trainings_checkpoints_are_refused(place: Context, tmp_path: Pat
         with pytest.raises(CheckpointError) as caught:
             resumed(checkpoints)
         with pytest.raises(CheckpointError):
-            checkpoints.state_ahead()
+            checkpoints.peek_state()
     message = str(caught.value)
     assert f"step 4 of run {FIRST}" in message
     assert "train.learning_rate is 0.2 there and 0.1 here, train.seed is 1 there and the default here" in message

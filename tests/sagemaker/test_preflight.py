@@ -27,7 +27,7 @@ from support.jobs import EXAMPLES, REPOSITORY, Cli
 import cloudtrain
 from cloudtrain.errors import SpecError
 from cloudtrain.preflight import ACTIONS, Check, Result, run_checks
-from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, step_name
+from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, checkpoint_folder_name
 
 pytestmark = pytest.mark.aws
 
@@ -461,7 +461,7 @@ def save(
     training: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a checkpoint of one file; return where its files lie. With another size than 3 it is not whole."""
-    folder = f"{place}/{step_name(step, attempt)}"
+    folder = f"{place}/{checkpoint_folder_name(step, attempt)}"
     put(f"{folder}/model.pt", b"123")
     manifest = Manifest(
         run=run,

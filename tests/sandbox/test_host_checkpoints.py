@@ -10,7 +10,7 @@ import pytest
 from support.sandboxes import Served, request, run_here
 
 from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
-from cloudtrain_runtime.contract.manifest import step_name
+from cloudtrain_runtime.contract.manifest import checkpoint_folder_name
 
 SCRIPT = """
 folder="$CLOUDTRAIN_ML_ROOT/checkpoints"
@@ -67,7 +67,7 @@ def test_only_changed_files_are_merged(tmp_path: Path) -> None:
     merged, hosts = tmp_path / "merged", [tmp_path / "a", tmp_path / "b"]
     merged.mkdir()
     (merged / "old").write_text("old")
-    own = merged / step_name(3)
+    own = merged / checkpoint_folder_name(3)
     own.mkdir()
     (own / "manifest.json").write_text("{}")
     checkpoints = HostCheckpoints(merged, hosts)

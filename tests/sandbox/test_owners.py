@@ -105,7 +105,7 @@ def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
 def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """With either engine; s3torchconnector cannot name the owner, so S3 is asked before, and boto3 told to upload."""
     from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
-    from cloudtrain_runtime.s3.objects import Objects, ObjectsError
+    from cloudtrain_runtime.s3.objects import S3Error, S3Objects
 
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
@@ -114,15 +114,15 @@ def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, m
 
     def upload(owner: str) -> None:
         monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({bucket: owner}))
-        with Objects(uri).create("one") as writer:
+        with S3Objects(uri).create("one") as writer:
             writer.write(b"1")
 
     upload(ACCOUNT)
-    assert Objects(uri).read("one") == b"1"
+    assert S3Objects(uri).read("one") == b"1"
     monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({bucket: "999999999999"}))
-    with pytest.raises(ObjectsError, match="belongs to another account"):
-        Objects(uri).read("one")
-    with pytest.raises(ObjectsError):
+    with pytest.raises(S3Error, match="belongs to another account"):
+        S3Objects(uri).read("one")
+    with pytest.raises(S3Error):
         upload("999999999999")
     monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({"another": "999999999999"}))
-    assert Objects(uri).read("one") == b"1", "of this bucket nobody knows the owner"
+    assert S3Objects(uri).read("one") == b"1", "of this bucket nobody knows the owner"

@@ -11,7 +11,12 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest, step_name
+from cloudtrain_runtime.contract.manifest import (
+    MANIFEST_FILE,
+    Checksums,
+    Manifest,
+    checkpoint_folder_name,
+)
 
 BLOCK_BYTES = 4096
 """Small, so that a small file has several."""
@@ -86,7 +91,7 @@ def write_manifest(folder: Path, *, run: str = RUN, step: int | None = None, **f
 
 def save_bytes(root: Path, step: int, *, attempt: str = "", run: str = RUN) -> Path:
     """Write a complete checkpoint of three files that holds no entries; return its folder."""
-    folder = root / step_name(step, attempt)
+    folder = root / checkpoint_folder_name(step, attempt)
     folder.mkdir(parents=True)
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata(state_dict_metadata={}, storage_data={})))
     for name, size in (("__0_0.distcp", 3 * BLOCK_BYTES + 17), ("__1_0.distcp", 100)):

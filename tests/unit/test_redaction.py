@@ -35,7 +35,7 @@ from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import redaction
-from cloudtrain_runtime.contract.redaction import MARK, Stream, redact
+from cloudtrain_runtime.contract.redaction import REPLACEMENT, RedactingStream, redact
 
 HIDDEN = [
     (f"Credential: {KEY_ID} was used", [KEY_ID]),
@@ -123,7 +123,7 @@ UNTOUCHED = [
 def test_what_looks_like_a_secret_is_hidden(text: str, secrets: list[str]) -> None:
     told = redact(text)
     assert not [secret for secret in secrets if secret in told]
-    assert MARK in told
+    assert REPLACEMENT in told
     assert redact(told) == told
 
 
@@ -172,7 +172,7 @@ def test_a_runs_log_and_reason_come_without_secrets() -> None:
             return iter([LogLine("algo-1", f"[{run}] {GITHUB}"), LogLine("algo-1", "step 3")])
 
     lines = [line.text for line in Run("r", Told()).logs()]
-    assert lines == [f"[r] ghp_{MARK}", "step 3"]
+    assert lines == [f"[r] ghp_{REPLACEMENT}", "step 3"]
     assert HF not in Status("r", "local", State.FAILED, reason=f"bad {HF}").reason
 
 
@@ -188,31 +188,31 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_forgetful")
 def test_kept_values_are_hidden_as_they_are_in_json_and_in_uris() -> None:
     value = 'pa"ss wörd/x'
-    redaction.keep([value, "short"])
+    redaction.register_values([value, "short"])
     for text in (f"it is {value}!", json.dumps({"x": value}), "https://x/?k=pa%22ss%20w%C3%B6rd%2Fx"):
-        assert MARK in redact(text)
+        assert REPLACEMENT in redact(text)
         assert "ss" not in redact(text).replace("https", "")
     assert redact("a short text") == "a short text"
 
 
 @pytest.mark.usefixtures("_forgetful")
 def test_each_line_of_a_kept_text_is_hidden() -> None:
-    redaction.keep([PEM])
+    redaction.register_values([PEM])
     assert BODY.splitlines()[1] not in redact(f"[rank0]: {BODY.splitlines()[1]}")
 
 
 @pytest.mark.usefixtures("_forgetful")
 def test_what_a_kept_object_holds_is_hidden_by_its_names() -> None:
-    redaction.keep([json.dumps({"password": "correct-horse", "username": "ada-lovelace", "port": 5432})])
-    assert redact("ada-lovelace:correct-horse") == f"ada-lovelace:{MARK}"
-    redaction.keep(["it's\ttabbed"])
+    redaction.register_values([json.dumps({"password": "correct-horse", "username": "ada-lovelace", "port": 5432})])
+    assert redact("ada-lovelace:correct-horse") == f"ada-lovelace:{REPLACEMENT}"
+    redaction.register_values(["it's\ttabbed"])
     assert "tabbed" not in redact(repr({"x": "it's\ttabbed"}))
 
 
 @pytest.mark.usefixtures("_forgetful")
 def test_variables_are_kept_by_their_names() -> None:
-    redaction.keep_named(["A", "B"], {"A": "one-two-three", "C": "four-five-six"})
-    assert redact("one-two-three four-five-six") == f"{MARK} four-five-six"
+    redaction.register_variables(["A", "B"], {"A": "one-two-three", "C": "four-five-six"})
+    assert redact("one-two-three four-five-six") == f"{REPLACEMENT} four-five-six"
 
 
 @given(
@@ -225,21 +225,21 @@ def test_a_stream_hides_values_wherever_it_is_cut(
 ) -> None:
     """As a whole text would, whatever pieces it comes in."""
     text = "".join(part if isinstance(part, str) else f"<{values[part % len(values)]}>" for part in parts).encode()
-    stream, told, at = Stream(values), b"", 0
+    stream, told, at = RedactingStream(values), b"", 0
     while at < len(text):
         size = dice.randint(1, 7)
         told += stream.feed(text[at : at + size])
         at += size
     told += stream.flush()
     assert not [value for value in values if f"<{value}>".encode() in told]
-    if not any(form.encode() in text for value in values for form in redaction.spellings(value)):
+    if not any(form.encode() in text for value in values for form in redaction.encoded_forms(value)):
         assert told == text
 
 
 def test_a_stream_keeps_back_no_more_than_the_beginning_of_a_value() -> None:
-    stream = Stream(["secret-value"])
+    stream = RedactingStream(["secret-value"])
     assert stream.feed(b"step 1\nsec") == b"step 1\n"
     assert stream.feed(b"ond\n") == b"second\n"
     assert stream.feed(b"secret-") == b""
     assert stream.feed(b"value\n") == b"***\n"
-    assert Stream([]).feed(os.urandom(20)) != b""
+    assert RedactingStream([]).feed(os.urandom(20)) != b""

@@ -18,10 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cloudtrain_runtime.checkpoint.listing import Record, survey, writer_of
+from cloudtrain_runtime.checkpoint.listing import CheckpointRecord, list_checkpoints, writing_run
 from cloudtrain_runtime.checkpoint.storage import Storage, open_storage
-from cloudtrain_runtime.checkpoint.verified_reader import faults
-from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest, best_steps, step_of
+from cloudtrain_runtime.checkpoint.verified_reader import find_damage
+from cloudtrain_runtime.contract.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    best_steps,
+    step_of_folder_name,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
@@ -45,7 +50,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """A checkpoint as it lies there.
 
     Attributes:
@@ -77,7 +82,7 @@ class Entry:
 class _Read:
     """An entry with its manifest, which a complete one has."""
 
-    entry: Entry
+    entry: CheckpointEntry
     manifest: Manifest | None = None
 
 
@@ -93,24 +98,26 @@ class Inspection:
 
     def __init__(self, uri: str) -> None:
         parent, _, name = uri.rstrip("/").rpartition("/")
-        self._only = name if step_of(name) is not None else None
+        self._only = name if step_of_folder_name(name) is not None else None
         self.storage: Storage = open_storage(parent if self._only else uri)
         self._read = self._look()
 
     def _look(self) -> tuple[_Read, ...]:
-        found = [_Read(self._entry(record), record.manifest) for record in survey(self.storage) if record.files]
+        found = [
+            _Read(self._entry(record), record.manifest) for record in list_checkpoints(self.storage) if record.files
+        ]
         found.sort(key=lambda read: (read.entry.step, read.entry.time or 0.0), reverse=True)
         best = _best_of_runs(found)
         return tuple(replace(read, entry=replace(read.entry, best=read.entry in best)) for read in found)
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """What the uri names, the newest step first."""
         return tuple(read.entry for read in self._read if self._only in (None, read.entry.name))
 
-    def _entry(self, record: Record) -> Entry:
+    def _entry(self, record: CheckpointRecord) -> CheckpointEntry:
         manifest = record.manifest
-        return Entry(
+        return CheckpointEntry(
             step=record.step,
             name=record.folder,
             uri=f"{self.storage.uri}/{record.folder}",
@@ -118,7 +125,7 @@ class Inspection:
             why=record.why,
             bytes=sum(record.files.values()),
             files=len(record.files),
-            run=writer_of(self.storage, record) or None,
+            run=writing_run(self.storage, record) or None,
             time=manifest.time if manifest else None,
             world_size=manifest.world_size if manifest else None,
             torch=manifest.torch if manifest else None,
@@ -126,7 +133,7 @@ class Inspection:
 
     # ------------------------------------------------------------ find
 
-    def find(self, step: int | None = None, run: str = "") -> Entry:
+    def find(self, step: int | None = None, run: str = "") -> CheckpointEntry:
         """Return the newest complete checkpoint.
 
         Args:
@@ -142,9 +149,9 @@ class Inspection:
             raise CheckpointError(self._why_none(step, run, own))
         return fitting[0]
 
-    def _why_none(self, step: int | None, run: str, own: Sequence[Entry]) -> str:
+    def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointEntry]) -> str:
         whose = f" of {run}" if run else ""
-        asked = step if step is not None else step_of(self._only) if self._only else None
+        asked = step if step is not None else step_of_folder_name(self._only) if self._only else None
         there = [read.entry for read in self._read if read.entry.state == COMPLETE]
         mine = [entry for entry in there if run in ("", entry.run)]
         if asked is None:
@@ -160,7 +167,7 @@ class Inspection:
 
     # ------------------------------------------------------------ verify
 
-    def verify(self, emit: Emit, step: int | None = None) -> tuple[Entry, ...]:
+    def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointEntry, ...]:
         """Compare every block of the checkpoints with the manifest, and parse what a load parses; change nothing.
 
         Args:
@@ -192,14 +199,14 @@ class Inspection:
         self, pool: ThreadPoolExecutor, name: str, manifest: Manifest, progress: _Progress
     ) -> dict[str, Future[list[str]]]:
         def check(file: str) -> list[str]:
-            found = list(faults(self.storage, name, {file: manifest.files[file]}, manifest.block_bytes))
+            found = list(find_damage(self.storage, name, {file: manifest.files[file]}, manifest.block_bytes))
             progress.add(manifest.files[file].bytes)
             return found
 
         largest_first = sorted(manifest.files, key=lambda file: -manifest.files[file].bytes)
         return {file: pool.submit(check, file) for file in largest_first}
 
-    def _verified(self, read: _Read, work: Mapping[str, Future[list[str]]]) -> Entry | None:
+    def _verified(self, read: _Read, work: Mapping[str, Future[list[str]]]) -> CheckpointEntry | None:
         entry = read.entry
         failed = [error for future in work.values() if (error := future.exception()) is not None]
         found = [fault for file in sorted(work) if work[file].exception() is None for fault in work[file].result()]
@@ -213,7 +220,7 @@ class Inspection:
             return entry
         return self._parsed(entry, read.manifest)
 
-    def _parsed(self, entry: Entry, manifest: Manifest) -> Entry:
+    def _parsed(self, entry: CheckpointEntry, manifest: Manifest) -> CheckpointEntry:
         """Return an entry whose bytes are those that were written, as it is known after a load's parsing."""
         if importlib.util.find_spec("torch") is None:
             return replace(entry, why=NOT_PARSED)
@@ -229,7 +236,7 @@ class Inspection:
 
     # ------------------------------------------------------------ export
 
-    def export(self, entry: Entry, target: Path, *, form: str, part: str) -> dict[str, Any]:
+    def export(self, entry: CheckpointEntry, target: Path, *, form: str, part: str) -> dict[str, Any]:
         """Write a checkpoint's tensors, each of them whole, into one file that appears when it is complete.
 
         One process holds all of them in memory, whatever the number of ranks that have written them.
@@ -272,7 +279,7 @@ class Inspection:
         }
 
 
-def _best_of_runs(found: Iterable[_Read]) -> list[Entry]:
+def _best_of_runs(found: Iterable[_Read]) -> list[CheckpointEntry]:
     """Return each run's complete checkpoint that its newest one calls the best; the newest come first."""
     whole = [read for read in found if read.entry.state == COMPLETE and read.manifest is not None]
     newest: dict[str | None, Manifest] = {}
@@ -280,14 +287,14 @@ def _best_of_runs(found: Iterable[_Read]) -> list[Entry]:
         if read.manifest is not None:
             newest.setdefault(read.entry.run, read.manifest)
     steps = {run: best_steps(manifest.state) for run, manifest in newest.items()}
-    best: dict[str | None, Entry] = {}
+    best: dict[str | None, CheckpointEntry] = {}
     for read in whole:
         if read.entry.step in steps[read.entry.run]:
             best.setdefault(read.entry.run, read.entry)
     return list(best.values())
 
 
-def _told(entry: Entry) -> str:
+def _told(entry: CheckpointEntry) -> str:
     return f"{entry.name} is {entry.state}: {entry.why}"
 
 
@@ -316,7 +323,9 @@ class _Progress:
 # ---------------------------------------------------------------- tensors
 
 
-def _load(storage: Storage, entry: Entry, manifest: Manifest | None, part: str) -> tuple[dict[str, Any], Metadata]:
+def _load(
+    storage: Storage, entry: CheckpointEntry, manifest: Manifest | None, part: str
+) -> tuple[dict[str, Any], Metadata]:
     """Return the wanted entries by their full names, read by one process without a process group."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load

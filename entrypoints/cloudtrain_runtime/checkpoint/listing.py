@@ -9,14 +9,19 @@ from typing import Any, Literal
 
 from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage, step_of_folder
 from cloudtrain_runtime.contract.json_checks import MismatchError, normalise
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, checked_run
+from cloudtrain_runtime.contract.manifest import (
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    check_run_id,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Verdict = Literal["complete", "unfinished", "damaged"]
 
 
 @dataclass(frozen=True)
-class Record:
+class CheckpointRecord:
     """One folder in a place for checkpoints.
 
     Attributes:
@@ -41,7 +46,7 @@ class Record:
         """Whether it can be resumed from."""
         return self.verdict == "complete"
 
-    def may_be_of(self, run: str) -> bool:
+    def may_belong_to(self, run: str) -> bool:
         """Whether its manifest names this run; an empty string stands for any."""
         return not run or (self.manifest is not None and self.manifest.run == run)
 
@@ -51,48 +56,48 @@ class Record:
         return self.step, self.manifest.time if self.manifest else 0.0
 
 
-def survey(storage: Storage) -> list[Record]:
+def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
     """Return what lies there, oldest first."""
     found = [_judge(storage, folder, files) for folder, files in storage.folders().items()]
     return sorted(found, key=lambda record: record.age_key)
 
 
-def writer_of(storage: Storage, record: Record) -> str:
+def writing_run(storage: Storage, record: CheckpointRecord) -> str:
     """Return the run that has written a checkpoint, finished or not, or an empty string."""
     if record.manifest is not None:
         return record.manifest.run
     try:
-        return checked_run(_object(storage.read(record.folder, WRITER_FILE)).get("run", ""))
+        return check_run_id(_object(storage.read(record.folder, WRITER_FILE)).get("run", ""))
     except MismatchError:
         return ""
 
 
-def set_aside(storage: Storage, folder: str, details: Iterable[str]) -> None:
+def mark_damaged(storage: Storage, folder: str, details: Iterable[str]) -> None:
     """Mark a checkpoint as damaged, so that it is never used again. It is not deleted."""
     storage.write(folder, DAMAGED_FILE, dump_json({"why": list(details)}, indent=1).encode())
 
 
-def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> Record:
+def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> CheckpointRecord:
     step = step_of_folder(folder) or 0
     if MANIFEST_FILE not in files or folder.startswith("."):
-        return Record(folder, step, "unfinished", "its writing was never finished", None, files)
+        return CheckpointRecord(folder, step, "unfinished", "its writing was never finished", None, files)
     text = storage.read(folder, MANIFEST_FILE)
     if text is None:  # retired since it was listed
-        return Record(folder, step, "unfinished", "it is being deleted", None, files)
+        return CheckpointRecord(folder, step, "unfinished", "it is being deleted", None, files)
     try:
         manifest = Manifest.from_json(text)
     except ValueError as error:
-        return Record(folder, step, "damaged", str(error), None, files)
+        return CheckpointRecord(folder, step, "damaged", str(error), None, files)
     if DAMAGED_FILE in files:
         why = normalise(_object(storage.read(folder, DAMAGED_FILE)).get("why"))
         why = why if isinstance(why, list) and why else ["it was set aside"]
-        return Record(folder, step, "damaged", "; ".join(map(str, why)), manifest, files)
-    wrong = manifest.misfits(files)
+        return CheckpointRecord(folder, step, "damaged", "; ".join(map(str, why)), manifest, files)
+    wrong = manifest.file_mismatches(files)
     if manifest.step != step:
         wrong.append(f"{MANIFEST_FILE} is of step {manifest.step}")
     if wrong:
-        return Record(folder, step, "damaged", "; ".join(wrong), manifest, files)
-    return Record(folder, step, "complete", "", manifest, files)
+        return CheckpointRecord(folder, step, "damaged", "; ".join(wrong), manifest, files)
+    return CheckpointRecord(folder, step, "complete", "", manifest, files)
 
 
 def _object(text: bytes | None) -> dict[str, Any]:

@@ -9,27 +9,27 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from cloudtrain_runtime.checkpoint.listing import Record, set_aside, survey
+from cloudtrain_runtime.checkpoint.listing import CheckpointRecord, list_checkpoints, mark_damaged
 from cloudtrain_runtime.checkpoint.shards import CheckpointReader, PlainLoadPlanner, version_difference
 from cloudtrain_runtime.checkpoint.storage import Storage, open_storage
 from cloudtrain_runtime.checkpoint.training_state import (
     States,
-    misfits,
-    other_optimizer,
+    optimizer_mismatch,
     saved_optimizer,
+    shape_mismatches,
     tensor_shapes,
 )
 from cloudtrain_runtime.contract import CheckpointConfig
-from cloudtrain_runtime.contract.manifest import Manifest, step_of
+from cloudtrain_runtime.contract.manifest import Manifest, step_of_folder_name
 from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
 
 @dataclass(frozen=True)
-class Found:
+class CompleteCheckpoint:
     """A complete checkpoint."""
 
     uri: str
@@ -47,7 +47,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Examination:
     """What is known of a checkpoint before or after it is loaded.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Look:
 
 def resume(
     config: CheckpointConfig, storage: Storage, place: Context, states: Callable[[], States]
-) -> tuple[Found, States, Collection[str]] | None:
+) -> tuple[CompleteCheckpoint, States, Collection[str]] | None:
     """Load the newest whole checkpoint; return it and what was loaded, or None for a new run.
 
     The third is the names of the parameters for which it has a state of an optimizer.
@@ -98,7 +98,7 @@ def resume(
             _report_damage(found, look.damage)
 
 
-def state_ahead(config: CheckpointConfig, storage: Storage, place: Context) -> Mapping[str, Any]:
+def peek_state(config: CheckpointConfig, storage: Storage, place: Context) -> Mapping[str, Any]:
     """Return what the checkpoint that `resume` would begin with has in its manifest; nothing for a new run."""
     found = _newest(config, storage, place, [])
     return {} if found is None else found.manifest.state
@@ -117,7 +117,9 @@ def load_step(storage: Storage, step: int, place: Context, target: States, *, is
     Raises:
         CheckpointError: it is another model's, or it cannot be read.
     """
-    found: Found | None = gather(_of_step(storage, step, place, is_shared) if place.is_main else None, place)[0]
+    found: CompleteCheckpoint | None = gather(
+        _of_step(storage, step, place, is_shared) if place.is_main else None, place
+    )[0]
     if found is None:
         return False
     look = _load(found, target, place)
@@ -126,23 +128,23 @@ def load_step(storage: Storage, step: int, place: Context, target: States, *, is
     return not look.damage
 
 
-def _of_step(storage: Storage, step: int, place: Context, is_shared: bool) -> Found | None:
+def _of_step(storage: Storage, step: int, place: Context, is_shared: bool) -> CompleteCheckpoint | None:
     try:
-        records = survey(storage)
-        chosen = newest(records, run=place.run, step=step)
+        records = list_checkpoints(storage)
+        chosen = newest_complete(records, run=place.run, step=step)
         if chosen is None and is_shared:
-            chosen = newest([record for record in records if _is_of_training(record, place)], step=step)
+            chosen = newest_complete([record for record in records if _is_of_training(record, place)], step=step)
     except OSError as error:
-        say(f"what checkpoints there are cannot be told: {error}")
+        log_line(f"what checkpoints there are cannot be told: {error}")
         return None
     if chosen is None or chosen.manifest is None:
         return None
-    return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+    return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
 
 
-def newest(
-    records: list[Record], *, run: str = "", step: int | None = None, without: tuple[str, ...] = ()
-) -> Record | None:
+def newest_complete(
+    records: list[CheckpointRecord], *, run: str = "", step: int | None = None, without: tuple[str, ...] = ()
+) -> CheckpointRecord | None:
     """Return the newest complete one.
 
     Args:
@@ -157,14 +159,16 @@ def newest(
         if record.is_complete
         and record.folder not in without
         and (step is None or record.step == step)
-        and record.may_be_of(run)
+        and record.may_belong_to(run)
     ]
     return fitting[-1] if fitting else None
 
 
-def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]) -> Found | None:
+def _newest(
+    config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]
+) -> CompleteCheckpoint | None:
     """Choose on rank 0, for all ranks."""
-    chosen: Found | None = None
+    chosen: CompleteCheckpoint | None = None
     problem: str | None = None
     if place.is_main:
         try:
@@ -179,7 +183,9 @@ def _newest(config: CheckpointConfig, storage: Storage, place: Context, damaged:
     return chosen
 
 
-def _choose(config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]) -> Found | None:
+def _choose(
+    config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]
+) -> CompleteCheckpoint | None:
     run = place.run
     if config.resume == "auto":
         return _of_training(storage, place, damaged)
@@ -187,35 +193,35 @@ def _choose(config: CheckpointConfig, storage: Storage, place: Context, damaged:
     if own is not None or config.resume == "never":
         return own
     parent, _, name = config.resume.rstrip("/").rpartition("/")
-    step = step_of(name)
+    step = step_of_folder_name(name)
     found = _best(open_storage(parent if step is not None else config.resume), damaged, config.resume_run, step)
     if found is None:
         raise CheckpointError(f"checkpoint.resume: there is no complete checkpoint at {config.resume}")
     return found
 
 
-def _of_training(storage: Storage, place: Context, damaged: list[str]) -> Found | None:
+def _of_training(storage: Storage, place: Context, damaged: list[str]) -> CompleteCheckpoint | None:
     """Choose this run's newest checkpoint, or else the newest of the same training.
 
     Raises:
         CheckpointError: there are only another training's, or all are damaged.
     """
-    records = survey(storage)
+    records = list_checkpoints(storage)
     _report_unused(storage, records)
     without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
     of_training = [record for record in records if _is_of_training(record, place)]
-    chosen = (newest(records, run=place.run, without=without) if place.run else None) or newest(
+    chosen = (newest_complete(records, run=place.run, without=without) if place.run else None) or newest_complete(
         of_training, without=without
     )
     if chosen is not None and chosen.manifest is not None:
         if place.training and not chosen.manifest.training:
-            say(
+            log_line(
                 f"warning: {storage.uri}/{chosen.folder} does not name its training (cloudtrain 0.1 saved it): "
                 "it is taken to be this one's"
             )
-        return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+        return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
     _refuse_damaged(storage, of_training)
-    stranger = newest([record for record in records if record not in of_training], without=without)
+    stranger = newest_complete([record for record in records if record not in of_training], without=without)
     if stranger is not None and stranger.manifest is not None:
         differences = describe_differences(stranger.manifest.training, place.training)
         raise CheckpointError(
@@ -227,30 +233,30 @@ def _of_training(storage: Storage, place: Context, damaged: list[str]) -> Found 
     return None
 
 
-def _is_of_training(record: Record, place: Context) -> bool:
+def _is_of_training(record: CheckpointRecord, place: Context) -> bool:
     return record.manifest is None or is_same_training(record.manifest.training, place.training)
 
 
-def _report_unused(storage: Storage, records: list[Record]) -> None:
+def _report_unused(storage: Storage, records: list[CheckpointRecord]) -> None:
     for name in storage.strays():
-        say(f"warning: {storage.uri}/{name} is a file and not a checkpoint: it is ignored")
+        log_line(f"warning: {storage.uri}/{name} is a file and not a checkpoint: it is ignored")
     for record in records:
         if not record.is_complete:
-            say(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
+            log_line(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
 
 
-def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None = None) -> Found | None:
-    records = survey(storage)
+def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None = None) -> CompleteCheckpoint | None:
+    records = list_checkpoints(storage)
     _report_unused(storage, records)
     without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
-    chosen = newest(records, run=run, step=step, without=without)
+    chosen = newest_complete(records, run=run, step=step, without=without)
     if chosen is not None and chosen.manifest is not None:
-        return Found(f"{storage.uri}/{chosen.folder}", chosen.manifest)
-    _refuse_damaged(storage, [record for record in records if record.may_be_of(run)])
+        return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+    _refuse_damaged(storage, [record for record in records if record.may_belong_to(run)])
     return None
 
 
-def _refuse_damaged(storage: Storage, records: list[Record]) -> None:
+def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
     """Refuse to start anew where every checkpoint is damaged.
 
     Raises:
@@ -265,7 +271,7 @@ def _refuse_damaged(storage: Storage, records: list[Record]) -> None:
         )
 
 
-def _load(found: Found, target: States, place: Context) -> _Look:
+def _load(found: CompleteCheckpoint, target: States, place: Context) -> _Examination:
     """Load a checkpoint into the states, on all ranks; return what is known of it then.
 
     Raises:
@@ -275,7 +281,7 @@ def _load(found: Found, target: States, place: Context) -> _Look:
     reader = CheckpointReader(open_storage(parent), folder, found.manifest)
     # The stages of a pipeline make up the model together.
     shapes = {name: shape for part in gather(tensor_shapes(target["model"]), place) for name, shape in part.items()}
-    look: _Look = gather(_examine(reader, target, shapes) if place.is_main else _Look(), place)[0]
+    look: _Examination = gather(_examine(reader, target, shapes) if place.is_main else _Examination(), place)[0]
     if look.damage:
         return look
     if look.trouble is not None:
@@ -288,33 +294,33 @@ def _load(found: Found, target: States, place: Context) -> _Look:
         causes = [failure[0] for failure in error.failures.values()]
         damages = sorted({str(cause) for cause in causes if isinstance(cause, DamagedError)})
         if damages:
-            return _Look(damage=tuple(damages))
+            return _Examination(damage=tuple(damages))
         why = f"{causes[0]}{version_difference(found.manifest)}"
         raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {why}") from error
     return look
 
 
-def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list[int]]) -> _Look:
+def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list[int]]) -> _Examination:
     """Return what is damaged about the metadata, why it cannot be read, or what of the model does not fit to it."""
     try:
         metadata = reader.read_metadata()
     except DamagedError as error:
-        return _Look(damage=(str(error),))
+        return _Examination(damage=(str(error),))
     except (OSError, CheckpointError) as error:
-        return _Look(trouble=str(error))  # the other ranks must hear of it
+        return _Examination(trouble=str(error))  # the other ranks must hear of it
     stepped, kinds = saved_optimizer(metadata)
     # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-    misfit = next(misfits(metadata, shapes), None) or other_optimizer(kinds, target.get("optimizer", {}))
-    return _Look(misfit=misfit, stepped=stepped)
+    misfit = next(shape_mismatches(metadata, shapes), None) or optimizer_mismatch(kinds, target.get("optimizer", {}))
+    return _Examination(misfit=misfit, stepped=stepped)
 
 
-def _report_damage(found: Found, damage: Collection[str]) -> None:
+def _report_damage(found: CompleteCheckpoint, damage: Collection[str]) -> None:
     parent, _, folder = found.uri.rpartition("/")
     detail = "; ".join(damage)
-    say(f"{found.uri} is damaged and set aside: {detail}")
+    log_line(f"{found.uri} is damaged and set aside: {detail}")
     emit("checkpoint_damaged", uri=found.uri, step=found.step, detail=detail)
     try:
-        set_aside(open_storage(parent), folder, damage)
+        mark_damaged(open_storage(parent), folder, damage)
     except OSError as error:
         # It may be another run's, which this one may only read. It is left out here all the same.
-        say(f"{found.uri} could not be marked as damaged: {error}")
+        log_line(f"{found.uri} could not be marked as damaged: {error}")

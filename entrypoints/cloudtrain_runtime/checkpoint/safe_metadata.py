@@ -48,7 +48,7 @@ torch.serialization.add_safe_globals([Counter])
 _ADVICE = "keep plain values in it: numbers, strings, lists, dicts, tensors, NumPy arrays"
 
 
-def packed(value: Any, name: str) -> bytes:
+def serialize(value: Any, name: str) -> bytes:
     """Return a value as torch.save writes it.
 
     Args:
@@ -64,7 +64,7 @@ def packed(value: Any, name: str) -> bytes:
     return data
 
 
-def unpacked(data: bytes, name: str) -> Any:
+def deserialize(data: bytes, name: str) -> Any:
     """Return the value that `packed`, or an earlier version's torch.save of plain values, has written.
 
     Raises:
@@ -76,14 +76,14 @@ def unpacked(data: bytes, name: str) -> Any:
         raise CheckpointError(_stranger(name, error)) from None
 
 
-def refuse_others(values: Mapping[str, Any]) -> None:
+def check_serializable(values: Mapping[str, Any]) -> None:
     """Refuse what `packed` would, by its name, before days have gone into it.
 
     Raises:
         CheckpointError: as `packed` does.
     """
     for name, value in values.items():
-        packed(value, name)
+        serialize(value, name)
 
 
 def _packed(value: Any) -> bytes | None:

@@ -24,21 +24,21 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
 from cloudtrain_runtime.checkpoint.listing import (
-    Record,
-    set_aside,
-    survey,
-    writer_of,
+    CheckpointRecord,
+    list_checkpoints,
+    mark_damaged,
+    writing_run,
 )
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
 from cloudtrain_runtime.checkpoint.shards import METADATA_FILE, CheckpointWriter, StagingPlanner
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.checkpoint.training_state import States, rng_sources
-from cloudtrain_runtime.checkpoint.verified_reader import faults
+from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.manifest import Manifest, best_steps
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
@@ -70,7 +70,7 @@ class SaveError(Exception):
 
 
 @dataclass(frozen=True)
-class Keeping:
+class RetentionPolicy:
     """What is kept, and how the run is laid out.
 
     Attributes:
@@ -95,8 +95,8 @@ class _Save:
     copies: torch.cuda.Event | None = None
 
 
-class Saver:
-    """Writes the checkpoints of one run. Created, and `save` and `settle` called, by all ranks together.
+class CheckpointSaver:
+    """Writes the checkpoints of one run. Created, and `save` and `wait_for_save` called, by all ranks together.
 
     Args:
         storage: Where they go.
@@ -110,7 +110,7 @@ class Saver:
     def __init__(
         self,
         storage: Storage,
-        keeping: Keeping,
+        keeping: RetentionPolicy,
         place: Context,
         attempt: str,
         front: dist.ProcessGroup | None = None,
@@ -118,11 +118,11 @@ class Saver:
     ) -> None:
         self.storage = storage
         self._is_stopping = is_stopping
-        self.last_began = time.monotonic()
+        self.last_started_at = time.monotonic()
         self.last_step: int | None = None
         self.missed = 0
         self._has_completed = False
-        self._last_miss = ""
+        self._last_failure = ""
         self._keeping = keeping
         self._place = place
         self._attempt = attempt
@@ -137,7 +137,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._bytes = 0
         self._bytes_seen = -1
-        self.step_under_way = -1
+        self.step_in_progress = -1
         self._moved = time.monotonic()
 
     # ------------------------------------------------------------ what the loop calls
@@ -162,9 +162,9 @@ class Saver:
             wait: Return when it is complete, or has failed.
         """
         began = time.monotonic()
-        self.last_began = began
+        self.last_started_at = began
         if wait:
-            if not self.settle(step=step):
+            if not self.wait_for_save(step=step):
                 return False
         else:
             self._join(_PATIENCE_SECONDS)
@@ -176,14 +176,14 @@ class Saver:
         values, unshared = states()
         save = _Save(step, dict(state), began, _event_now(self._place))
         self._save = save
-        self.step_under_way = step
+        self.step_in_progress = step
         self._bytes, self._bytes_seen = 0, -1
         self._note_progress()
         self._thread = threading.Thread(target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True)
         self._thread.start()
         save.stall_seconds += time.monotonic() - began
         if wait:
-            self.settle()
+            self.wait_for_save()
             return self.last_step == step
         return True
 
@@ -202,11 +202,11 @@ class Saver:
 
     def guard(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer's steps wait until the values that they change are copied."""
-        optimizer.register_step_pre_hook(lambda *_: self.before_update())
+        optimizer.register_step_pre_hook(lambda *_: self.wait_for_copy())
 
-    def before_update(self) -> None:
+    def wait_for_copy(self) -> None:
         """Wait until the copy is made. On CUDA the device waits, not the caller."""
-        self._refuse_unreadable()
+        self._require_readable()
         save = self._save
         if save is None:
             return
@@ -217,7 +217,7 @@ class Saver:
         save.stall_seconds += time.monotonic() - began
         self._save = None
 
-    def settle(self, *, step: int | None = None) -> bool:
+    def wait_for_save(self, *, step: int | None = None) -> bool:
         """Wait for the save under way, all ranks together; return whether none is any more.
 
         A storage that never answers is given up: when no rank gets anything done for long, or, for a run that was told
@@ -229,29 +229,29 @@ class Saver:
         began = time.monotonic()
         while True:
             self._join(_TICK_SECONDS)
-            heartbeat.stir()
+            heartbeat.refresh()
             views = gather(self._view(began), self._place, self._front)
             if not any(view.is_busy for view in views):
-                self._refuse_unreadable()
+                self._require_readable()
                 return True
-            if _is_hopeless(views):
-                self._give_up(self.step_under_way if step is None else step)
+            if _should_abandon(views):
+                self._give_up(self.step_in_progress if step is None else step)
                 return False
 
-    def settle_alone(self, timeout_seconds: float) -> bool:
+    def wait_for_save_alone(self, timeout_seconds: float) -> bool:
         """Wait at most so long for the save under way, whatever other ranks do; return whether none is any more."""
         began = time.monotonic()
         while self.is_busy and (left := timeout_seconds - (time.monotonic() - began)) > 0:
             self._join(min(_TICK_SECONDS, left))
-            heartbeat.stir()
+            heartbeat.refresh()
         return not self.is_busy
 
     def _give_up(self, step: int) -> None:
         if step != self.last_step:
             detail = f"{self._under_way()}, and it is waited for no longer: {_ASK_STORAGE}"
-            self._miss(step, "stalled", detail, "the run goes on without it")
+            self._record_failure(step, "stalled", detail, "the run goes on without it")
         elif self._place.is_main:
-            say(f"older checkpoints stay for now: {_ASK_STORAGE}")
+            log_line(f"older checkpoints stay for now: {_ASK_STORAGE}")
 
     def _view(self, began: float) -> _View:
         now = time.monotonic()
@@ -270,34 +270,34 @@ class Saver:
         stands_still = self._bytes == self._bytes_seen
         self._bytes_seen = self._bytes
         if stands_still:
-            self._miss(step, "stalled", f"{self._under_way()}: {_ASK_STORAGE}")
+            self._record_failure(step, "stalled", f"{self._under_way()}: {_ASK_STORAGE}")
         else:
-            self._miss(step, "late", f"{self._under_way()}: save less often, or to a faster place")
+            self._record_failure(step, "late", f"{self._under_way()}: save less often, or to a faster place")
 
     def _under_way(self) -> str:
         return (
-            f"the save of step {self.step_under_way} is still under way: {self._bytes / 1e6:,.0f} MB written by rank 0"
-            f", the last {time.monotonic() - self._moved:,.0f} s ago"
+            f"the save of step {self.step_in_progress} is still under way: {self._bytes / 1e6:,.0f} MB written by "
+            f"rank 0, the last {time.monotonic() - self._moved:,.0f} s ago"
         )
 
-    def _miss(self, step: int, reason: str, detail: str, consequence: str = "training goes on") -> None:
+    def _record_failure(self, step: int, reason: str, detail: str, consequence: str = "training goes on") -> None:
         self.missed += 1
-        self._last_miss = f"step {step} ({reason}): {detail}"
+        self._last_failure = f"step {step} ({reason}): {detail}"
         if self._place.is_main:
             alarm = self.missed >= ALARM_AFTER
             emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self.missed, alarm=alarm)
-            say(f"{'ALARM: ' if alarm else ''}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
+            log_line(f"{'ALARM: ' if alarm else ''}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
 
-    def refuse_none(self) -> None:
+    def require_completed(self) -> None:
         """End a run that has completed none of the checkpoints that were due.
 
         Raises:
             CheckpointError: so it is.
         """
-        if self._last_miss and not self._has_completed:
+        if self._last_failure and not self._has_completed:
             raise CheckpointError(
                 f"none of this run's checkpoints was completed in {self.storage.uri}; the last one was due at "
-                f"{self._last_miss}"
+                f"{self._last_failure}"
             )
 
     # ------------------------------------------------------------ the thread
@@ -306,15 +306,15 @@ class Saver:
         try:
             folder, shards = self._write(save, states, unshared)
         except SaveError as error:
-            self._miss(save.step, "failed", str(error))
+            self._record_failure(save.step, "failed", str(error))
         except Exception as error:  # noqa: BLE001 (a process group that broke; the step's own collectives fail, too)
-            self._miss(save.step, "failed", f"{type(error).__name__}: {error}")
+            self._record_failure(save.step, "failed", f"{type(error).__name__}: {error}")
         else:
             self.last_step = save.step
             damage = self._retire(save, folder, shards)
             if damage:
                 self.last_step = None
-                self._miss(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
+                self._record_failure(save.step, "failed", f"what was written is not what can be read: {damage[0]}")
             else:
                 self.missed = 0
                 self._has_completed = True
@@ -380,7 +380,7 @@ class Saver:
             raise SaveError(self._unreadable)
         self._is_readable = True
 
-    def _refuse_unreadable(self) -> None:
+    def _require_readable(self) -> None:
         """End a run whose checkpoints could not be loaded.
 
         Raises:
@@ -410,7 +410,7 @@ class Saver:
             files=files,
             training=self._place.training,
         )
-        lost = manifest.misfits(self.storage.sizes(reserved))
+        lost = manifest.file_mismatches(self.storage.sizes(reserved))
         if lost:
             raise OSError(f"{self.storage.uri} does not hold what it has taken, check it: {'; '.join(lost)}")
         name = self.storage.commit(reserved, manifest.to_json())
@@ -437,7 +437,7 @@ class Saver:
         if known is not None and not any(self._ranks.gather(lambda: local != known.local)):
             return known
         plans = self._ranks.collect(lambda: (local, unshared))
-        own, metadata = self._ranks.deal(lambda: self._plan_together(plans))
+        own, metadata = self._ranks.scatter(lambda: self._plan_together(plans))
         self._plan = _Plan(local, self._planner.finish_plan(own), metadata)
         return self._plan
 
@@ -466,11 +466,11 @@ class Saver:
                 self._ranks.share(lambda: self._finish_retiring(save.step, folder, damage, doomed))
         except (SaveError, RuntimeError) as error:
             if self._place.is_main:
-                say(f"older checkpoints stay for now: {error}")
+                log_line(f"older checkpoints stay for now: {error}")
         return damage
 
     def _faults(self, folder: str, shards: CheckpointWriter) -> Iterator[str]:
-        return faults(self.storage, folder, shards.files, note=self._note_progress)
+        return find_damage(self.storage, folder, shards.files, note=self._note_progress)
 
     def _doomed(self, save: _Save) -> list[str]:
         """Return the folders to delete: complete ones beyond those to keep, and what was never finished before them.
@@ -480,7 +480,9 @@ class Saver:
         What was found damaged stays: it may be all that is left of a run. So does the one with the best weights, or
         with the next best when that could not be saved.
         """
-        records = [record for record in survey(self.storage) if record.step <= save.step and self._is_ours(record)]
+        records = [
+            record for record in list_checkpoints(self.storage) if record.step <= save.step and self._is_ours(record)
+        ]
         steps = sorted({record.step for record in records if record.is_complete})
         kept = steps[-self._keeping.keep :]
         best = [step for step in best_steps(save.state) if step in steps][-1:]
@@ -493,13 +495,13 @@ class Saver:
             and not (record.is_complete and record.step in best)
         ]
 
-    def _is_ours(self, record: Record) -> bool:
-        return writer_of(self.storage, record) == self._place.run
+    def _is_ours(self, record: CheckpointRecord) -> bool:
+        return writing_run(self.storage, record) == self._place.run
 
     def _finish_retiring(self, step: int, folder: str, damage: list[str], doomed: list[str]) -> None:
         if damage:
             emit("checkpoint_damaged", step=step, uri=f"{self.storage.uri}/{folder}", detail="; ".join(damage))
-            set_aside(self.storage, folder, damage)
+            mark_damaged(self.storage, folder, damage)
             return
         for name in doomed:
             self.storage.delete(name)
@@ -522,7 +524,7 @@ class _View:
     is_stopping: bool
 
 
-def _is_hopeless(views: list[_View]) -> bool:
+def _should_abandon(views: list[_View]) -> bool:
     """Whether to wait no longer: the same on all ranks, which see the same views."""
     grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
     must_leave = views[0].waited_seconds > max(1.0, grace - _LEAVE_MARGIN_SECONDS)
@@ -587,7 +589,7 @@ class _Ranks:
             dist.broadcast_object_list(outcome, src=0, group=self._group)
         return self._opened(outcome[0])  # type: ignore[no-any-return]
 
-    def deal(self, act: Callable[[], list[T]]) -> T:
+    def scatter(self, act: Callable[[], list[T]]) -> T:
         """Do it on rank 0; return to each rank its own element."""
         hands: list[Any] | None = None
         if self._place.is_main:

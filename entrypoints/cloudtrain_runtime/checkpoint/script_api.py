@@ -38,34 +38,34 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.loading import load_step, resume, state_ahead
-from cloudtrain_runtime.checkpoint.safe_metadata import refuse_others
-from cloudtrain_runtime.checkpoint.saving import Keeping, Saver
+from cloudtrain_runtime.checkpoint.loading import load_step, peek_state, resume
+from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
+from cloudtrain_runtime.checkpoint.saving import CheckpointSaver, RetentionPolicy
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.checkpoint.training_state import (
     States,
-    as_they_are,
+    check_saveable,
     clear_optimizers,
-    copied_names,
-    forget_unsaved,
-    may_change_unseen,
-    model_state_of,
+    collect_model_state,
+    collect_states,
+    drop_unsaved_states,
+    may_change_outside_steps,
     parameter_names,
-    put_back,
-    put_back_model,
     rank_key,
-    refuse_strangers,
-    states_of,
+    restore_model,
+    restore_states,
+    unshared_names,
+    without_state_creation,
 )
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config
-from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.process_group import Agreement, Row, gather
 from cloudtrain_runtime.process.run_context import Context, context
-from cloudtrain_runtime.process.stop_notice import Notice
+from cloudtrain_runtime.process.stop_notice import StopNotice
 
 _LEAVE_SECONDS = 100.0
 """How long a rank that has failed, or a script that was told to stop, waits for a save under way."""
@@ -96,14 +96,14 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Due:
+class BoundaryDecision:
     """What all ranks have agreed on at a step boundary."""
 
     save: bool
     stop: bool
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints of one run. Every method is called by all ranks together.
 
     Attributes:
@@ -125,23 +125,23 @@ class Checkpoints:
         numbers: int = 0,
     ) -> None:
         self.storage = open_storage(_place_to_save(config, place))
-        self.notice = Notice(ml_tree(os.environ))
+        self.notice = StopNotice(ml_tree(os.environ))
         self._config = config
         self._place = place
         self._agreement = Agreement(place, flags=2, numbers=numbers)
         self.group = self._agreement.group
         attempt = gather(secrets.token_hex(4), place, self._agreement.group)[0]
-        keeping = Keeping(config.keep, mesh or {"data": place.world_size})
+        keeping = RetentionPolicy(config.keep, mesh or {"data": place.world_size})
         group, notice = self._agreement.group, self.notice
-        self._saver = Saver(self.storage, keeping, place, attempt, group, lambda: notice.is_given)
+        self._saver = CheckpointSaver(self.storage, keeping, place, attempt, group, lambda: notice.is_given)
         self._guarded: set[int] = set()
         self._has_asked = False
 
     # ------------------------------------------------------------ going on
 
-    def state_ahead(self) -> Mapping[str, Any]:
+    def peek_state(self) -> Mapping[str, Any]:
         """Return the `state` of the checkpoint that `resume` will start from, before there is a model."""
-        return state_ahead(self._config, self.storage, self._place)
+        return peek_state(self._config, self.storage, self._place)
 
     def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
         """Load the checkpoint to start from into model and optimizers; works at any world size.
@@ -150,13 +150,13 @@ class Checkpoints:
             CheckpointError: there is none where one was asked for, or it is another model's.
         """
         optimizers = list(optimizers)
-        refuse_strangers(model, optimizers)
+        check_saveable(model, optimizers)
 
         names: list[str] = []
 
         def states() -> States:
             clear_optimizers(optimizers)
-            values = states_of(model, optimizers, {}, self._place)
+            values = collect_states(model, optimizers, {}, self._place)
             names[:] = parameter_names(values)
             return values
 
@@ -168,10 +168,10 @@ class Checkpoints:
         has_random = self._place.rank < checkpoint.manifest.world_size
         if not has_random:
             loaded["rng"][own] = b""  # the present states, which a rank without saved ones keeps
-        with _told_of(checkpoint.uri):
-            objects = put_back(loaded, model, optimizers, self._place, names)
-        forget_unsaved(names, stepped, optimizers)
-        self._saver.last_began = time.monotonic()
+        with _naming_checkpoint(checkpoint.uri):
+            objects = restore_states(loaded, model, optimizers, self._place, names)
+        drop_unsaved_states(names, stepped, optimizers)
+        self._saver.last_started_at = time.monotonic()
         is_own = checkpoint.place == self.storage.uri
         self._saver.last_step = checkpoint.step if is_own else None
         return Resumed(
@@ -193,16 +193,16 @@ class Checkpoints:
         """
         storage = open_storage(place) if place else self.storage
         is_shared = bool(place) or self._config.resume == "auto"
-        states = model_state_of(model)
+        states = collect_model_state(model)
         if not load_step(storage, step, self._place, states, is_shared=is_shared):
             return False
-        with _told_of(f"{storage.uri}, step {step}"):
-            put_back_model(states, model)
+        with _naming_checkpoint(f"{storage.uri}, step {step}"):
+            restore_model(states, model)
         return True
 
     # ------------------------------------------------------------ at each step
 
-    def at_boundary(self, step: int, row: Row | None = None) -> Due:
+    def at_boundary(self, step: int, row: Row | None = None) -> BoundaryDecision:
         """Tell the others what this rank has seen; return what all ranks do at this boundary.
 
         Args:
@@ -213,11 +213,11 @@ class Checkpoints:
         if must_save:
             self._has_asked = False  # where nothing is saved now, the clock asks again
         every = self._config.every_steps
-        return Due(save=must_save or (every is not None and step % every == 0), stop=must_stop)
+        return BoundaryDecision(save=must_save or (every is not None and step % every == 0), stop=must_stop)
 
-    def hear(self, *, wait: bool = True) -> None:
+    def poll(self, *, wait: bool = True) -> None:
         """Have the rows that are under way taken now; without `wait` only those that have come."""
-        self._agreement.hear(wait=wait)
+        self._agreement.poll(wait=wait)
 
     def _flags(self) -> tuple[bool, bool]:
         return self.notice.is_given, self._is_due_by_clock()
@@ -227,7 +227,7 @@ class Checkpoints:
         seconds = self._config.every_seconds
         if seconds is None or not self._place.is_main or self._has_asked:
             return False
-        self._has_asked = time.monotonic() - self._saver.last_began >= seconds
+        self._has_asked = time.monotonic() - self._saver.last_started_at >= seconds
         return self._has_asked
 
     def save(
@@ -252,20 +252,20 @@ class Checkpoints:
         """
         optimizers = list(optimizers)
         if any(id(optimizer) not in self._guarded for optimizer in optimizers):
-            refuse_strangers(model, optimizers)
+            check_saveable(model, optimizers)
         for optimizer in optimizers:
             if id(optimizer) not in self._guarded:
                 self._guarded.add(id(optimizer))
                 self._saver.guard(optimizer)
 
         def states() -> tuple[States, frozenset[str]]:
-            with as_they_are(optimizers):
-                values = states_of(model, optimizers, objects, self._place)
-            return values, copied_names(values, model)
+            with without_state_creation(optimizers):
+                values = collect_states(model, optimizers, objects, self._place)
+            return values, unshared_names(values, model)
 
         is_begun = self._saver.save(step, states, state, wait=wait)
-        if may_change_unseen(model, optimizers):
-            self._saver.before_update()  # nobody will tell when they change
+        if may_change_outside_steps(model, optimizers):
+            self._saver.wait_for_copy()  # nobody will tell when they change
         return is_begun
 
     @property
@@ -275,35 +275,39 @@ class Checkpoints:
 
     def is_complete(self, step: int) -> bool:
         """Wait for the save under way; return whether the newest checkpoint is the one of this step."""
-        self.settle()
+        self.wait_for_save()
         return self._saver.last_step == step
 
-    def settle(self, timeout_seconds: float | None = None) -> bool:
+    def wait_for_save(self, timeout_seconds: float | None = None) -> bool:
         """Wait for the save under way; return whether none is any more.
 
         Args:
             timeout_seconds: How long this rank waits for itself. Without it all ranks wait together.
         """
-        return self._saver.settle() if timeout_seconds is None else self._saver.settle_alone(timeout_seconds)
+        return (
+            self._saver.wait_for_save() if timeout_seconds is None else self._saver.wait_for_save_alone(timeout_seconds)
+        )
 
-    def refuse_none(self) -> None:
+    def require_completed(self) -> None:
         """End a run that has completed none of the checkpoints that were due.
 
         Raises:
             CheckpointError: so it is.
         """
-        self._saver.refuse_none()
+        self._saver.require_completed()
 
-    def settle_failed(self) -> None:
+    def wait_after_failure(self) -> None:
         """Wait for the save under way in a rank that has failed: the others' parts are of no use without its own.
 
         They need not have noticed: torchrun ends them when this rank has left. Where they have gone, the save has
         failed, and nothing is waited for.
         """
         if self._saver.is_busy:
-            under_way = f"the save of step {self._saver.step_under_way} is under way"
-            say(f"rank {self._place.rank} has failed; {under_way}, and is waited for {_LEAVE_SECONDS:.0f} s at most")
-            self.settle(_LEAVE_SECONDS)
+            under_way = f"the save of step {self._saver.step_in_progress} is under way"
+            log_line(
+                f"rank {self._place.rank} has failed; {under_way}, and is waited for {_LEAVE_SECONDS:.0f} s at most"
+            )
+            self.wait_for_save(_LEAVE_SECONDS)
 
 
 def _place_to_save(config: CheckpointConfig, place: Context) -> str:
@@ -323,7 +327,7 @@ def _place_to_save(config: CheckpointConfig, place: Context) -> str:
 
 
 @contextlib.contextmanager
-def _told_of(checkpoint: str) -> Iterator[None]:
+def _naming_checkpoint(checkpoint: str) -> Iterator[None]:
     """Say which checkpoint it is that holds what is not loaded."""
     try:
         yield
@@ -347,7 +351,7 @@ class _Script:
         config = read_run_config(os.environ)
         checkpoint = config.checkpoint if config else CheckpointConfig("", 600.0, None, 3, "auto")
         self.place = place
-        self.checkpoints = Checkpoints(checkpoint, place)
+        self.checkpoints = CheckpointManager(checkpoint, place)
         self.checkpoints.notice.begin()
         self.is_stopping: bool | None = None
         self.saved_step = -1
@@ -363,8 +367,8 @@ class _Script:
         is_failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
         # Of a run that has failed, other ranks may be gone, and torchrun waits for this one to start anew.
         limit = _LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else _FINISH_SECONDS
-        if not self.checkpoints.settle(limit) and self.place.is_main:
-            say(f"the checkpoint of step {self.saved_step} is given up: it took longer than {limit:.0f} s")
+        if not self.checkpoints.wait_for_save(limit) and self.place.is_main:
+            log_line(f"the checkpoint of step {self.saved_step} is given up: it took longer than {limit:.0f} s")
 
 
 def finish_script() -> None:
@@ -376,7 +380,7 @@ def finish_script() -> None:
     if _script is not None:
         _script._finish()  # noqa: SLF001 (of this module)
         if not _script.checkpoints.notice.is_given:
-            _script.checkpoints.refuse_none()
+            _script.checkpoints.require_completed()
 
 
 def _before_threads_end(act: Callable[[], Any]) -> None:
@@ -470,7 +474,7 @@ def save(
     script = _this_script()
     script.place.progress.step = step
     if not script.is_checked:
-        refuse_others({name: thing.state_dict() for name, thing in objects.items() if thing is not None})
+        check_serializable({name: thing.state_dict() for name, thing in objects.items() if thing is not None})
         script.is_checked = True
     heartbeat.tick(step)
     due = script.checkpoints.at_boundary(step)

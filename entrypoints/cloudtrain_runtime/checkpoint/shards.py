@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from cloudtrain_runtime.checkpoint.safe_metadata import packed, read_metadata, unpacked
+from cloudtrain_runtime.checkpoint.safe_metadata import deserialize, read_metadata, serialize
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.checkpoint.verified_reader import open_verified
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
-from cloudtrain_runtime.s3.objects import Writer
+from cloudtrain_runtime.s3.objects import ObjectWriter
 
 METADATA_FILE = ".metadata"
 _PIECE_BYTES = BLOCK_BYTES
@@ -107,7 +107,7 @@ class CheckpointReader(FileSystemReader):
                 file.seek(extent.offset)
                 data = file.read(extent.length)
             try:
-                unpacked(data, name)
+                deserialize(data, name)
             except CheckpointError as error:
                 raise CheckpointError(f"{error}{version_difference(self._manifest)}") from None
 
@@ -153,7 +153,7 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         level: Any = self.original_state_dict
         for key in outer:
             level = level[key]
-        level[last] = unpacked(value.getvalue(), name)
+        level[last] = deserialize(value.getvalue(), name)
 
 
 class StagingPlanner(DefaultSavePlanner):
@@ -184,7 +184,7 @@ class StagingPlanner(DefaultSavePlanner):
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (as the base has it)
         """Return what is written of an entry: of one that is no tensor only what can be loaded again."""
         if write_item.type == WriteItemType.BYTE_IO:
-            return io.BytesIO(packed(object, write_item.index.fqn))
+            return io.BytesIO(serialize(object, write_item.index.fqn))
         return super().transform_object(write_item, object)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -219,7 +219,7 @@ def _without_inner_checksums() -> Iterator[None]:
 class _Stream(io.RawIOBase):
     """A file on its way: counts, checks and hands on."""
 
-    def __init__(self, writer: Writer, note_bytes: Callable[[int], None]) -> None:
+    def __init__(self, writer: ObjectWriter, note_bytes: Callable[[int], None]) -> None:
         super().__init__()
         self.checksums = Checksums()
         self.failure: OSError | None = None

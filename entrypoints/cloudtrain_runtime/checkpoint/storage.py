@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_name, step_of
+from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, checkpoint_folder_name, step_of_folder_name
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.s3.objects import Objects, Source, Writer
+from cloudtrain_runtime.s3.objects import ObjectReader, ObjectWriter, S3Objects
 
 WRITER_FILE = "writer.json"
 """First file of a checkpoint: which run and attempt writes it. It holds the folder's name for that attempt in S3."""
@@ -53,7 +53,7 @@ class Storage(Protocol):
         """Return a small file, or None when there is no such file."""
         ...
 
-    def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[Source]:
+    def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
         """Open a file of that size to read it in pieces.
 
         Raises:
@@ -74,7 +74,7 @@ class Storage(Protocol):
         """
         ...
 
-    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
         """Write a file of a reserved folder; it is durable when the block has ended.
 
         Args:
@@ -115,7 +115,7 @@ def path_of(uri: str) -> Path:
 
 def step_of_folder(folder: str) -> int | None:
     """Return the step of a checkpoint's folder, also of one that is still written, or None for another name."""
-    return step_of(folder.removeprefix(_WRITING))
+    return step_of_folder_name(folder.removeprefix(_WRITING))
 
 
 # ---------------------------------------------------------------- on a file system
@@ -140,7 +140,9 @@ class FolderStorage:
         """Return the names of files that have the name of a checkpoint, which is a folder."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(
-                path.name for path in self.root.iterdir() if step_of(path.name) is not None and path.is_file()
+                path.name
+                for path in self.root.iterdir()
+                if step_of_folder_name(path.name) is not None and path.is_file()
             )
         return []
 
@@ -151,7 +153,7 @@ class FolderStorage:
             return None
 
     @contextlib.contextmanager
-    def open(self, folder: str, file: str, bytes_: int) -> Iterator[Source]:
+    def open(self, folder: str, file: str, bytes_: int) -> Iterator[ObjectReader]:
         del bytes_  # a file knows its size
         with (self.root / folder / file).open("rb", buffering=0) as opened:
             yield _OpenFile(opened.fileno())
@@ -161,7 +163,7 @@ class FolderStorage:
             writer.write(data)
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
-        folder = f"{_WRITING}{step_name(step, writer['attempt'])}"
+        folder = f"{_WRITING}{checkpoint_folder_name(step, writer['attempt'])}"
         shutil.rmtree(self.root / folder, ignore_errors=True)  # this attempt's own, of a save that failed
         with self._explained():
             (self.root / folder).mkdir(parents=True)
@@ -169,7 +171,7 @@ class FolderStorage:
         return folder
 
     @contextlib.contextmanager
-    def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[Writer]:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
         del bytes_
         with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
             yield _WholeWrites(opened.fileno())
@@ -194,7 +196,7 @@ class FolderStorage:
         self.write(folder, MANIFEST_FILE, manifest.encode())
         _sync_folder(self.root / folder)
         full = folder.removeprefix(_WRITING)
-        name = step_name(step_of(full) or 0)
+        name = checkpoint_folder_name(step_of_folder_name(full) or 0)
         try:
             (self.root / folder).rename(self.root / name)
         except OSError as error:
@@ -260,7 +262,7 @@ class S3Storage:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self._objects = Objects(self.uri)
+        self._objects = S3Objects(self.uri)
 
     def strays(self) -> list[str]:
         return []  # a key without a slash is no folder
@@ -269,24 +271,24 @@ class S3Storage:
         found: dict[str, dict[str, int]] = {}
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
-            if file and step_of(folder) is not None:
+            if file and step_of_folder_name(folder) is not None:
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
 
     def read(self, folder: str, file: str) -> bytes | None:
         return self._objects.read(f"{folder}/{file}")
 
-    def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[Source]:
+    def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
         return self._objects.open(f"{folder}/{file}", bytes_)
 
     def write(self, folder: str, file: str, data: bytes) -> None:
         self._objects.put(f"{folder}/{file}", data)
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
-        for name in (step_name(step), step_name(step, writer["attempt"])):
+        for name in (checkpoint_folder_name(step), checkpoint_folder_name(step, writer["attempt"])):
             if self._claim(name, writer):
                 return name
-        raise FileExistsError(f"{self.uri}/{step_name(step, writer['attempt'])} is taken")
+        raise FileExistsError(f"{self.uri}/{checkpoint_folder_name(step, writer['attempt'])} is taken")
 
     def _claim(self, name: str, writer: Mapping[str, Any]) -> bool:
         """Take a name for an attempt; also one that it took before for a save that failed."""
@@ -295,7 +297,7 @@ class S3Storage:
         # Of a retired checkpoint, or one that something else has written, the first file may be gone.
         return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None
 
-    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
         return self._objects.create(f"{folder}/{file}", bytes_)
 
     def sizes(self, folder: str) -> dict[str, int]:

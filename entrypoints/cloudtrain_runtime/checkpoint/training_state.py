@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from cloudtrain_runtime.checkpoint.safe_metadata import packed, refuse_others, unpacked
+from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable, deserialize, serialize
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
@@ -33,7 +33,7 @@ _OBJECTS = "objects"
 _RANDOM = "rng"
 
 
-def states_of(
+def collect_states(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     objects: Mapping[str, Any],
@@ -59,12 +59,12 @@ def states_of(
     return {
         "model": {name: _settled(name, value, parameters) for name, value in model_state.items()},
         "optimizer": optimizer_state,
-        "objects": packed(dict(objects), _OBJECTS),
-        "rng": {rank_key(place.rank): packed(random_states(place), _RANDOM)},
+        "objects": serialize(dict(objects), _OBJECTS),
+        "rng": {rank_key(place.rank): serialize(random_states(place), _RANDOM)},
     }
 
 
-def model_state_of(model: nn.Module) -> States:
+def collect_model_state(model: nn.Module) -> States:
     """Return the state of the model alone, to load a checkpoint's into it."""
     parameters = _places(model)
     state = {name: _settled(name, value, parameters) for name, value in get_model_state_dict(model).items()}
@@ -72,7 +72,7 @@ def model_state_of(model: nn.Module) -> States:
 
 
 @contextlib.contextmanager
-def as_they_are(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+def without_state_creation(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Have DCP take optimizers as they are in this block.
 
     It gives one that has no state a state by a step with zero gradients, unless there are gradients. Training would not
@@ -96,7 +96,7 @@ def clear_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Refuse what could be saved and not be loaded, before days have gone into it.
 
     Raises:
@@ -108,7 +108,7 @@ def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimize
     if empty > 1 or (empty and len(optimizers) > 1):
         raise CheckpointError("PyTorch cannot load several optimizers or groups again where one has no parameters")
     own = set(model.parameters())
-    refuse_others(_extra_states(model))
+    check_serializable(_extra_states(model))
     for optimizer in optimizers:
         name = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -120,7 +120,7 @@ def refuse_strangers(model: nn.Module, optimizers: Iterable[torch.optim.Optimize
                 "as nn.ModuleList([model, loss])"
             )
         for group in optimizer.param_groups:
-            refuse_others({f"{name}'s {key}": value for key, value in group.items() if key != "params"})
+            check_serializable({f"{name}'s {key}": value for key, value in group.items() if key != "params"})
 
 
 def _extra_states(model: nn.Module) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _extra_states(model: nn.Module) -> dict[str, Any]:
     return {f"the extra state of {name or 'the model'}": module.get_extra_state() for name, module in has_own}
 
 
-def may_change_unseen(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Tell whether parameters may change elsewhere than in a step of these optimizers: in the next forward pass.
 
     A target network that follows the trained one is such a parameter, and an embedding with `max_norm`.
@@ -144,7 +144,7 @@ def may_change_unseen(model: nn.Module, optimizers: Iterable[torch.optim.Optimiz
     return any(getattr(module, "max_norm", None) is not None for module in model.modules())
 
 
-def copied_names(states: States, model: nn.Module) -> frozenset[str]:
+def unshared_names(states: States, model: nn.Module) -> frozenset[str]:
     """Return what of the model's states is no parameter, such as buffers: each rank may have its own."""
     parameters = _places(model)
     return frozenset(
@@ -154,7 +154,7 @@ def copied_names(states: States, model: nn.Module) -> frozenset[str]:
     )
 
 
-def put_back(
+def restore_states(
     states: States,
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
@@ -179,18 +179,18 @@ def put_back(
     set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
     own = states["rng"].get(rank_key(place.rank))
     if own:
-        set_random_states(unpacked(own, _RANDOM), place)
-    return unpacked(states["objects"], _OBJECTS) if states["objects"] else {}
+        set_random_states(deserialize(own, _RANDOM), place)
+    return deserialize(states["objects"], _OBJECTS) if states["objects"] else {}
 
 
-def put_back_model(states: States, model: nn.Module) -> None:
+def restore_model(states: States, model: nn.Module) -> None:
     """Set the model alone to loaded states."""
     set_model_state_dict(model, _model_state(states))
 
 
 def _model_state(states: States) -> dict[str, Any]:
     found = states["model"].items()
-    return {name: unpacked(value, f"model.{name}") if isinstance(value, bytes) else value for name, value in found}
+    return {name: deserialize(value, f"model.{name}") if isinstance(value, bytes) else value for name, value in found}
 
 
 def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
@@ -208,7 +208,7 @@ def parameter_names(states: States) -> list[str]:
     return [name for group in states["optimizer"].get("param_groups", ()) for name in group["params"]]
 
 
-def forget_unsaved(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def drop_unsaved_states(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Take from optimizers what no checkpoint had: the state that DCP gave a parameter which never had a gradient.
 
     Args:
@@ -232,7 +232,7 @@ def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]
     return names, frozenset(part[-1] for part in parts)
 
 
-def other_optimizer(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
+def optimizer_mismatch(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
     """Return why saved states of these kinds are another optimizer's, or None."""
     own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {"step"}
     saved = set(kinds) - {"step"}
@@ -247,7 +247,7 @@ def tensor_shapes(model_state: Mapping[str, Any]) -> dict[str, list[int]]:
     return {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
 
 
-def misfits(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
+def shape_mismatches(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
     """Yield what of a model, given by its shapes, a checkpoint lacks, has in another shape, or has too much."""
     saved = {
         name.removeprefix("model."): list(entry.size)
@@ -288,7 +288,7 @@ def _settled(name: str, value: Any, parameters: set[int]) -> Any:
     if not isinstance(value, torch.Tensor):
         # An extra state of a module: whatever it is, it may have another form when it is loaded.
         # Bytes are one entry of the checkpoint; DCP would take a mapping apart into many.
-        return packed(value, f"model.{name}")
+        return serialize(value, f"model.{name}")
     return value if value.data_ptr() in parameters else value.clone()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, StoredFile
 from cloudtrain_runtime.errors import DamagedError
-from cloudtrain_runtime.s3.objects import Source
+from cloudtrain_runtime.s3.objects import ObjectReader
 
 _HELD_BLOCKS = 4
 """A saved tensor is read from its end (its directory), then from its start: both should still be at hand."""
@@ -31,7 +31,7 @@ class VerifiedFile(io.RawIOBase):
         DamagedError: on reading, a block has not the bytes that were written.
     """
 
-    def __init__(self, source: Source, stored: StoredFile, block_bytes: int, name: str) -> None:
+    def __init__(self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str) -> None:
         super().__init__()
         self._source = source
         self._stored = stored
@@ -104,7 +104,7 @@ def open_verified(
         raise DamagedError(f"{name} is missing") from None
 
 
-def faults(
+def find_damage(
     storage: Storage,
     folder: str,
     files: Mapping[str, StoredFile],

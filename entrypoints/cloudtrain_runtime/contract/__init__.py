@@ -347,7 +347,7 @@ class MlTree:
         return self.root / "output" / "stop-notice"
 
     @property
-    def in_loop(self) -> Path:
+    def in_training_loop(self) -> Path:
         """File that exists while the workers would act on a stop notice."""
         return self.root / "output" / "in-training-loop"
 

@@ -19,7 +19,7 @@ from typing import Final
 RUNTIME: Final = "cloudtrain_runtime"
 
 
-class Beyond(enum.Enum):
+class ExternalClass(enum.Enum):
     """What stands for a class that is not written in the code folder."""
 
     TASK = "Task"
@@ -37,7 +37,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Broken:
+class UnreadableFile:
     """What keeps Python from reading a file; line and column count from 1."""
 
     file: str
@@ -47,7 +47,7 @@ class Broken:
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class ModuleSource:
     """A module's text.
 
     Attributes:
@@ -88,7 +88,7 @@ class Module:
 
 
 @dataclass(frozen=True, eq=False)
-class Class:
+class ClassSource:
     """A class's text.
 
     Attributes:
@@ -96,7 +96,7 @@ class Class:
         is_opaque: Whether a decorator, a metaclass or the like may make another class of it.
     """
 
-    module: Module
+    module: ModuleSource
     node: ast.ClassDef
     bound: Mapping[str, ast.stmt | None]
     is_opaque: bool
@@ -111,16 +111,16 @@ class Class:
 class Member:
     """A method and the class that defines it; `node` is None where the text does not tell what it is."""
 
-    owner: Class
+    owner: ClassSource
     node: Function | None
 
 
-Order = Sequence[Class | Beyond]
+ResolutionOrder = Sequence[ClassSource | ExternalClass]
 """A method resolution order, without `object`."""
 
 
 @dataclass(frozen=True)
-class Sources:
+class SourceFolder:
     """The modules of a code folder, each read once.
 
     Attributes:
@@ -128,36 +128,38 @@ class Sources:
     """
 
     directory: Path
-    broken: list[Broken] = field(default_factory=list)
-    _modules: dict[str, Module | None] = field(default_factory=dict)
-    _classes: dict[ast.ClassDef, Class] = field(default_factory=dict)
+    broken: list[UnreadableFile] = field(default_factory=list)
+    _modules: dict[str, ModuleSource | None] = field(default_factory=dict)
+    _classes: dict[ast.ClassDef, ClassSource] = field(default_factory=dict)
 
-    def module(self, name: str) -> Module | None:
+    def module(self, name: str) -> ModuleSource | None:
         """Return a module of the folder, or None where it has no such one or Python cannot read it."""
         if name not in self._modules:
             path = find_module(self.directory, name)
             self._modules[name] = None if path is None else self._read(name, path)
         return self._modules[name]
 
-    def resolve(self, module: Module, name: str) -> Class | Beyond:
+    def resolve(self, module: ModuleSource, name: str) -> ClassSource | ExternalClass:
         """Return the class that a name of a module means."""
         return self._resolve(module, name, frozenset())
 
-    def order(self, found: Class) -> Order:
+    def order(self, found: ClassSource) -> ResolutionOrder:
         """Return a class's method resolution order; what comes behind an unknown class is not told."""
         return self._order(found, frozenset())
 
-    def _read(self, name: str, path: Path) -> Module | None:
+    def _read(self, name: str, path: Path) -> ModuleSource | None:
         file = path.relative_to(self.directory).as_posix()
         tree = parse(path, file)
-        if isinstance(tree, Broken):
+        if isinstance(tree, UnreadableFile):
             self.broken.append(tree)
             return None
-        return _module(name, file, tree) if tree is not None else Module(name, file, {}, {}, is_open=True)
+        return _module(name, file, tree) if tree is not None else ModuleSource(name, file, {}, {}, is_open=True)
 
-    def _resolve(self, module: Module, name: str, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
+    def _resolve(
+        self, module: ModuleSource, name: str, seen: frozenset[tuple[str, str]]
+    ) -> ClassSource | ExternalClass:
         if (module.file, name) in seen:
-            return Beyond.UNKNOWN
+            return ExternalClass.UNKNOWN
         seen |= {(module.file, name)}
         statement = module.only(name)
         if isinstance(statement, ast.ClassDef):
@@ -165,54 +167,56 @@ class Sources:
         if isinstance(statement, ast.ImportFrom):
             source = module.absolute(statement)
             alias = _alias(statement, name)
-            return self._imported(source, alias.name, seen) if source and alias else Beyond.UNKNOWN
+            return self._imported(source, alias.name, seen) if source and alias else ExternalClass.UNKNOWN
         is_builtin = name not in module.bound and not module.is_open
-        return self._imported("builtins", name, seen) if is_builtin else Beyond.UNKNOWN
+        return self._imported("builtins", name, seen) if is_builtin else ExternalClass.UNKNOWN
 
-    def _imported(self, source: str, name: str, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
+    def _imported(self, source: str, name: str, seen: frozenset[tuple[str, str]]) -> ClassSource | ExternalClass:
         """Return what `from source import name` brings."""
         top = source.partition(".")[0]
         if (source, name) in _PLAIN:
-            return Beyond.PLAIN
+            return ExternalClass.PLAIN
         if top == RUNTIME:
-            return Beyond.TASK if name == "Task" else Beyond.UNKNOWN
+            return ExternalClass.TASK if name == "Task" else ExternalClass.UNKNOWN
         module = None if top in sys.stdlib_module_names else self.module(source)
-        return Beyond.UNKNOWN if module is None else self._resolve(module, name, seen)
+        return ExternalClass.UNKNOWN if module is None else self._resolve(module, name, seen)
 
-    def _base(self, module: Module, node: ast.expr, seen: frozenset[tuple[str, str]]) -> Class | Beyond:
+    def _base(
+        self, module: ModuleSource, node: ast.expr, seen: frozenset[tuple[str, str]]
+    ) -> ClassSource | ExternalClass:
         """Return the class that an expression among a class's bases means."""
         if isinstance(node, ast.Subscript):  # Base[Settings]
             return self._base(module, node.value, seen)
-        *prefix, name = dotted(node).split(".")
+        *prefix, name = dotted_name(node).split(".")
         if not prefix:
-            return self._resolve(module, name, seen) if name else Beyond.UNKNOWN
+            return self._resolve(module, name, seen) if name else ExternalClass.UNKNOWN
         statement = module.only(prefix[0])
         alias = _alias(statement, prefix[0]) if isinstance(statement, ast.Import | ast.ImportFrom) else None
         if alias is None:
-            return Beyond.UNKNOWN
+            return ExternalClass.UNKNOWN
         source: str | None = alias.name if alias.asname else prefix[0]
         if isinstance(statement, ast.ImportFrom):
             package = module.absolute(statement)
             source = f"{package}.{alias.name}" if package else None
-        return self._imported(".".join([source, *prefix[1:]]), name, seen) if source else Beyond.UNKNOWN
+        return self._imported(".".join([source, *prefix[1:]]), name, seen) if source else ExternalClass.UNKNOWN
 
-    def _class(self, module: Module, node: ast.ClassDef) -> Class:
+    def _class(self, module: ModuleSource, node: ast.ClassDef) -> ClassSource:
         if node not in self._classes:
             self._classes[node] = _class(module, node)
         return self._classes[node]
 
-    def _order(self, found: Class, seen: frozenset[tuple[str, str]]) -> Order:
+    def _order(self, found: ClassSource, seen: frozenset[tuple[str, str]]) -> ResolutionOrder:
         key = (found.module.file, found.name)
         if found.is_opaque or key in seen:
-            return [Beyond.UNKNOWN]
+            return [ExternalClass.UNKNOWN]
         seen |= {key}
         bases = [self._base(found.module, node, seen) for node in found.node.bases]
-        told = [base for base in bases if base is not Beyond.PLAIN]
-        orders = [self._order(base, seen) if isinstance(base, Class) else [base] for base in told]
-        if len(orders) > 1 and any(Beyond.UNKNOWN in order for order in orders):
-            return [found, Beyond.UNKNOWN]  # it may stand before any of them
+        told = [base for base in bases if base is not ExternalClass.PLAIN]
+        orders = [self._order(base, seen) if isinstance(base, ClassSource) else [base] for base in told]
+        if len(orders) > 1 and any(ExternalClass.UNKNOWN in order for order in orders):
+            return [found, ExternalClass.UNKNOWN]  # it may stand before any of them
         merged = _merge([*orders, told])
-        return [found, *(merged if merged is not None else [Beyond.UNKNOWN])]
+        return [found, *(merged if merged is not None else [ExternalClass.UNKNOWN])]
 
 
 def find_module(directory: Path, module: str) -> Path | None:
@@ -228,7 +232,7 @@ def find_module(directory: Path, module: str) -> Path | None:
     return None
 
 
-def parse(path: Path, name: str) -> ast.Module | Broken | None:
+def parse(path: Path, name: str) -> ast.Module | UnreadableFile | None:
     """Return a file's syntax tree, or what keeps Python from reading it; None where it is too deep to tell.
 
     Args:
@@ -240,27 +244,27 @@ def parse(path: Path, name: str) -> ast.Module | Broken | None:
             warnings.simplefilter("ignore")  # of the user's text, such as an escape that is none
             return ast.parse(file.read())
     except OSError as error:
-        return Broken(name, None, None, f"cannot be read: {error.strerror}")
+        return UnreadableFile(name, None, None, f"cannot be read: {error.strerror}")
     except (RecursionError, MemoryError):  # of the tree; Python itself may read the file
         return None
     except (SyntaxError, ValueError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
-        return Broken(name, line, max(column or 1, 1) if line else None, f"is not valid Python: {reason}")
+        return UnreadableFile(name, line, max(column or 1, 1) if line else None, f"is not valid Python: {reason}")
 
 
-def find_member(order: Order, name: str) -> Member | Beyond:
+def find_member(order: ResolutionOrder, name: str) -> Member | ExternalClass:
     """Return what a name means on a class with this order: `Beyond.PLAIN` where nothing there binds it."""
     for found in order:
-        if found is Beyond.UNKNOWN or (found is Beyond.TASK and not name.startswith("__")):
+        if found is ExternalClass.UNKNOWN or (found is ExternalClass.TASK and not name.startswith("__")):
             return found
-        if isinstance(found, Class) and name in found.bound:
+        if isinstance(found, ClassSource) and name in found.bound:
             node = found.bound[name]
             return Member(found, node if isinstance(node, Function) else None)
-    return Beyond.PLAIN
+    return ExternalClass.PLAIN
 
 
-def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+def nodes_in_scope(node: ast.AST) -> Iterator[ast.AST]:
     """Yield what is in a function or statement, but for what is in functions and classes in it."""
     waiting = list(ast.iter_child_nodes(node))  # no recursion: a sum of a thousand terms is as deep
     while waiting:
@@ -270,15 +274,15 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(child)
 
 
-def dotted(node: ast.expr) -> str:
+def dotted_name(node: ast.expr) -> str:
     """Return `a.b` for such an expression, or an empty string for another one."""
     if isinstance(node, ast.Name):
         return node.id
-    inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    inner = dotted_name(node.value) if isinstance(node, ast.Attribute) else ""
     return f"{inner}.{node.attr}" if inner and isinstance(node, ast.Attribute) else ""
 
 
-def _module(name: str, file: str, tree: ast.Module) -> Module:
+def _module(name: str, file: str, tree: ast.Module) -> ModuleSource:
     bound = _bound(tree.body)
     patched: dict[str, frozenset[str]] = {}
     is_open = "__getattr__" in bound
@@ -286,19 +290,19 @@ def _module(name: str, file: str, tree: ast.Module) -> Module:
         if isinstance(node, ast.Global):
             bound |= {each: [*bound.get(each, []), None] for each in node.names}
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            owner = dotted(node.value)
+            owner = dotted_name(node.value)
             patched[owner] = patched.get(owner, frozenset()) | {node.attr}
-        elif isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr") and node.args:
-            patched[dotted(node.args[0])] = frozenset({_ANY_NAME})
+        elif isinstance(node, ast.Call) and dotted_name(node.func) in ("setattr", "delattr") and node.args:
+            patched[dotted_name(node.args[0])] = frozenset({_ANY_NAME})
         elif (isinstance(node, ast.Name) and node.id in _REACHES_EVERYTHING) or (
             isinstance(node, ast.alias) and node.name == "*"
         ):
             is_open = True
-    return Module(name, file, bound, patched, is_open)
+    return ModuleSource(name, file, bound, patched, is_open)
 
 
-def _class(module: Module, node: ast.ClassDef) -> Class:
-    decorators = [dotted(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
+def _class(module: ModuleSource, node: ast.ClassDef) -> ClassSource:
+    decorators = [dotted_name(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
     names = [each.rpartition(".")[2] for each in decorators]
     bound = {name: nodes[-1] for name, nodes in _bound(node.body).items()}
     patched = module.patched.get(node.name, frozenset())
@@ -306,7 +310,7 @@ def _class(module: Module, node: ast.ClassDef) -> Class:
     bound |= dict.fromkeys(name for name in _set_on_self(node) if name in bound)  # hides the method of that name
     if "dataclass" in names:
         bound.setdefault("__init__", None)
-    used = {each.id for each in own_nodes(node) if isinstance(each, ast.Name)}
+    used = {each.id for each in nodes_in_scope(node) if isinstance(each, ast.Name)}
     is_opaque = (
         bool(set(names) - _HARMLESS_DECORATORS)
         or bool(node.keywords)
@@ -315,12 +319,12 @@ def _class(module: Module, node: ast.ClassDef) -> Class:
         or bool(used & _REACHES_EVERYTHING)
         or any(isinstance(base, ast.Starred) for base in node.bases)
     )
-    return Class(module, node, bound, is_opaque)
+    return ClassSource(module, node, bound, is_opaque)
 
 
 def _set_on_self(node: ast.ClassDef) -> Iterator[str]:
     for each in ast.walk(node):
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and dotted(each.value) == "self":
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and dotted_name(each.value) == "self":
             yield each.attr
 
 
@@ -330,7 +334,7 @@ def _bound(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt | None]]:
         for name in _names(statement):
             found.setdefault(name, []).append(statement)
         if not isinstance(statement, Function | ast.ClassDef):
-            for node in own_nodes(statement):
+            for node in nodes_in_scope(statement):
                 for name in _names(node) if not isinstance(node, ast.alias) else ():
                     found.setdefault(name, []).append(None)
     return found
@@ -358,9 +362,9 @@ def _alias(statement: ast.Import | ast.ImportFrom, name: str) -> ast.alias | Non
     return None
 
 
-def _merge(orders: Sequence[Order]) -> Order | None:
+def _merge(orders: Sequence[ResolutionOrder]) -> ResolutionOrder | None:
     """Return Python's C3 linearization of the bases' orders, or None where there is none."""
-    merged: list[Class | Beyond] = []
+    merged: list[ClassSource | ExternalClass] = []
     while orders := [order for order in orders if order]:
         heads = (order[0] for order in orders if not any(order[0] in other[1:] for other in orders))
         head = next(heads, None)

@@ -13,30 +13,30 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cloudtrain_runtime.contract.json_checks import (
-    Check,
-    Fields,
     MismatchError,
+    ObjectSchema,
+    Validator,
     array,
     boolean,
     count,
     integer,
     mapping,
-    measured,
-    moment,
+    measurement,
     nullable,
     number,
     text,
+    timestamp,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
 _EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
-_VALUE: Final = measured  # null stands for a value that is not finite
+_VALUE: Final = measurement  # null stands for a value that is not finite
 
-_COMMON: Final[Mapping[str, Check]] = {
+_COMMON: Final[Mapping[str, Validator]] = {
     "event": text,
-    "time": moment,
+    "time": timestamp,
     "step": count,
     "epoch": count,
     "host": text,
@@ -45,11 +45,13 @@ _COMMON: Final[Mapping[str, Check]] = {
 """Fields that mean the same in every kind of event. `time` is in seconds since the epoch."""
 
 
-def _kind(required: Mapping[str, Check] | None = None, *, others: Check | None = None, **optional: Check) -> Fields:
-    return Fields(required or {}, {**_COMMON, **optional}, others)
+def _kind(
+    required: Mapping[str, Validator] | None = None, *, others: Validator | None = None, **optional: Validator
+) -> ObjectSchema:
+    return ObjectSchema(required or {}, {**_COMMON, **optional}, others)
 
 
-EVENTS: Final[Mapping[str, Fields]] = {
+EVENTS: Final[Mapping[str, ObjectSchema]] = {
     "started": _kind(
         run=text, total_steps=nullable(count), world_size=count, hosts=count, device=text, backend=text,
         parameters=count, train_samples=nullable(count), global_batch=count, resumed_from=nullable(text),
@@ -63,7 +65,7 @@ EVENTS: Final[Mapping[str, Fields]] = {
     "best": _kind({"step": count, "metric": text}, value=_VALUE),
     "skipped": _kind({"step": count}, loss=_VALUE, grad_norm=_VALUE, in_row=count),
     "checkpoint": _kind(
-        {"uri": text, "step": count, "time": moment}, bytes=number, seconds=number, stall_seconds=nullable(number)
+        {"uri": text, "step": count, "time": timestamp}, bytes=number, seconds=number, stall_seconds=nullable(number)
     ),
     "checkpoint_missed": _kind(
         {"step": count}, reason=text, detail=nullable(text), missed=count, alarm=boolean
@@ -76,13 +78,13 @@ EVENTS: Final[Mapping[str, Fields]] = {
     "pipeline": _kind(links=array(count), stage_seconds=array(number), imbalance=number),
     "profile": _kind({"uri": text}, first_step=count, last_step=count),
     "failed": _kind(
-        message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=moment
+        message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=timestamp
     ),
     "hang": _kind(seconds=number, ranks=array(count), stacks=nullable(text)),
     "outputs": _kind(
         {
             "host": text, "model_is_empty": boolean, "unkept_files": count, "unkept_bytes": count,
-            "unkept": array(Fields({"path": text, "files": count, "bytes": count})),
+            "unkept": array(ObjectSchema({"path": text, "files": count, "bytes": count})),
         },
         is_complete=boolean, unwritten=array(text),
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-Check = Callable[[Any], Any]
+Validator = Callable[[Any], Any]
 
 LARGEST_INTEGER: Final = 2**53
 """Larger integers are not exact in every JSON reader, and no count of ours is as large."""
@@ -83,7 +83,7 @@ def number(value: Any) -> float:
     raise MismatchError("a number", value)
 
 
-def measured(value: Any) -> float | None:
+def measurement(value: Any) -> float | None:
     """Check a measured number, or null for one that is not finite."""
     kind = type(value)
     if kind is float:
@@ -109,19 +109,19 @@ def count(value: Any) -> int:
     return int(value)
 
 
-def moment(value: Any) -> float:
+def timestamp(value: Any) -> float:
     """Check a time in seconds since the epoch, up to the year 9999."""
     if not 0 <= number(value) < 253_402_300_800:  # noqa: PLR2004 (1 January of the year 10000)
         raise MismatchError("seconds since 1970", value)
     return float(value)
 
 
-def nullable(check: Check) -> Check:
+def nullable(check: Validator) -> Validator:
     """Return a check that also accepts null."""
     return lambda value: None if value is None else check(value)
 
 
-def array(check: Check) -> Check:
+def array(check: Validator) -> Validator:
     """Return a check of a list whose items all pass a check."""
 
     def apply(value: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def array(check: Check) -> Check:
     return apply
 
 
-def mapping(check: Check) -> Check:
+def mapping(check: Validator) -> Validator:
     """Return a check of an object that keeps the fields which pass a check."""
 
     def apply(value: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def mapping(check: Check) -> Check:
 
 
 @dataclass(frozen=True)
-class Fields:
+class ObjectSchema:
     """The fields of an object.
 
     Attributes:
@@ -153,9 +153,9 @@ class Fields:
         others: Check of the fields that the schema does not name; None keeps them, normalised.
     """
 
-    required: Mapping[str, Check] = dataclasses.field(default_factory=dict)
-    optional: Mapping[str, Check] = dataclasses.field(default_factory=dict)
-    others: Check | None = None
+    required: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
+    optional: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
+    others: Validator | None = None
 
     def __call__(self, value: Any) -> dict[str, Any]:
         """Return the object with the fields that pass their checks.
@@ -169,7 +169,7 @@ class Fields:
         return {**_keep(value, self.optional, self.others), **needed}
 
 
-def _keep(value: dict[str, Any], checks: Mapping[str, Check], others: Check | None) -> dict[str, Any]:
+def _keep(value: dict[str, Any], checks: Mapping[str, Validator], others: Validator | None) -> dict[str, Any]:
     """Return the fields that pass their checks."""
     found = {}
     for name, part in value.items():
@@ -182,7 +182,7 @@ def _keep(value: dict[str, Any], checks: Mapping[str, Check], others: Check | No
     return found
 
 
-def _apply(check: Check, value: Any, name: str) -> Any:
+def _apply(check: Validator, value: Any, name: str) -> Any:
     try:
         return check(value)
     except MismatchError as error:

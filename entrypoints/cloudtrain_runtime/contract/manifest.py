@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cloudtrain_runtime.contract.json_checks import (
-    Check,
-    Fields,
     MismatchError,
+    ObjectSchema,
+    Validator,
     array,
     count,
     integer,
-    moment,
+    timestamp,
 )
 from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
 
@@ -39,12 +39,12 @@ BEST_STATE: Final = "best"
 _NAME = re.compile(r"step-(\d{8,15})(?:-([0-9a-f]{8}))?", re.ASCII)
 
 
-def step_name(step: int, attempt: str = "") -> str:
+def checkpoint_folder_name(step: int, attempt: str = "") -> str:
     """Return the name of a checkpoint's folder: `step-00000500`, or with an attempt `step-00000500-0a1b2c3d`."""
     return f"step-{step:08d}{'-' if attempt else ''}{attempt}"
 
 
-def step_of(name: str) -> int | None:
+def step_of_folder_name(name: str) -> int | None:
     """Return the step of a checkpoint's folder, or None for another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -58,7 +58,7 @@ def best_steps(state: Mapping[str, Any]) -> list[int]:
     return [mark["step"] for mark in found if isinstance(mark.get("step"), int) and not mark.get("place")]
 
 
-def nothing_left(state: Mapping[str, Any], *, epochs: int | None, steps: int | None) -> bool:
+def is_training_complete(state: Mapping[str, Any], *, epochs: int | None, steps: int | None) -> bool:
     """Return whether a Task's training of this length is done in the state of a checkpoint."""
     data = state.get("data")
     done = data if isinstance(data, Mapping) else {}
@@ -183,7 +183,7 @@ class Manifest:
         except MismatchError as error:
             raise ValueError(f"{MANIFEST_FILE} is not valid: {error}") from None
 
-    def misfits(self, sizes: Mapping[str, int]) -> list[str]:
+    def file_mismatches(self, sizes: Mapping[str, int]) -> list[str]:
         """Return what is wrong with the files of the folder, one phrase each; nothing for a whole one.
 
         Args:
@@ -211,7 +211,7 @@ _LARGEST_BLOCK = 2**28
 _MOST_RANKS = 2**20
 
 
-def checked_run(value: Any) -> str:
+def check_run_id(value: Any) -> str:
     """Return the run that a file of a checkpoint names; an empty text stands for none.
 
     Raises:
@@ -222,7 +222,7 @@ def checked_run(value: Any) -> str:
     raise MismatchError("a run id", value)
 
 
-def _matching(pattern: str, expected: str) -> Check:
+def _matching(pattern: str, expected: str) -> Validator:
     compiled = re.compile(pattern, re.ASCII)
 
     def check(value: Any) -> str:
@@ -233,7 +233,7 @@ def _matching(pattern: str, expected: str) -> Check:
     return check
 
 
-def _within(least: int, most: int) -> Check:
+def _within(least: int, most: int) -> Validator:
     def check(value: Any) -> int:
         if not least <= integer(value) <= most:
             raise MismatchError(f"an integer from {least} to {most}", value)
@@ -242,7 +242,7 @@ def _within(least: int, most: int) -> Check:
     return check
 
 
-def _each(name_check: Check, check: Check) -> Check:
+def _each(name_check: Validator, check: Validator) -> Validator:
     def apply(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise MismatchError("an object", value)
@@ -269,12 +269,12 @@ def _object(value: Any) -> dict[str, Any]:
 _LABEL: Final = _matching(r"[!-~ ]{0,200}", "printable ASCII text of at most 200 characters")
 _FILE_NAME: Final = _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}", "the name of a file in the folder")
 _CRC: Final = _matching(r"[0-9a-f]{8}", "8 hex digits")
-_STORED: Final = Fields({"bytes": count, "crc32": array(_CRC)})
-_FIELDS: Final[Mapping[str, Check]] = {
-    "run": checked_run,
+_STORED: Final = ObjectSchema({"bytes": count, "crc32": array(_CRC)})
+_FIELDS: Final[Mapping[str, Validator]] = {
+    "run": check_run_id,
     "attempt": _matching(r"[0-9a-f]{8}", "8 hex digits"),
     "step": count,
-    "time": moment,
+    "time": timestamp,
     "world_size": _within(1, _MOST_RANKS),
     "mesh": _each(_LABEL, _within(1, _MOST_RANKS)),
     "rng": _object,
@@ -293,7 +293,7 @@ def _read_fields(content: Mapping[str, Any]) -> Manifest:
     Raises:
         MismatchError: a field is missing or has not the form that it must have.
     """
-    found = Fields(_FIELDS, {"training": _object})({"training": {}, **content})
+    found = ObjectSchema(_FIELDS, {"training": _object})({"training": {}, **content})
     if not isinstance(content.get("training", {}), dict):
         raise MismatchError("an object", content["training"], "training")
     block_bytes = found["block_bytes"]

@@ -21,10 +21,10 @@ from urllib.parse import quote
 
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-MARK = "***"
+REPLACEMENT = "***"
 """Stands in the place of what is hidden."""
 
-LEAST_CHARACTERS = 6
+MIN_CHARACTERS = 6
 """A value that is shorter is not hidden by its value: `true` or `1` would take half of a log with it."""
 
 _GAP = r"""[\\"'`\s()\[\]{},:=>]{1,12}"""
@@ -106,33 +106,33 @@ _kept: dict[str, None] = {}
 _by_value: list[re.Pattern[str]] = []
 
 
-def keep(values: Iterable[str]) -> None:
+def register_values(values: Iterable[str]) -> None:
     """Remember values that `redact` hides from now on in this process, wherever they stand.
 
     Args:
         values: What a secret holds. Those of fewer than `LEAST_CHARACTERS` are not hidden.
     """
     for value in values:
-        _kept.update(dict.fromkeys(spellings(value)))
+        _kept.update(dict.fromkeys(encoded_forms(value)))
     # A value that holds another one is hidden whole.
     longest = sorted(_kept, key=len, reverse=True)
     _by_value[:] = [re.compile("|".join(map(re.escape, longest)))] if longest else []
 
 
-def keep_named(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
+def register_variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
     """Do what `keep` does with variables of the environment."""
-    keep(environ[name] for name in names if name in environ)
+    register_values(environ[name] for name in names if name in environ)
 
 
-def spellings(value: str) -> Iterator[str]:
+def encoded_forms(value: str) -> Iterator[str]:
     """Yield how a value may stand in a text: as it is, in JSON, in Python, in a uri, line by line, and its parts."""
     in_json = (dump_json(value)[1:-1], dump_json(value, ensure_ascii=False)[1:-1])
     forms = (value, *in_json, repr(value)[1:-1], quote(value, safe="", errors="replace"))
     lines = value.splitlines() if "\n" in value else ()
-    yield from dict.fromkeys(form for form in forms if len(form) >= LEAST_CHARACTERS)
-    yield from (line for line in lines if len(line) >= 2 * LEAST_CHARACTERS)
+    yield from dict.fromkeys(form for form in forms if len(form) >= MIN_CHARACTERS)
+    yield from (line for line in lines if len(line) >= 2 * MIN_CHARACTERS)
     for part in _parts(value) if value.lstrip().startswith("{") else ():
-        yield from spellings(part)
+        yield from encoded_forms(part)
 
 
 def _parts(value: str) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _parts(value: str) -> Iterator[str]:
 def redact(text: str) -> str:
     """Return a text without what looks like a key or token, and without the values that are kept."""
     for found in _by_value:
-        text = found.sub(MARK, text)
+        text = found.sub(REPLACEMENT, text)
     small = text.lower()
     for pattern in {rule: None for needle, rule in _WORDS if needle in small}:
         text = _compiled(pattern).sub(_hide, text)
@@ -159,10 +159,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _hide(match: re.Match[str]) -> str:
-    return "".join([part or "" for part in match.groups()]) + MARK
+    return "".join([part or "" for part in match.groups()]) + REPLACEMENT
 
 
-class Stream:
+class RedactingStream:
     """Hides values in bytes that come in pieces. What may be the beginning of a value waits for the next piece.
 
     Args:
@@ -170,7 +170,7 @@ class Stream:
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        found = {form.encode("utf-8", "surrogateescape") for value in values for form in spellings(value)}
+        found = {form.encode("utf-8", "surrogateescape") for value in values for form in encoded_forms(value)}
         self._values = sorted(found, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, self._values))) if found else None
         self._rest = b""
@@ -179,7 +179,7 @@ class Stream:
         """Return what may go on."""
         if self._pattern is None:
             return piece
-        text = self._pattern.sub(MARK.encode(), self._rest + piece)
+        text = self._pattern.sub(REPLACEMENT.encode(), self._rest + piece)
         waits = self._begins(text)
         self._rest = text[len(text) - waits :]
         return text[: len(text) - waits]

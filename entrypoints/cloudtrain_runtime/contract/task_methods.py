@@ -8,7 +8,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Method:
+class TaskMethod:
     """A method that the entrypoint calls on a Task.
 
     Attributes:
@@ -24,16 +24,16 @@ class Method:
     may_yield: bool = False
 
 
-METHODS: Final[Mapping[str, Method]] = {
-    "model": Method((), is_required=True, returns="an nn.Module"),
-    "datasets": Method((), is_required=True, returns='a mapping such as {"train": dataset}'),
-    "loss": Method(("model", "batch"), is_required=True, returns="a scalar tensor"),
-    "optimizer": Method(("model",), returns="a torch.optim.Optimizer"),
-    "parallelize": Method(("model", "mesh"), may_yield=True),
-    "pipeline": Method(("model", "stages"), returns="the modules of the chain", may_yield=True),
-    "schedule": Method(("optimizer",)),
-    "metrics": Method(("model", "batch"), returns="a mapping from name to tensor"),
-    "predict": Method(("model", "batch"), returns="the predicted and the true class of each sample"),
-    "collate": Method(("samples",), returns="a batch"),
+TASK_METHODS: Final[Mapping[str, TaskMethod]] = {
+    "model": TaskMethod((), is_required=True, returns="an nn.Module"),
+    "datasets": TaskMethod((), is_required=True, returns='a mapping such as {"train": dataset}'),
+    "loss": TaskMethod(("model", "batch"), is_required=True, returns="a scalar tensor"),
+    "optimizer": TaskMethod(("model",), returns="a torch.optim.Optimizer"),
+    "parallelize": TaskMethod(("model", "mesh"), may_yield=True),
+    "pipeline": TaskMethod(("model", "stages"), returns="the modules of the chain", may_yield=True),
+    "schedule": TaskMethod(("optimizer",)),
+    "metrics": TaskMethod(("model", "batch"), returns="a mapping from name to tensor"),
+    "predict": TaskMethod(("model", "batch"), returns="the predicted and the true class of each sample"),
+    "collate": TaskMethod(("samples",), returns="a batch"),
 }
 """Every method of a Task that the entrypoint calls, in the order of `Task`."""

@@ -18,23 +18,23 @@ from typing import Any, Final
 
 from cloudtrain_runtime.contract.class_source import (
     RUNTIME,
-    Beyond,
-    Broken,
-    Class,
+    ClassSource,
+    ExternalClass,
     Function,
     Member,
-    Module,
-    Order,
-    Sources,
-    dotted,
+    ModuleSource,
+    ResolutionOrder,
+    SourceFolder,
+    UnreadableFile,
+    dotted_name,
     find_member,
-    own_nodes,
+    nodes_in_scope,
 )
-from cloudtrain_runtime.contract.task_methods import METHODS, Method
+from cloudtrain_runtime.contract.task_methods import TASK_METHODS, TaskMethod
 
 
 @dataclass(frozen=True)
-class Finding:
+class TaskDiagnostic:
     """One mistake.
 
     Attributes:
@@ -60,7 +60,7 @@ class Finding:
         return start + self.message + (f"; {self.hint}" if self.hint else "")
 
 
-def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) -> list[Finding]:
+def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) -> list[TaskDiagnostic]:
     """Return what is wrong with a Task, in the order of its text.
 
     Args:
@@ -69,7 +69,7 @@ def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) ->
         arguments: The job's `code.args`.
     """
     module_name, _, class_name = reference.partition(":")
-    sources = Sources(directory)
+    sources = SourceFolder(directory)
     module = sources.module(module_name)
     try:
         found = list(_class_findings(sources, module, class_name, arguments) if module else ())
@@ -81,7 +81,7 @@ def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) ->
     return sorted(found, key=lambda each: (each.file, each.line or 0, each.column or 0))
 
 
-def lacks(directory: Path, reference: str, method: str) -> bool:
+def lacks_method(directory: Path, reference: str, method: str) -> bool:
     """Return whether the text proves that a Task does not have an optional method of its own.
 
     Args:
@@ -90,57 +90,57 @@ def lacks(directory: Path, reference: str, method: str) -> bool:
         method: Such as `pipeline`.
     """
     module_name, _, class_name = reference.partition(":")
-    sources = Sources(directory)
+    sources = SourceFolder(directory)
     module = sources.module(module_name)
     task = sources.resolve(module, class_name) if module is not None and class_name in module.bound else None
-    return isinstance(task, Class) and find_member(sources.order(task), method) is Beyond.TASK
+    return isinstance(task, ClassSource) and find_member(sources.order(task), method) is ExternalClass.TASK
 
 
 def _class_findings(
-    sources: Sources, module: Module, class_name: str, arguments: Mapping[str, Any]
-) -> Iterator[Finding]:
+    sources: SourceFolder, module: ModuleSource, class_name: str, arguments: Mapping[str, Any]
+) -> Iterator[TaskDiagnostic]:
     if class_name not in module.bound:
         if not module.is_open:
             yield _missing_class(module, class_name)
         return
     task = sources.resolve(module, class_name)
-    if not isinstance(task, Class):
+    if not isinstance(task, ClassSource):
         return
     order = sources.order(task)
     yield from _check_arguments(task, find_member(order, "__init__"), order, arguments)
-    if Beyond.UNKNOWN in order:
+    if ExternalClass.UNKNOWN in order:
         return
-    if Beyond.TASK not in order:
+    if ExternalClass.TASK not in order:
         yield _no_task(sources, module, task)
         return
     misspelt = dict(_misspelt(sources.directory, order))
     yield from misspelt.values()
     yield from _missing_methods(task, order, misspelt)
-    for name, method in METHODS.items():
+    for name, method in TASK_METHODS.items():
         member = find_member(order, name)
         if isinstance(member, Member) and member.node is not None:
             yield from _check_method(member.owner, member.node, method)
 
 
-def _broken(broken: Broken) -> Finding:
+def _broken(broken: UnreadableFile) -> TaskDiagnostic:
     hint = "mend it, or, where it needs another Python than this one, run it with that"
-    return Finding(broken.message, hint, broken.file, broken.line, broken.column)
+    return TaskDiagnostic(broken.message, hint, broken.file, broken.line, broken.column)
 
 
-def _missing_module(directory: Path, module: str) -> Finding:
+def _missing_module(directory: Path, module: str) -> TaskDiagnostic:
     path = directory / (module.replace(".", "/") + ".py")
     siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     near = _nearest(path.name, siblings, _NEAR)
     hint = f'did you mean "{near}"?' if near else "code.task is module:Class, a module of the code folder"
-    return Finding(f"no such file: {path}", hint, field=("code", "task"))
+    return TaskDiagnostic(f"no such file: {path}", hint, field=("code", "task"))
 
 
-def _missing_class(module: Module, name: str) -> Finding:
+def _missing_class(module: ModuleSource, name: str) -> TaskDiagnostic:
     hint = _did_you_mean(name, module.classes) if module.classes else "the file has no class"
-    return Finding(f"{module.file} has no class {name}", hint, field=("code", "task"))
+    return TaskDiagnostic(f"{module.file} has no class {name}", hint, field=("code", "task"))
 
 
-def _no_task(sources: Sources, module: Module, found: Class) -> Finding:
+def _no_task(sources: SourceFolder, module: ModuleSource, found: ClassSource) -> TaskDiagnostic:
     others = [name for name in module.classes if _is_task(sources, module, name)]
     hint = f"write class {found.name}(Task), with from {RUNTIME} import Task"
     if others:
@@ -148,29 +148,29 @@ def _no_task(sources: Sources, module: Module, found: Class) -> Finding:
     return _at(found, found.node, f"{found.name} is not a Task", hint)
 
 
-def _is_task(sources: Sources, module: Module, name: str) -> bool:
+def _is_task(sources: SourceFolder, module: ModuleSource, name: str) -> bool:
     found = sources.resolve(module, name)
-    return isinstance(found, Class) and Beyond.TASK in sources.order(found)
+    return isinstance(found, ClassSource) and ExternalClass.TASK in sources.order(found)
 
 
-def _at(owner: Class, node: ast.ClassDef | Function, message: str, hint: str) -> Finding:
-    return Finding(message, hint, owner.module.file, node.lineno, node.col_offset + 1)
+def _at(owner: ClassSource, node: ast.ClassDef | Function, message: str, hint: str) -> TaskDiagnostic:
+    return TaskDiagnostic(message, hint, owner.module.file, node.lineno, node.col_offset + 1)
 
 
 # ---------------------------------------------------------------- code.args
 
 
 def _check_arguments(
-    task: Class, init: Member | Beyond, order: Order, arguments: Mapping[str, Any]
-) -> Iterator[Finding]:
+    task: ClassSource, init: Member | ExternalClass, order: ResolutionOrder, arguments: Mapping[str, Any]
+) -> Iterator[TaskDiagnostic]:
     at = ("code", "args")
-    if any(isinstance(each, Class) and "__new__" in each.bound for each in order):
+    if any(isinstance(each, ClassSource) and "__new__" in each.bound for each in order):
         return
-    if isinstance(init, Beyond):
-        names = arguments if init is Beyond.PLAIN and Beyond.UNKNOWN not in order else ()
+    if isinstance(init, ExternalClass):
+        names = arguments if init is ExternalClass.PLAIN and ExternalClass.UNKNOWN not in order else ()
         for name in names:
             hint = "it takes none: remove args"
-            yield Finding(f"{task.name} takes no such argument", hint, field=(*at, str(name)))
+            yield TaskDiagnostic(f"{task.name} takes no such argument", hint, field=(*at, str(name)))
         return
     if init.node is None or init.node.decorator_list:
         return
@@ -180,14 +180,14 @@ def _check_arguments(
     for name in arguments:
         if name not in legal and signature.kwarg is None:
             hint = _did_you_mean(str(name), legal) if legal else "it takes none: remove args"
-            yield Finding(f"{task.name} takes no such argument", hint, field=(*at, str(name)))
+            yield TaskDiagnostic(f"{task.name} takes no such argument", hint, field=(*at, str(name)))
     required = _required(signature)
     for name in required:
         if name in by_position:
             hint = "remove the / behind it: code.args are keyword arguments"
             yield _at(init.owner, init.node, f"__init__ takes {name} by position only", hint)
         elif name not in arguments:
-            yield Finding(f"{task.name} needs the argument {name}", f"args: {{{name}: ...}}", field=at)
+            yield TaskDiagnostic(f"{task.name} needs the argument {name}", f"args: {{{name}: ...}}", field=at)
 
 
 def _legal_keywords(signature: ast.arguments) -> list[str]:
@@ -212,13 +212,13 @@ _TRANSPARENT: Final = {"override", "final", "abstractmethod", "staticmethod", "c
 _PROPERTIES: Final = {"property", "cached_property"}
 
 
-def _missing_methods(task: Class, order: Order, misspelt: Iterable[str]) -> Iterator[Finding]:
+def _missing_methods(task: ClassSource, order: ResolutionOrder, misspelt: Iterable[str]) -> Iterator[TaskDiagnostic]:
     """Yield the required methods that no class defines: without them Python creates no such Task."""
-    for name, method in METHODS.items():
-        if method.is_required and name not in misspelt and find_member(order, name) is Beyond.TASK:
+    for name, method in TASK_METHODS.items():
+        if method.is_required and name not in misspelt and find_member(order, name) is ExternalClass.TASK:
             hint = f"return {method.returns}"
             yield _at(task, task.node, f"{task.name} has no {_call(name, ('self', *method.parameters))}", hint)
-    names = [name for each in order if isinstance(each, Class) for name in each.bound]
+    names = [name for each in order if isinstance(each, ClassSource) for name in each.bound]
     for name in dict.fromkeys(names):
         member = find_member(order, name)
         if isinstance(member, Member) and member.node is not None and "abstractmethod" in _decorators(member.node):
@@ -227,13 +227,13 @@ def _missing_methods(task: Class, order: Order, misspelt: Iterable[str]) -> Iter
             yield _at(task, task.node, f"{task.name} has no {_shown(member.node)}", hint)
 
 
-def _misspelt(directory: Path, order: Order) -> Iterator[tuple[str, Finding]]:
+def _misspelt(directory: Path, order: ResolutionOrder) -> Iterator[tuple[str, TaskDiagnostic]]:
     """Yield methods that are called as no method of a Task is, but nearly so, by the name that was meant.
 
     Only where nobody has defined the one that was meant, and no text of the code folder speaks of the other.
     """
-    undefined = [name for name in METHODS if find_member(order, name) is Beyond.TASK]
-    for owner in (each for each in order if isinstance(each, Class)):
+    undefined = [name for name in TASK_METHODS if find_member(order, name) is ExternalClass.TASK]
+    for owner in (each for each in order if isinstance(each, ClassSource)):
         for node in (each for each in owner.bound.values() if isinstance(each, Function)):
             near = _meant(node.name, undefined)
             if near is None or node.decorator_list or _is_spoken_of(directory, node.name):
@@ -244,7 +244,7 @@ def _misspelt(directory: Path, order: Order) -> Iterator[tuple[str, Finding]]:
 
 def _meant(name: str, undefined: Iterable[str]) -> str | None:
     """Return the method whose name was meant by a misspelt one; None for any other name."""
-    near = None if name.startswith("_") or name in METHODS else _nearest(name, undefined, _VERY_NEAR)
+    near = None if name.startswith("_") or name in TASK_METHODS else _nearest(name, undefined, _VERY_NEAR)
     # `prediction` is near to `predict`, and another word.
     return near if near is not None and abs(len(near) - len(name)) <= _MOST_LETTERS else None
 
@@ -277,7 +277,7 @@ def _text(path: Path) -> str:
 # ---------------------------------------------------------------- one method
 
 
-def _check_method(owner: Class, node: Function, method: Method) -> Iterator[Finding]:
+def _check_method(owner: ClassSource, node: Function, method: TaskMethod) -> Iterator[TaskDiagnostic]:
     decorators = _decorators(node)
     if set(decorators) <= _PROPERTIES and decorators:
         message = f"{node.name} is a property: expected the method {_call(node.name, ('self', *method.parameters))}"
@@ -296,8 +296,8 @@ def _check_method(owner: Class, node: Function, method: Method) -> Iterator[Find
         yield from _check_returns(owner, node, method, shown)
 
 
-def _check_returns(owner: Class, node: Function, method: Method, shown: str) -> Iterator[Finding]:
-    inside = list(own_nodes(node))
+def _check_returns(owner: ClassSource, node: Function, method: TaskMethod, shown: str) -> Iterator[TaskDiagnostic]:
+    inside = list(nodes_in_scope(node))
     if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
         if not method.may_yield:
             message = f"{shown}: it has a yield, so it returns a generator"
@@ -314,7 +314,7 @@ def _returns_something(node: ast.AST) -> bool:
 def _ends_otherwise(node: ast.AST) -> bool:
     """Return whether a function may end by what is no return, or never."""
     if isinstance(node, ast.Call):
-        return dotted(node.func).rpartition(".")[2] in ("exit", "_exit", "abort", "kill")
+        return dotted_name(node.func).rpartition(".")[2] in ("exit", "_exit", "abort", "kill")
     return isinstance(node, ast.Raise | ast.While)
 
 
@@ -333,7 +333,7 @@ def _is_swapped(signature: ast.arguments, expected: Sequence[str]) -> bool:
 
 def _decorators(node: Function) -> list[str]:
     """Return the last names of a function's decorators; `()` for one that is a call or the like."""
-    return [dotted(each).rpartition(".")[2] or "()" for each in node.decorator_list]
+    return [dotted_name(each).rpartition(".")[2] or "()" for each in node.decorator_list]
 
 
 def _call(name: str, parameters: Iterable[str]) -> str:

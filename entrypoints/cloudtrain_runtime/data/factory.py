@@ -17,7 +17,7 @@ from cloudtrain_runtime.data.samplers import EvaluationShards, GlobalOrderSample
 from cloudtrain_runtime.data.stream_feeder import StreamFeeder
 from cloudtrain_runtime.data.stream_source import Share, Source
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
@@ -78,9 +78,11 @@ def _stream_feeder(
     source = _source_of(dataset, place, share, how["batch_size"] * how["accumulate"] * share.size)
     most = source.most_workers
     if place.is_main and source.note is not None:
-        say(source.note)
+        log_line(source.note)
     if place.is_main and workers is not None and workers > most:
-        say(f"{type(dataset).__name__}: {most} of {workers} workers read for each rank, more would have nothing to do")
+        log_line(
+            f"{type(dataset).__name__}: {most} of {workers} workers read for each rank, more would have nothing to do"
+        )
     return StreamFeeder(source, collate, place, share, workers=min(workers_of(place, workers), most), **how)
 
 

@@ -19,7 +19,7 @@ from cloudtrain_runtime.data.global_order import Order
 from cloudtrain_runtime.data.stream_source import Opened, Share, Source
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.environment import ml_tree
-from cloudtrain_runtime.process.seeds import OwnRandom, random_number
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 _LANES = 64
 _END: Any = object()
@@ -322,7 +322,7 @@ class _Lane:
             self._block = [] if sample is _END else [sample]
             return
         seed, epoch = self._seed
-        with OwnRandom(random_number(seed, epoch, self.given) >> 1):
+        with IsolatedRandomState(random_number(seed, epoch, self.given) >> 1):
             block: list[Any] = []
             while len(block) < self._size and (sample := self._pull()) is not _END:
                 block.append(sample)
@@ -349,7 +349,7 @@ class _Lane:
         What `read` draws when it begins depends on the file and the epoch, wherever the file is entered.
         """
         path = self._stream.path(self._files[self._file])
-        with OwnRandom(random_number(*self._seed, -1, self._file) >> 1):
+        with IsolatedRandomState(random_number(*self._seed, -1, self._file) >> 1):
             samples: Any = self._stream.read(path)
             if not isinstance(samples, Iterable):
                 kind = type(samples).__name__

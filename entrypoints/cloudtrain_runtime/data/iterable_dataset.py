@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data.stream_source import Opened, Share, Source
 from cloudtrain_runtime.errors import CheckpointError, TaskError
-from cloudtrain_runtime.process.seeds import OwnRandom, random_number
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
 def is_iterable(dataset: Any) -> bool:
@@ -115,7 +115,7 @@ class _OpenIterable(Opened):
         self._used, self._state = used, state
         self._at = used
         self._last = used
-        self._random = OwnRandom(random_number(*seed, *([] if state is None else [used])) >> 1)
+        self._random = IsolatedRandomState(random_number(*seed, *([] if state is None else [used])) >> 1)
         self._samples: Iterator[Any] | None = None
 
     def key(self) -> tuple[int, ...]:

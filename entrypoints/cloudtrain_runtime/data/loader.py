@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
 from cloudtrain_runtime.process.run_context import Context
-from cloudtrain_runtime.process.seeds import OwnRandom, random_number, seed_everything
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, seed_everything
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -104,7 +104,7 @@ def batches_here(
         return
     seeded = Seeded(dataset, seed)
     for tagged in Tagged(sampler):
-        with OwnRandom(seeded.seed_of(tagged)):
+        with IsolatedRandomState(seeded.seed_of(tagged)):
             batch = collate(seeded.fetched(tagged[1]))
         yield batch
 

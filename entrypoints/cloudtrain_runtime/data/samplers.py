@@ -27,7 +27,7 @@ from cloudtrain_runtime.data.position import (
     share_of,
 )
 from cloudtrain_runtime.errors import CheckpointError
-from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.run_context import context
 
 _CHUNK = 16_384
@@ -176,7 +176,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         """
         for note in self.resume(DataState.from_json(state)):
             if self.rank == 0:
-                say(note)
+                log_line(note)
 
     def _differences(self, saved: DataState) -> Iterator[str]:
         where = f"{saved.samples:,} samples into epoch {saved.epoch}"

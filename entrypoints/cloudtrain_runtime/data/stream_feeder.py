@@ -36,7 +36,7 @@ from cloudtrain_runtime.data.stream_source import Opened, Share, Source
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
-from cloudtrain_runtime.process.seeds import OwnRandom, random_number
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
 class Read(NamedTuple):
@@ -102,7 +102,7 @@ class Reader(IterableDataset[Read]):
         last: list[Any] = []
         for turn in itertools.count(index, roles):
             # What is drawn depends on the position alone, not on the process nor on what it has read before.
-            with OwnRandom(random_number(*epoch, *opened.key()) >> 1):
+            with IsolatedRandomState(random_number(*epoch, *opened.key()) >> 1):
                 samples = opened.take(self._counts[turn % len(self._counts)])
                 if not samples:
                     break
@@ -110,7 +110,7 @@ class Reader(IterableDataset[Read]):
             last = samples[-1:]
             yield Read(batch, len(samples), opened.marks(), role)
         if not self._is_alone:
-            with OwnRandom(random_number(*epoch, role) >> 1):
+            with IsolatedRandomState(random_number(*epoch, role) >> 1):
                 last = last or opened.any_sample()
                 stand_in = self._collate(last) if last else None
             if last:

@@ -39,7 +39,7 @@ from cloudtrain_runtime.distributed.uneven_inputs import finite
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
-from cloudtrain_runtime.process.seeds import OwnRandom
+from cloudtrain_runtime.process.seeds import IsolatedRandomState
 from cloudtrain_runtime.task import Batch, Task, collate_of
 
 _SENT_AHEAD = 4
@@ -292,7 +292,7 @@ class Pipeline:
         feeder = self._feeder(dataset, most)
         most = min(most, feeder.length or most)
         feeders = (feeder, self._feeder(dataset, max(most - 1, 1)))
-        with OwnRandom(self._train.seed):
+        with IsolatedRandomState(self._train.seed):
             batches = [next(next(feeder.epoch()).batches) for feeder in feeders]
         call, smaller = (call_of(self._task, batch, training=True) for batch in batches)
         return call, smaller

@@ -19,18 +19,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import describe_exit
-from cloudtrain_runtime.contract.secondary_errors import is_effect
+from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
 from cloudtrain_runtime.launcher.failure_file import (
     REPORTED_EXIT_CODE,
-    Failure,
-    reason_of,
-    tell,
-    write_reason,
+    RankFailure,
+    failure_reason,
+    report_failure,
+    write_failure_file,
 )
 from cloudtrain_runtime.launcher.machine import count_gpus
 from cloudtrain_runtime.launcher.worker_template import COMMAND, Template, start_template
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -79,7 +79,7 @@ def _limit_threads(argv: list[str]) -> None:
     asked = next((each.partition("=")[2] for each in argv if each.startswith("--nproc-per-node=")), "1")
     ranks = int(asked) if asked.isdecimal() else count_gpus()
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        say("OMP_NUM_THREADS=1, as torchrun sets it for several ranks: code.env can say another number")
+        log_line("OMP_NUM_THREADS=1, as torchrun sets it for several ranks: code.env can say another number")
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -93,7 +93,7 @@ def _fork_workers(template: Template) -> None:
 
     start_fresh: Any = getattr(SubprocessHandler, "_popen", None)
     if start_fresh is None or list(inspect.signature(start_fresh).parameters) != ["self", "args", "env"]:
-        say("each worker is a new interpreter: this torch starts workers in a way that is not known")
+        log_line("each worker is a new interpreter: this torch starts workers in a way that is not known")
         return
 
     def start(self: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
@@ -166,7 +166,7 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
     """Emit the event of the rank that failed first on this host, and write the run's cause into the failure file."""
     rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), _time_of(item[1])))
     title, traceback = _describe(failure)
-    told = Failure(
+    told = RankFailure(
         rank=rank,
         local_rank=failure.local_rank,
         title=title,
@@ -175,17 +175,17 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
         failed_at=_time_of(failure),
         secondary=_is_secondary(failure),
     )
-    tell(told)
+    report_failure(told)
     options = dict(argument.partition("=")[::2] for argument in argv)
     reason = agree_on_cause(
-        reason_of(told),
+        failure_reason(told),
         is_effect=told.secondary,
         endpoint=options.get("--rdzv-endpoint", ""),
         hosts=int(options.get("--nnodes", "1")),
         keeps_store="is_host=true" in options.get("--rdzv-conf", ""),
     )
     if reason:
-        write_reason(reason, replace=True)
+        write_failure_file(reason, replace=True)
 
 
 def _report_lost_store() -> None:
@@ -195,7 +195,7 @@ def _report_lost_store() -> None:
     """
     host = os.environ.get("SM_CURRENT_HOST", "")
     message = f"the ranks on {host} were ended because the first host has ended"
-    say(message)
+    log_line(message)
     emit("failed", host=host, exit_code=1, message=message, secondary=True)
 
 
@@ -210,7 +210,7 @@ def _time_of(failure: ProcessFailure) -> float:
 def _is_secondary(failure: ProcessFailure) -> bool:
     title, traceback = _describe(failure)
     # torchrun ends the other workers itself, with SIGTERM.
-    return failure.exitcode == -signal.SIGTERM or is_effect(f"{title}\n{traceback}")
+    return failure.exitcode == -signal.SIGTERM or is_secondary_error(f"{title}\n{traceback}")
 
 
 def _describe(failure: ProcessFailure) -> tuple[str, str]:
@@ -225,7 +225,7 @@ def _describe(failure: ProcessFailure) -> tuple[str, str]:
     return f"failed: {content.get('message', '')}", traceback
 
 
-def run_to_the_end(argv: list[str]) -> NoReturn:
+def run_and_exit(argv: list[str]) -> NoReturn:
     """Run torchrun with these arguments, and leave with its exit code.
 
     A worker that was forked from here comes back with the SystemExit or the exception that ends it.
@@ -239,4 +239,4 @@ def run_to_the_end(argv: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    run_to_the_end(sys.argv[1:])
+    run_and_exit(sys.argv[1:])

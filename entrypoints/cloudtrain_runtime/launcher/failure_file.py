@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.process.environment import ml_tree
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 
 REPORTED_EXIT_CODE = 3
 """Of torchrun's agent: it has reported why the ranks failed. The container ends with exit code 1."""
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """How a rank failed.
 
     Attributes:
@@ -40,9 +40,9 @@ class Failure:
         return f"rank {self.rank}{f' on {host} (local rank {self.local_rank})' if host else ''} {self.title}"
 
 
-def tell(failure: Failure) -> None:
+def report_failure(failure: RankFailure) -> None:
     """Say it in one line, since the rank itself has printed its traceback, and emit the event."""
-    say(failure.message)
+    log_line(failure.message)
     emit(
         "failed",
         rank=failure.rank,
@@ -55,14 +55,14 @@ def tell(failure: Failure) -> None:
     )
 
 
-def reason_of(failure: Failure) -> str:
+def failure_reason(failure: RankFailure) -> str:
     """Return what SageMaker shows of a failure: the message, and as much of the traceback's end as fits."""
     message = redact(failure.message)
     tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
     return "\n".join([message, *tail])[:FAILURE_CHARACTERS]
 
 
-def write_reason(reason: str, *, replace: bool) -> None:
+def write_failure_file(reason: str, *, replace: bool) -> None:
     """Write the file that SageMaker shows.
 
     Args:

@@ -27,7 +27,7 @@ def release_signals(mask: Mask) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def become(argv: list[str], environ: Mapping[str, str], mask: Mask) -> None:
+def assume_identity(argv: list[str], environ: Mapping[str, str], mask: Mask) -> None:
     """Show and have these arguments and this environment, and act on signals as a new process does.
 
     Args:
@@ -38,13 +38,13 @@ def become(argv: list[str], environ: Mapping[str, str], mask: Mask) -> None:
     os.environ.clear()
     os.environ.update(environ)
     sys.orig_argv = argv
-    linux.show(argv, environ)
+    linux.set_proc_cmdline(argv, environ)
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     release_signals(mask)
 
 
-def write_through() -> None:
+def unbuffer_output() -> None:
     """Have what is printed leave this process at once, as `python -u` and PYTHONUNBUFFERED do."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = _unbuffered(getattr(sys, name), descriptor)

@@ -14,7 +14,7 @@ from typing import Any
 _kept: list[Any] = []
 
 
-def keep_groups() -> None:
+def keep_gloo_groups() -> None:
     """Have `destroy_process_group` do what it does, but free no Gloo group: this process ends without that, anyway.
 
     Only where torch is imported already, as in every forked worker: some scripts set what torch reads at its import.

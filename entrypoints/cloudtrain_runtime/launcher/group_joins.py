@@ -21,7 +21,7 @@ _INITIALISERS = ("torch.distributed", "torch.distributed.distributed_c10d", "tor
 """Modules by which scripts, frameworks and torch itself find `init_process_group`."""
 
 
-class Join(enum.StrEnum):
+class JoinState(enum.StrEnum):
     """What is known of a rank."""
 
     WAITING = "waiting"
@@ -32,7 +32,7 @@ class Join(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class JoinNote:
+class JoinRecorder:
     """This rank's note.
 
     Args:
@@ -45,13 +45,13 @@ class JoinNote:
         self._world_size = world_size
         self._is_hooked = _hook(self._on_join)
         self._has_joined = False
-        self._write(Join.WAITING if self._is_hooked else Join.UNKNOWN)
+        self._write(JoinState.WAITING if self._is_hooked else JoinState.UNKNOWN)
 
     def end(self) -> None:
         """Note what is known when the script has ended without a failure."""
         self._on_join()
         if not self._has_joined and (self._is_hooked or "torch.distributed" not in sys.modules):
-            self._write(Join.ALONE)
+            self._write(JoinState.ALONE)
 
     def _on_join(self) -> None:
         distributed: Any = sys.modules.get("torch.distributed")
@@ -59,25 +59,25 @@ class JoinNote:
         # A group of one, in each of several ranks, joins nothing.
         if not self._has_joined and is_joined and (self._world_size == 1 or distributed.get_world_size() > 1):
             self._has_joined = True
-            self._write(Join.JOINED)
+            self._write(JoinState.JOINED)
 
-    def _write(self, state: Join) -> None:
+    def _write(self, state: JoinState) -> None:
         with contextlib.suppress(OSError):  # a full disk ends no training
             self._note.write_text(state, encoding="utf-8")
 
 
-def note_join() -> JoinNote:
+def record_join() -> JoinRecorder:
     """Begin the note of this rank; to be called before its script."""
     folder = ml_tree(os.environ).joins
-    return JoinNote(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
+    return JoinRecorder(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def read_joins(tree: MlTree) -> list[Join]:
+def read_joins(tree: MlTree) -> list[JoinState]:
     """Return what is known of the ranks of a host."""
     found = []
     for path in tree.joins.glob("*"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(Join(path.read_text(encoding="utf-8")))
+            found.append(JoinState(path.read_text(encoding="utf-8")))
     return found
 
 

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, MlTree
-from cloudtrain_runtime.launcher.stacks import Stand, main_stack, odd_ones
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.launcher.stacks import RankStack, find_outliers, main_stack
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import (
     DUMP_SIGNAL,
+    Heartbeat,
     Phase,
-    Pulse,
     process_state,
-    read_pulses,
+    read_heartbeats,
     stacks_file,
 )
 
@@ -68,14 +68,14 @@ def trace_variables(tree: MlTree) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Silence:
+class StalledRank:
     """A rank that had no step for too long."""
 
-    pulse: Pulse
+    pulse: Heartbeat
     seconds: float
 
 
-class HostWatch:
+class HangWatchdog:
     """Looks at the pulses of a host's ranks, and ends the host when one of them has stopped.
 
     Args:
@@ -141,21 +141,21 @@ class HostWatch:
 
     def _run(self, limit: float, agent: int) -> None:
         period = min(_LONGEST_PERIOD_SECONDS, limit / 10)
-        clock = Stillness(2 * period)
+        clock = StallTimer(2 * period)
         while True:
             time.sleep(period)
-            pulses = read_pulses(self._tree.watch)
+            pulses = read_heartbeats(self._tree.watch)
             looked = clock.look(pulses)
             if any(_is_silent(pulse, still, limit) for pulse, still in looked) and not self._is_stopping():
                 break
         # The others stopped when they had to wait for the first, which may be a moment later.
-        silent = [Silence(pulse, still) for pulse, still in looked if _is_silent(pulse, still, limit / 2)]
+        silent = [StalledRank(pulse, still) for pulse, still in looked if _is_silent(pulse, still, limit / 2)]
         self._hung.set()
         ranks = [pulse for pulse in pulses if pulse.is_alive]
         try:
             self._tell(ranks, silent, limit)
         finally:
-            end_processes({agent, *(pulse.pid for pulse in ranks), *below(os.getpid())})
+            terminate_processes({agent, *(pulse.pid for pulse in ranks), *descendants(os.getpid())})
             self._is_done.set()
             # The launcher waits for its agent, and an agent stuck in the kernel cannot even be killed.
             last = threading.Timer(_LAST_SECONDS, os._exit, [_EXIT_CODE])
@@ -164,29 +164,29 @@ class HostWatch:
 
     # ------------------------------------------------------------ evidence
 
-    def _tell(self, pulses: Sequence[Pulse], silent: Sequence[Silence], limit: float) -> None:
+    def _tell(self, pulses: Sequence[Heartbeat], silent: Sequence[StalledRank], limit: float) -> None:
         """Leave the evidence, and the other hosts the time to leave theirs."""
         noticed, wait = time.monotonic(), min(_OTHERS_SECONDS, limit)
         try:
             if self._report(pulses, silent):
                 wait += _YIELD_SECONDS
         except OSError as error:  # a full disk must not keep a dead run alive
-            say(f"what is known of the hang cannot be written: {error}")
+            log_line(f"what is known of the hang cannot be written: {error}")
         if self._hosts > 1:
             time.sleep(max(0.0, noticed + wait - time.monotonic()))
 
-    def _report(self, pulses: Sequence[Pulse], silent: Sequence[Silence]) -> bool:
+    def _report(self, pulses: Sequence[Heartbeat], silent: Sequence[StalledRank]) -> bool:
         """Write down and tell where the ranks stand; return whether they only wait for those of other hosts."""
         longest = max(silent, key=lambda silence: silence.seconds)
         stands = self._stands(pulses, {silence.pulse.local_rank for silence in silent})
-        odd = odd_ones(stands)
+        odd = find_outliers(stands)
         is_waiting = not odd and bool(stands) and all(stand.is_waiting for stand in stands)
         told = odd or stands
         code = self._tree.code.resolve()
         step = min(silence.pulse.step for silence in silent)
-        start = f"hang: no step for {words(longest.seconds)} after step {step}"
+        start = f"hang: no step for {format_duration(longest.seconds)} after step {step}"
         self._failure = f"{start}; {_place(told, self._host, code)}" if told else f"{start} on {self._host}"
-        say("\n".join([self._failure, *(f"  rank {stand.rank} {stand.show(code)}" for stand in stands)]))
+        log_line("\n".join([self._failure, *(f"  rank {stand.rank} {stand.show(code)}" for stand in stands)]))
         (self._tree.hang / "summary.txt").write_text(self._failure + "\n", encoding="utf-8")
         _write_failure(self._tree, self._failure)
         ranks = [stand.rank for stand in told]
@@ -202,7 +202,7 @@ class HostWatch:
         emit("hang", host=self._host, step=step, seconds=longest.seconds, ranks=ranks, stacks=kept)
         return is_waiting
 
-    def _stands(self, pulses: Sequence[Pulse], silent: set[int]) -> list[Stand]:
+    def _stands(self, pulses: Sequence[Heartbeat], silent: set[int]) -> list[RankStack]:
         """Have the ranks write their stacks; return where they stand."""
         folder = self._tree.watch
         states = {pulse.pid: process_state(pulse.pid) for pulse in pulses}
@@ -217,7 +217,7 @@ class HostWatch:
             letter = state.letter if state is not None else "?"
             frames = main_stack(text, pulse.main_thread)
             is_silent = pulse.local_rank in silent
-            stands.append(Stand(pulse.rank, pulse.step, is_silent, frames, _TROUBLES.get(letter, "")))
+            stands.append(RankStack(pulse.rank, pulse.step, is_silent, frames, _TROUBLES.get(letter, "")))
             head = f"rank {pulse.rank} on {self._host}, process {pulse.pid}, state {letter}, step {pulse.step}\n"
             (self._tree.hang / f"rank-{pulse.rank}.txt").write_text(head + _kernel_place(pulse.pid) + text + "\n")
         pipes = len(list(folder.glob(f"{_PIPE}*")))
@@ -226,7 +226,7 @@ class HostWatch:
         return stands
 
 
-class Stillness:
+class StallTimer:
     """How long each rank has been without a tick while the launcher itself ran.
 
     A machine that sleeps and a container that is frozen stop both, and are no hang.
@@ -240,7 +240,7 @@ class Stillness:
         self._looked = time.monotonic()
         self._seen: dict[int, tuple[int, int, float]] = {}
 
-    def look(self, pulses: Iterable[Pulse]) -> list[tuple[Pulse, float]]:
+    def look(self, pulses: Iterable[Heartbeat]) -> list[tuple[Heartbeat, float]]:
         """Return each rank with the seconds that it has stood still."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, self._longest), now
@@ -253,12 +253,12 @@ class Stillness:
         return found
 
 
-def words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return `12 min`, or `40 s` when it is less than two minutes."""
     return f"{seconds:.0f} s" if seconds < 2 * _MINUTE else f"{seconds / _MINUTE:.0f} min"
 
 
-def _is_silent(pulse: Pulse, still_seconds: float, limit_seconds: float) -> bool:
+def _is_silent(pulse: Heartbeat, still_seconds: float, limit_seconds: float) -> bool:
     is_late = still_seconds > limit_seconds + pulse.slowest_nanoseconds / 1e9
     # A process that has gone is the agent's business: it starts the ranks again, or ends.
     return pulse.phase is Phase.RUNNING and is_late and pulse.is_alive
@@ -271,7 +271,7 @@ _TROUBLES = {
 }
 
 
-def _place(stands: Sequence[Stand], host: str, code: Path) -> str:
+def _place(stands: Sequence[RankStack], host: str, code: Path) -> str:
     first = stands[0]
     if len(stands) == 1:
         return f"rank {first.rank} on {host} {first.show(code)}"
@@ -279,7 +279,7 @@ def _place(stands: Sequence[Stand], host: str, code: Path) -> str:
     return f"ranks {numbers} on {host}: rank {first.rank} {first.show(code)}"
 
 
-def _ask_for_stacks(folder: Path, pulses: Iterable[Pulse]) -> None:
+def _ask_for_stacks(folder: Path, pulses: Iterable[Heartbeat]) -> None:
     for pulse in pulses:
         _empty(stacks_file(folder, pulse.local_rank))
         _signal(pulse.pid, DUMP_SIGNAL)
@@ -350,7 +350,7 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
     last = (printed.strip().splitlines() or ["it ended without a word"])[-1]
     if last == uri:
         return uri
-    say(f"what is known of the hang stays in {folder}: it cannot be copied to {uri}: {last}")
+    log_line(f"what is known of the hang stays in {folder}: it cannot be copied to {uri}: {last}")
     return str(folder)
 
 
@@ -381,7 +381,7 @@ def _copy(path: Path, target: Path) -> None:
 # ---------------------------------------------------------------- ending
 
 
-def below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Return all processes below one, as far as /proc tells."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -394,14 +394,14 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def end_processes(pids: Collection[int]) -> None:
+def terminate_processes(pids: Collection[int]) -> None:
     """SIGTERM processes, and after a while SIGKILL those that are left and what they have started since."""
     for pid in pids:
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + _TERM_SECONDS
     while time.monotonic() < deadline and any(_is_there(pid) for pid in pids):
         time.sleep(0.05)
-    for pid in {*pids, *below(os.getpid())}:
+    for pid in {*pids, *descendants(os.getpid())}:
         _signal(pid, signal.SIGKILL)
 
 

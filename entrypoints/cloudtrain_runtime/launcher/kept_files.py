@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudtrain_runtime.contract import MlTree
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 
 _SCAN_SECONDS = 2.0
 _SCAN_ENTRIES = 200_000
@@ -47,7 +47,7 @@ class CodeFolder:
             try:
                 _keep(self._tree.code / name, self._tree.outputs / name)
             except OSError as error:  # a full disk
-                say(f"code.outputs: {name} on {host} cannot be kept: {error}")
+                log_line(f"code.outputs: {name} on {host} cannot be kept: {error}")
         found: dict[str, list[int]] = {}
         scan = _Scan(self._tree.code)
         for path, size in scan:
@@ -74,7 +74,7 @@ class CodeFolder:
         return any(path.startswith(name) if name.endswith("/") else path == name for name in self._outputs)
 
 
-def newest_change(folder: Path) -> float:
+def newest_mtime(folder: Path) -> float:
     """Return when the newest file below a folder was written, in seconds since the epoch; 0 where there is none."""
     return max((_changed(folder / path) for path, _ in _Scan(folder)), default=0.0)
 

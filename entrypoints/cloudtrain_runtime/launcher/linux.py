@@ -42,7 +42,7 @@ def die_with_parent(parent: int) -> None:
 
 
 @contextlib.contextmanager
-def adopting() -> Iterator[None]:
+def child_subreaper() -> Iterator[None]:
     """Have processes below this one handed to it when their parent ends, instead of to PID 1."""
     if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0) != 0:
         raise OSError(ctypes.get_errno(), "this process cannot adopt its grandchildren")
@@ -57,7 +57,7 @@ def count_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def show(argv: list[str], environ: Mapping[str, str]) -> None:
+def set_proc_cmdline(argv: list[str], environ: Mapping[str, str]) -> None:
     """Have ps, py-spy and whoever reads /proc see these arguments and this environment for this process.
 
     A forked process shows those of the process that was started last with exec. A kernel that does not do this

@@ -12,7 +12,7 @@ import select
 import threading
 from collections.abc import Iterable
 
-from cloudtrain_runtime.contract.redaction import Stream
+from cloudtrain_runtime.contract.redaction import RedactingStream
 
 _PIECE_BYTES = 1 << 16
 _IDLE_SECONDS = 1.0
@@ -22,22 +22,22 @@ _LAST_SECONDS = 3.0
 """How long the end waits for processes that the ranks have left behind and that still may print."""
 
 
-class Output:
+class RedactedOutput:
     """A pipe whose other end is the host's standard output.
 
     Attributes:
-        descriptor: What children write to; `close_here` after they have it.
+        descriptor: What children write to; `close_write_end` after they have it.
     """
 
     def __init__(self, values: Iterable[str], target: int = 1) -> None:
         self._source, self.descriptor = os.pipe()
         self._target = target
-        self._stream = Stream(values)
+        self._stream = RedactingStream(values)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
         self._thread.start()
 
-    def close_here(self) -> None:
+    def close_write_end(self) -> None:
         """Close this process' end, so that the last child's end is the end of the output."""
         os.close(self.descriptor)
 

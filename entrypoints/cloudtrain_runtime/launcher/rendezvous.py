@@ -21,7 +21,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
 _PARAMETERS = ["hostname", "port", "rank"]
 
 
-def hasten() -> None:
+def connect_without_backoff() -> None:
     """Have each rank but the first ask in short turns whether the store listens, before torch connects to it."""
     # By name: the package has a function that is called as the module is.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")

@@ -12,10 +12,10 @@ import time
 from collections import Counter
 
 from cloudtrain_runtime.contract import MlTree, RunConfig
-from cloudtrain_runtime.launcher.group_joins import Join, read_joins
-from cloudtrain_runtime.launcher.kept_files import newest_change
+from cloudtrain_runtime.launcher.group_joins import JoinState, read_joins
+from cloudtrain_runtime.launcher.kept_files import newest_mtime
 from cloudtrain_runtime.process.event_log import emit
-from cloudtrain_runtime.process.heartbeat import read_pulses
+from cloudtrain_runtime.process.heartbeat import read_heartbeats
 
 _FIRST_SECONDS = 600.0
 """When the first report of a run comes whose job sets no limit for hangs."""
@@ -49,13 +49,13 @@ class ScriptReport:
         """Report what is known when the ranks have ended."""
         self._has_ended.set()
         if self._config.script is not None:
-            self._report(Join.ALONE)
+            self._report(JoinState.ALONE)
 
     def _report_once(self) -> None:
         if not self._has_ended.wait(self._config.hang_seconds or _FIRST_SECONDS):
-            self._report(Join.WAITING)
+            self._report(JoinState.WAITING)
 
-    def _report(self, alone: Join) -> None:
+    def _report(self, alone: JoinState) -> None:
         """Emit the event.
 
         Args:
@@ -68,8 +68,10 @@ class ScriptReport:
             host=self._host,
             seconds=time.time() - self._began,
             ranks=joins.total(),
-            joined=joins[Join.JOINED],
+            joined=joins[JoinState.JOINED],
             alone=0 if self._config.starts_ranks else joins[alone],
-            saved=newest_change(self._tree.checkpoints) >= self._began,
-            progressed=any(pulse.last_nanoseconds for pulse in read_pulses(self._tree.watch)) if is_watched else None,
+            saved=newest_mtime(self._tree.checkpoints) >= self._began,
+            progressed=any(pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.watch))
+            if is_watched
+            else None,
         )

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
-from cloudtrain_runtime.contract.redaction import keep, keep_named, redact
+from cloudtrain_runtime.contract.redaction import redact, register_values, register_variables
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.s3.credentials import client_retries, come_from_container, open_session
+from cloudtrain_runtime.s3.credentials import client_retries, is_container_endpoint, open_session
 
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
@@ -35,14 +35,14 @@ class SecretError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ResolvedSecrets:
     """What has been found: values by variable, or one line for each variable that has none."""
 
     values: Mapping[str, str]
     problems: tuple[str, ...] = ()
 
 
-def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> Answer:
+def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> ResolvedSecrets:
     """Return the value of each variable.
 
     AWS's throttling and lost connections are tried again; what is refused or not there is not.
@@ -55,13 +55,15 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
         import boto3  # noqa: F401
     except ImportError:
         names = ", ".join(secrets)
-        return Answer({}, (f"{names}: this image has no boto3, which secrets need: add it to code.requirements",))
+        return ResolvedSecrets(
+            {}, (f"{names}: this image has no boto3, which secrets need: add it to code.requirements",)
+        )
     from botocore.exceptions import BotoCoreError
 
     try:
         session = open_session()
     except (BotoCoreError, ValueError) as error:
-        return Answer({}, (f"{', '.join(secrets)}: the secrets {_no_answer(error, None)}",))
+        return ResolvedSecrets({}, (f"{', '.join(secrets)}: the secrets {_no_answer(error, None)}",))
     values: dict[str, str] = {}
     problems: list[str] = []
     found: dict[SecretConfig, str] = {}
@@ -73,31 +75,31 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
             values[name] = _pick(found[whole], reference)
         except SecretError as error:
             problems.append(redact(f"{name}: the secret {reference.secret} {error}"))
-    return Answer(values, tuple(problems))
+    return ResolvedSecrets(values, tuple(problems))
 
 
-def take(
+def load_missing(
     secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
-) -> Answer:
+) -> ResolvedSecrets:
     """Ask for the variables that this place has not set already, and hide all of them in what is told from here.
 
     Args:
         secrets: Where each variable's value lies.
         on_start: Told of the process that asks, if one is needed.
     """
-    keep_named(secrets)
+    register_variables(secrets)
     wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
-    found = ask(wanted, on_start=on_start) if wanted else Answer({})
-    keep(found.values.values())
+    found = resolve_in_subprocess(wanted, on_start=on_start) if wanted else ResolvedSecrets({})
+    register_values(found.values.values())
     return found
 
 
-def ask(
+def resolve_in_subprocess(
     secrets: Mapping[str, SecretConfig],
     *,
     only_check: bool = False,
     on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
-) -> Answer:
+) -> ResolvedSecrets:
     """Do what `resolve` does, in a process of its own.
 
     Args:
@@ -115,10 +117,10 @@ def ask(
     answered, errors = process.communicate(question)
     try:
         told = json.loads(answered.splitlines()[-1])
-        return Answer(told["values"], tuple(told["problems"]))
+        return ResolvedSecrets(told["values"], tuple(told["problems"]))
     except (ValueError, LookupError, TypeError):
         last = redact((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
-        return Answer({}, (f"{', '.join(secrets)}: the secrets could not be asked for: {last}",))
+        return ResolvedSecrets({}, (f"{', '.join(secrets)}: the secrets could not be asked for: {last}",))
 
 
 # ---------------------------------------------------------------- one secret
@@ -201,7 +203,7 @@ def _no_answer(error: Exception, region: str | None) -> str:
 
 def _renewal() -> str:
     """Return how to get credentials that work where this process runs."""
-    if come_from_container(os.environ):
+    if is_container_endpoint(os.environ):
         return "submit again; if it fails again, check that the role exists and that SageMaker may assume it"
     return "sign in again"
 

@@ -38,7 +38,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankStack:
     """Where one rank stands.
 
     Attributes:
@@ -100,7 +100,7 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
     return next(own, frames[0] if frames else None)
 
 
-def odd_ones(stands: Sequence[Stand]) -> list[Stand]:
+def find_outliers(stands: Sequence[RankStack]) -> list[RankStack]:
     """Return the ranks that are unlike the others, or nothing when all are alike.
 
     A rank that cannot answer, one that alone has no steps, one that is behind, one that does not wait while others do,

@@ -30,7 +30,7 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.launcher.machine import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import read_config, sagemaker_variables
 from cloudtrain_runtime.process.environment import ml_tree
-from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.event_log import log_line
 
 _OWN = "sagemaker_"
 _BY_TORCHRUN = ("torch_distributed_enabled", "distributed_dataparallel_enabled", "pytorch_ddp_enabled")
@@ -48,14 +48,14 @@ def main() -> int:
     if parameters.get("sagemaker_mpi_enabled"):
         return _fail(tree, "the distribution needs mpirun, which there is not here; use torch_distributed")
     if (tree.code / "requirements.txt").is_file():
-        say("requirements.txt is not installed here: this machine's environment is used as it is")
-    user_args = arguments(parameters)
+        log_line("requirements.txt is not installed here: this machine's environment is used as it is")
+    user_args = script_arguments(parameters)
     program = str(parameters["sagemaker_program"])
-    command = [*starter(parameters, read_host(tree), os.environ), program, *user_args]
+    command = [*start_command(parameters, read_host(tree), os.environ), program, *user_args]
     gpus = count_gpus()
     variables = sagemaker_variables(tree, gpus=gpus, user_args=user_args, entry_point=program)
     environment = {**variables, **os.environ, "PYTHONUNBUFFERED": "1"}
-    say(f"Invoking script with the following command: {shlex.join(command)}")
+    log_line(f"Invoking script with the following command: {shlex.join(command)}")
     code, tail = _run(command, tree, environment)
     if code == 0:
         return 0
@@ -65,7 +65,7 @@ def main() -> int:
     )
 
 
-def arguments(parameters: Mapping[str, Any]) -> list[str]:
+def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
     """Return the user's hyperparameters as the script's arguments, sorted by name as the toolkit does."""
     found: list[str] = []
     for name in sorted(parameters):
@@ -75,7 +75,7 @@ def arguments(parameters: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def starter(parameters: Mapping[str, Any], host: Host, environ: Mapping[str, str]) -> list[str]:
+def start_command(parameters: Mapping[str, Any], host: Host, environ: Mapping[str, str]) -> list[str]:
     """Return what starts the script: python, or torchrun where a distribution is asked for."""
     if not any(parameters.get(f"{_OWN}{name}") for name in _BY_TORCHRUN):
         return [sys.executable]
@@ -112,7 +112,7 @@ def _error_of(tail: list[str]) -> str:
 def _fail(tree: MlTree, text: str) -> int:
     tree.failure.parent.mkdir(parents=True, exist_ok=True)
     tree.failure.write_text(redact(text)[:FAILURE_CHARACTERS], encoding="utf-8")
-    say(text)
+    log_line(text)
     return 1
 
 

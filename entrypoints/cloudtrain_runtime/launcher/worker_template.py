@@ -33,7 +33,7 @@ from cloudtrain_runtime.contract import WORKER_SCRIPT
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.launcher import fork, linux, rendezvous
 from cloudtrain_runtime.process.environment import read_run_config
-from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.event_log import log_line
 
 START_VARIABLE = "CLOUDTRAIN_WORKER_START"
 """`fresh`: a new interpreter for each worker, as under plain torchrun."""
@@ -70,7 +70,7 @@ _LOADED = "loaded\n"
 _GONE = "the process that they are forked from has gone"
 
 
-def why_fresh(environ: Mapping[str, str]) -> str:
+def reason_not_to_fork(environ: Mapping[str, str]) -> str:
     """Return why workers cannot be forked here, or an empty string."""
     wish = environ.get(START_VARIABLE, "")
     if wish not in ("", "fresh"):
@@ -82,7 +82,7 @@ def why_fresh(environ: Mapping[str, str]) -> str:
     return f"{script} sets {found[1] or found[2]}, which is read when torch is loaded" if found else ""
 
 
-def modules_behind(environ: Mapping[str, str]) -> tuple[str, ...]:
+def modules_to_preload(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return what ranks will import, in an order that they could import it in; of a script what its text tells."""
     script = _script(environ)
     if script is None:
@@ -108,13 +108,13 @@ def start_template() -> Template | None:
 
     In the worker that is forked from the template later, this call does not return.
     """
-    reason = why_fresh(os.environ)
+    reason = reason_not_to_fork(os.environ)
     if not reason:
         import torch  # noqa: F401 (the fork has it)
 
         reason = "" if _may_fork() else "a library has started threads, or CUDA, before the agent"
     if reason:
-        say(f"each worker is a new interpreter: {reason}")
+        log_line(f"each worker is a new interpreter: {reason}")
         return None
     return _fork_template()
 
@@ -142,7 +142,7 @@ class Template:
         if not self._is_loaded:
             self._give_up(_GONE)
 
-    def fork(self, environ: Mapping[str, str]) -> Forked | None:
+    def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
         """Start a worker with this environment as a child of this process; None where it must be started afresh."""
         self.await_load()
         if self._pid == 0:
@@ -151,9 +151,9 @@ class Template:
             self._give_up(f"{', '.join(differing)} changed after torch was loaded")
             return None
         try:
-            with linux.adopting():
+            with linux.child_subreaper():
                 self._requests.sendall(dump_json(dict(environ)).encode() + b"\n")
-                worker = Forked(int(self._answers.readline()))
+                worker = ForkedWorker(int(self._answers.readline()))
                 worker.check()
         except (OSError, ValueError):
             self._give_up(_GONE)
@@ -174,11 +174,11 @@ class Template:
         os.waitpid(pid, 0)
 
     def _give_up(self, reason: str) -> None:
-        say(f"each worker is a new interpreter: {reason}")
+        log_line(f"each worker is a new interpreter: {reason}")
         self.end()
 
 
-class Forked:
+class ForkedWorker:
     """A child that this process has not started itself, with what torchrun asks of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
@@ -267,7 +267,7 @@ def _serve(requests: socket.socket, mask: fork.Mask) -> NoReturn:
     """Import what training needs, then fork a worker for each line that asks for one, until the agent has gone."""
     _load()
     if not _may_fork():
-        say("a library has started threads, or CUDA, when it was imported")
+        log_line("a library has started threads, or CUDA, when it was imported")
         os._exit(1)
     stream = requests.makefile("r", encoding="utf-8")
     requests.sendall(_LOADED.encode())
@@ -288,10 +288,10 @@ def _load() -> None:
     """Import what training needs."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # ask the driver's library, which makes no context
     gc.disable()
-    for name in modules_behind(os.environ):
+    for name in modules_to_preload(os.environ):
         with contextlib.suppress(ImportError):  # not in this torch
             importlib.import_module(name)
-    rendezvous.hasten()
+    rendezvous.connect_without_backoff()
     gc.freeze()  # so that no worker looks through it, which would also copy its memory
 
 
@@ -318,7 +318,7 @@ def _fork_worker() -> int:
     pid = os.read(told, 20)
     os.close(told)
     if not pid:
-        say("a worker could not be forked")
+        log_line("a worker could not be forked")
         os._exit(1)
     return int(pid)
 
@@ -329,7 +329,7 @@ def _become_worker(environ: Mapping[str, str], mask: fork.Mask) -> NoReturn:
     sys.argv = [WORKER_SCRIPT]
     importlib.invalidate_caches()
     _seed_anew()
-    fork.become(list(COMMAND), environ, mask)
+    fork.assume_identity(list(COMMAND), environ, mask)
     runpy.run_path(str(Path(WORKER_SCRIPT).absolute()), run_name="__main__")
     sys.exit(0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.run_context import Context
 
 _PROBE_BYTES = 2**18
@@ -81,7 +81,7 @@ def tell_bandwidth(place: Context, network_gbps: float | None = None) -> Bandwid
             warning=warning,
         )
         if warning is not None:
-            say(f"warning: {warning}")
+            log_line(f"warning: {warning}")
     return found
 
 

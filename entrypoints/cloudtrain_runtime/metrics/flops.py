@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cloudtrain_runtime.process.seeds import OwnRandom
+from cloudtrain_runtime.process.seeds import IsolatedRandomState
 from cloudtrain_runtime.task import Task
 
 _TERA = 1e12
@@ -112,7 +112,7 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
     counter = FlopCounterMode(display=False)
     try:
         # Training must not depend on what is measured.
-        with OwnRandom(0), counter:
+        with IsolatedRandomState(0), counter:
             task.loss(shape, bare).backward()  # type: ignore[no-untyped-call]
     # What a loss meets that cannot do without values, by where it looks for them.
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):

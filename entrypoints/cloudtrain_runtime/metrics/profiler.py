@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain_runtime.metrics.step_timer import Phase, StepClock
 from cloudtrain_runtime.process import heartbeat
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.run_context import Context
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class Profiling:
             # TensorBoard's plugin finds traces by this ending.
             running.export_chrome_trace(str(folder / f"{place.host}-rank-{place.rank}.pt.trace.json.gz"))
         except OSError as error:  # no reason to end a run for
-            say(f"the profile of rank {place.rank} is not stored: {error}")
+            log_line(f"the profile of rank {place.rank} is not stored: {error}")
             return
         if place.is_main:
             for line in operator_lines(running, on_device=place.device.type == "cuda"):
-                say(line)
+                log_line(line)
             emit("profile", uri=folder.absolute().as_uri(), first_step=self._first, last_step=running.step_num)
 
 

@@ -28,7 +28,7 @@ def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
     return RunConfig.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def is_by_mpirun(environ: Mapping[str, str]) -> bool:
+def is_mpirun_rank(environ: Mapping[str, str]) -> bool:
     """Return whether mpirun has started this process, as AWS's toolkit does for SMDDP."""
     return "OMPI_COMM_WORLD_RANK" in environ
 
@@ -40,7 +40,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if "RANK" in environ:
         return {}
-    if is_by_mpirun(environ):
+    if is_mpirun_rank(environ):
         master = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))[0]
         addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
         own = {

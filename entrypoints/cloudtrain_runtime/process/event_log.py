@@ -27,7 +27,7 @@ def emit(event: str, **fields: Any) -> None:
     os.write(sys.stdout.fileno(), line.encode())
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Print one line for people, whole and without secrets."""
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), f"{redact(text)}\n".encode())

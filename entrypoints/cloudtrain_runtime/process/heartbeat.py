@@ -47,7 +47,7 @@ _PHASE, _STEP, _LAST, _SLOWEST = range(4, 8)
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """What a rank's file tells.
 
     Attributes:
@@ -88,7 +88,7 @@ def tick(step: int) -> None:
         _own.tick(step)
 
 
-def stir() -> None:
+def refresh() -> None:
     """Tell that this rank is alive, still at the same step. It does not begin the watch, as `tick` does."""
     if _own is not None and _own.is_watched:
         _own.tick(_own.step)
@@ -192,16 +192,16 @@ _own: _Own | None = None
 # ---------------------------------------------------------------- the launcher's side
 
 
-def read_pulses(folder: Path) -> list[Pulse]:
+def read_heartbeats(folder: Path) -> list[Heartbeat]:
     """Return the pulses of a host's ranks, in their order."""
     found = [(int(path.name.removeprefix(_PULSE)), path) for path in folder.glob(f"{_PULSE}*") if not path.suffix]
     return [pulse for local_rank, path in sorted(found) if (pulse := _read(local_rank, path)) is not None]
 
 
-def _read(local_rank: int, path: Path) -> Pulse | None:
+def _read(local_rank: int, path: Path) -> Heartbeat | None:
     try:
         pid, born, rank, main_thread, phase, *counts = _FORM.unpack(path.read_bytes())
-        return Pulse(local_rank, pid, born, rank, main_thread, Phase(phase), *counts)
+        return Heartbeat(local_rank, pid, born, rank, main_thread, Phase(phase), *counts)
     except (OSError, ValueError, struct.error):
         return None
 

@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from cloudtrain_runtime.contract import EVENT_PREFIX
-from cloudtrain_runtime.process.environment import is_by_mpirun
+from cloudtrain_runtime.process.environment import is_mpirun_rank
 
 _TOLD = (b"[rank", EVENT_PREFIX.encode())
 """How lines begin that tell their rank already: those of torch's hook for exceptions, and events."""
 
 
-def mark_lines(environ: Mapping[str, str]) -> None:
+def prefix_lines(environ: Mapping[str, str]) -> None:
     """Begin each line that Python code prints from now on with `[rank3]: `, as torch does with a rank's traceback.
 
     A line leaves in one piece when it ends or is flushed, so those of several ranks do not mix. One rank alone needs no
     mark, and mpirun sets its own. What C code and child processes print has none.
     """
-    if int(environ.get("WORLD_SIZE", "1")) < 2 or is_by_mpirun(environ):  # noqa: PLR2004 (two can mix)
+    if int(environ.get("WORLD_SIZE", "1")) < 2 or is_mpirun_rank(environ):  # noqa: PLR2004 (two can mix)
         return
     mark = f"[rank{environ['RANK']}]: ".encode()
     sys.stdout = _marked(sys.stdout, mark)

@@ -102,7 +102,7 @@ class Agreement:
         # A group of its own: it must not queue behind gradients.
         self.group = dist.new_group(backend="gloo") if self._size > 1 else None
         self._pending: tuple[torch.Tensor, dist.Work, Row | None] | None = None
-        self._heard = self._silent
+        self._flags_seen = self._silent
         self._asked_at = time.monotonic()
         self._boundaries = 0  # since then
         self._every = 1
@@ -119,7 +119,7 @@ class Agreement:
             if row is not None:
                 row.take([[*row.numbers]])
             return ask()
-        self.hear()
+        self.poll()
         self._boundaries += 1
         if row is not None or self._boundaries >= self._every:
             now = time.monotonic()
@@ -128,11 +128,11 @@ class Agreement:
             self._asked_at, self._boundaries = now, 0
             self._send((*ask(), wished, *(self._no_numbers if row is None else row.numbers)), row)
             if row is not None and self._every == 1:
-                self.hear()
-        heard, self._heard = self._heard, self._silent
-        return heard
+                self.poll()
+        seen, self._flags_seen = self._flags_seen, self._silent
+        return seen
 
-    def hear(self, *, wait: bool = True) -> None:
+    def poll(self, *, wait: bool = True) -> None:
         """Read what is under way: rows are taken now, flags are seen at the next boundary.
 
         Args:
@@ -146,8 +146,8 @@ class Agreement:
         self._pending = None
         work.wait()
         rows: list[list[float]] = told.tolist()
-        flags = len(self._heard)
-        self._heard = tuple(before or any(of) for before, *of in zip(self._heard, *rows, strict=False))
+        flags = len(self._flags_seen)
+        self._flags_seen = tuple(before or any(of) for before, *of in zip(self._flags_seen, *rows, strict=False))
         # The mean of what all wish for. Whole numbers: the sum is exact, and every rank comes to the same.
         self._every = max(1, round(sum(each[flags] for each in rows) / self._size))
         if row is not None:

@@ -23,7 +23,7 @@ from cloudtrain_runtime.process.environment import ml_tree, read_run_config, tor
 
 
 @dataclass
-class Progress:
+class StepCounter:
     """The step that training has reached; shared between the loop and `context().step`."""
 
     step: int = 0
@@ -74,7 +74,7 @@ class Context:
     request: str = ""
     train: TrainConfig | None = None
     training: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    progress: Progress = field(default_factory=Progress, repr=False)
+    progress: StepCounter = field(default_factory=StepCounter, repr=False)
 
     @property
     def is_main(self) -> bool:

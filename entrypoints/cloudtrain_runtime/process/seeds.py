@@ -25,7 +25,7 @@ def seed_everything(seed: int) -> None:
         np.random.seed(seed % 2**32)  # noqa: NPY002 (users' transforms draw from the global state)
 
 
-class OwnRandom:
+class IsolatedRandomState:
     """Random states of its own on the CPU, of torch, Python and NumPy: they go on from block to block.
 
     What is drawn inside of `with` leaves no trace outside of it.

@@ -12,7 +12,7 @@ from types import FrameType
 from cloudtrain_runtime.contract import MlTree
 
 
-class Notice:
+class StopNotice:
     """Whether this host was told to stop, asked at step boundaries.
 
     Args:
@@ -33,15 +33,15 @@ class Notice:
         """Take SIGTERM for a notice from now on, and let the launcher know that the notice is enough here."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
-        if self._tree.in_loop.parent.is_dir():
-            self._tree.in_loop.touch()
+        if self._tree.in_training_loop.parent.is_dir():
+            self._tree.in_training_loop.touch()
 
     def end(self) -> None:
         """Tell the launcher that a notice has no effect any more: it ends what is left with SIGTERM."""
-        self._tree.in_loop.unlink(missing_ok=True)
+        self._tree.in_training_loop.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def acted_upon(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """Take notices in this block, and leave SIGTERM as it was before."""
         before = signal.getsignal(signal.SIGTERM)
         self.begin()

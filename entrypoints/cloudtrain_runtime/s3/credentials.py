@@ -8,24 +8,24 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain_runtime.process.event_log import say
+from cloudtrain_runtime.process.event_log import log_line
 
 _ENDPOINT_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 _ATTEMPTS = 10
 _LONGEST_PAUSE_SECONDS = 20.0
 
 
-def attempts(default: int = _ATTEMPTS) -> int:
+def max_attempts(default: int = _ATTEMPTS) -> int:
     """Return how often a request is sent at most, the first time included; AWS_MAX_ATTEMPTS overrides the default."""
     return int(os.environ.get("AWS_MAX_ATTEMPTS") or default)
 
 
 def client_retries(default: int = _ATTEMPTS) -> dict[str, Any]:
     """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter."""
-    return {"mode": "standard", "total_max_attempts": attempts(default)}
+    return {"mode": "standard", "total_max_attempts": max_attempts(default)}
 
 
-def come_from_container(environ: Mapping[str, str]) -> bool:
+def is_container_endpoint(environ: Mapping[str, str]) -> bool:
     """Return whether credentials come from the endpoint of a container, as those of a training job's role do."""
     return "AWS_ACCESS_KEY_ID" not in environ and any(name in environ for name in _ENDPOINT_VARIABLES)
 
@@ -42,7 +42,7 @@ def open_session() -> Any:
     from boto3.session import Session
     from botocore.exceptions import CredentialRetrievalError
 
-    last = attempts() if come_from_container(os.environ) else 1
+    last = max_attempts() if is_container_endpoint(os.environ) else 1
     attempt = 1
     while True:
         session = Session()
@@ -52,7 +52,7 @@ def open_session() -> Any:
             if attempt == last:
                 raise
             if attempt == 1:
-                say(f"the container's credentials endpoint fails and is asked up to {last} times: {error}")
+                log_line(f"the container's credentials endpoint fails and is asked up to {last} times: {error}")
             time.sleep(min(2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311
             attempt += 1
         else:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from cloudtrain_runtime.s3.credentials import come_from_container
+from cloudtrain_runtime.s3.credentials import is_container_endpoint
 
 _DETAIL_CHARACTERS = 300
 _DENIED = (
@@ -74,39 +74,39 @@ _SENTENCES = (
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
-class ObjectsError(OSError):
+class S3Error(OSError):
     """What S3 refuses or cannot do; the message says what to do about it."""
 
 
 @contextlib.contextmanager
-def explained(doing: str) -> Iterator[None]:
-    """Turn the errors of S3's clients into an `ObjectsError`.
+def translate_errors(doing: str) -> Iterator[None]:
+    """Turn the errors of S3's clients into an `S3Error`.
 
     Args:
         doing: What is being done, such as `writing s3://bucket/key`.
 
     Raises:
-        ObjectsError: in place of what a client raises.
+        S3Error: in place of what a client raises.
     """
     try:
         yield
-    except ObjectsError:
+    except S3Error:
         raise
     except _client_errors() as error:
-        raise ObjectsError(f"{doing}: {_sentence(error)}") from error
+        raise S3Error(f"{doing}: {_sentence(error)}") from error
 
 
-def is_about_credentials(error: ObjectsError) -> bool:
+def is_credentials_error(error: S3Error) -> bool:
     """Tell whether other credentials could help."""
     return any(sentence in str(error) for _, *sentences in _CREDENTIALS for sentence in sentences)
 
 
-def is_explained(error: ObjectsError) -> bool:
+def is_recognized(error: S3Error) -> bool:
     """Tell whether the cause was recognized."""
-    return is_about_credentials(error) or any(sentence in str(error) for _, sentence in _SENTENCES)
+    return is_credentials_error(error) or any(sentence in str(error) for _, sentence in _SENTENCES)
 
 
-def code_of(error: BaseException) -> str:
+def error_code(error: BaseException) -> str:
     """Return S3's code for an error, such as `NoSuchKey`, or an empty string."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
@@ -115,7 +115,7 @@ def code_of(error: BaseException) -> str:
     return found[1] if found else ""
 
 
-def retries_of(error: BaseException) -> int:
+def retry_count(error: BaseException) -> int:
     """Return how often a client has tried again before this error."""
     response = getattr(error, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
@@ -132,9 +132,9 @@ def _client_errors() -> tuple[type[BaseException], ...]:
 
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    searched = f"{type(error).__name__} {code_of(error)} {text}"
+    searched = f"{type(error).__name__} {error_code(error)} {text}"
     detail = f"({text[:_DETAIL_CHARACTERS]})"
-    here = 1 if come_from_container(os.environ) else 0
+    here = 1 if is_container_endpoint(os.environ) else 0
     for pattern, sentence in (*((pattern, texts[here]) for pattern, *texts in _CREDENTIALS), *_SENTENCES):
         if re.search(pattern, searched):
             return f"{sentence} {detail}"

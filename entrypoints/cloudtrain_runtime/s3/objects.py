@@ -15,19 +15,24 @@ from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
 from cloudtrain_runtime.process.environment import read_run_config
-from cloudtrain_runtime.s3.credentials import attempts, client_retries, open_session
+from cloudtrain_runtime.s3.credentials import client_retries, max_attempts, open_session
 from cloudtrain_runtime.s3.errors import (
-    ObjectsError,
-    code_of,
-    explained,
-    is_about_credentials,
-    is_explained,
-    retries_of,
+    S3Error,
+    error_code,
+    is_credentials_error,
+    is_recognized,
+    retry_count,
+    translate_errors,
 )
-from cloudtrain_runtime.s3.ranges import Ranges
-from cloudtrain_runtime.s3.uploads import PARTS_AT_MOST, Buffer, ConnectorUpload, PartsUpload
+from cloudtrain_runtime.s3.ranges import RangeReader
+from cloudtrain_runtime.s3.uploads import (
+    MAX_PARTS,
+    Buffer,
+    ConnectorUpload,
+    MultipartUpload,
+)
 
-__all__ = ["Objects", "ObjectsError", "Source", "Writer", "s3_client"]
+__all__ = ["ObjectReader", "ObjectWriter", "S3Error", "S3Objects", "s3_client"]
 
 ENGINE_VARIABLE = "CLOUDTRAIN_S3_ENGINE"
 _ENGINES = ("boto3", "s3torchconnector")
@@ -54,7 +59,7 @@ _claim = threading.local()
 _making: dict[int, threading.Lock] = {}  # by process: a lock that was held during a fork is never released in the child
 
 
-class Writer(Protocol):
+class ObjectWriter(Protocol):
     """An object being uploaded."""
 
     def write(self, buffer: Buffer) -> None:
@@ -62,7 +67,7 @@ class Writer(Protocol):
         ...
 
 
-class Source(Protocol):
+class ObjectReader(Protocol):
     """An object being read, by one thread."""
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -70,11 +75,11 @@ class Source(Protocol):
         ...
 
 
-class Objects:
+class S3Objects:
     """Objects below an S3 prefix; keys are relative to it.
 
     Clients are made at first use, once in each process, so that an instance may be carried over a fork.
-    Every method raises an `ObjectsError` for what S3 refuses or cannot do after its clients' own retries.
+    Every method raises an `S3Error` for what S3 refuses or cannot do after its clients' own retries.
 
     Args:
         uri: `s3://bucket` or `s3://bucket/prefix`.
@@ -106,10 +111,10 @@ class Objects:
                     with _only_new():
                         self._client.put_object(**self._place(key), Body=data)
                 except ClientError as error:
-                    is_retried = is_retried or retries_of(error) > 0
-                    if code_of(error) in ("PreconditionFailed", "412"):
+                    is_retried = is_retried or retry_count(error) > 0
+                    if error_code(error) in ("PreconditionFailed", "412"):
                         return is_retried and self.read(key) == data
-                    if code_of(error) not in ("ConditionalRequestConflict", "409") or pause is None:
+                    if error_code(error) not in ("ConditionalRequestConflict", "409") or pause is None:
                         raise
                     time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads the writers
                 else:
@@ -144,7 +149,7 @@ class Objects:
             with self._explained(f"deleting below {self.uri}"):
                 _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
 
-    def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[Writer]:
+    def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
         """Upload an object as a stream; it appears when the block has ended without an exception, and whole.
 
         Args:
@@ -153,7 +158,7 @@ class Objects:
         """
         return self._create(key, bytes_)
 
-    def open(self, key: str, bytes_: int) -> AbstractContextManager[Source]:
+    def open(self, key: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
         """Read an object of a known size by ranges.
 
         Args:
@@ -165,12 +170,12 @@ class Objects:
     # ---------------------------------------------------------------- the two engines
 
     @contextlib.contextmanager
-    def _create(self, key: str, bytes_: int) -> Iterator[Writer]:
+    def _create(self, key: str, bytes_: int) -> Iterator[ObjectWriter]:
         upload = self._upload(key, bytes_)
         try:
             yield upload
             upload.complete()
-        except ObjectsError as error:
+        except S3Error as error:
             upload.abort()
             with self._explained(f"writing {self.uri}/{key}"):
                 raise self._cause(key, error) from error
@@ -179,37 +184,37 @@ class Objects:
             raise
 
     @contextlib.contextmanager
-    def _open(self, key: str, bytes_: int) -> Iterator[Source]:
-        ranges = Ranges(lambda start, end: self._range(key, start, end), bytes_)
+    def _open(self, key: str, bytes_: int) -> Iterator[ObjectReader]:
+        ranges = RangeReader(lambda start, end: self._range(key, start, end), bytes_)
         try:
             yield ranges
         finally:
             ranges.close()
 
-    def _upload(self, key: str, bytes_: int) -> PartsUpload | ConnectorUpload:
+    def _upload(self, key: str, bytes_: int) -> MultipartUpload | ConnectorUpload:
         part_bytes = connector_part_bytes(bytes_)
         with self._explained(f"writing {self.uri}/{key}"):
             connector = self._connector(part_bytes)
             if connector is None:
-                return PartsUpload(self._client, self._bucket, self._prefix + key)
+                return MultipartUpload(self._client, self._bucket, self._prefix + key)
             uri = f"s3://{self._bucket}/{self._prefix}{key}"
             return ConnectorUpload(connector.writer(uri), uri, part_bytes)
 
-    def _cause(self, key: str, error: ObjectsError) -> ObjectsError:
+    def _cause(self, key: str, error: S3Error) -> S3Error:
         """Ask boto3 for the reason where the connector gives none, as for a request after the one that was refused."""
-        if is_explained(error):
+        if is_recognized(error):
             return error
         try:
-            with explained(f"writing {self.uri}/{key}"):
+            with translate_errors(f"writing {self.uri}/{key}"):
                 self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + key, MaxKeys=1)
-        except ObjectsError as known:
+        except S3Error as known:
             return known
         return error
 
     def _range(self, key: str, start: int, end: int) -> bytes:
         data = self._get(key, {"Range": f"bytes={start}-{end - 1}"})
         if data is None:
-            raise ObjectsError(f"reading {self.uri}/{key}: it is not there (any more)")
+            raise S3Error(f"reading {self.uri}/{key}: it is not there (any more)")
         return data
 
     def _get(self, key: str, options: dict[str, str]) -> bytes | None:
@@ -219,7 +224,7 @@ class Objects:
             try:
                 with self._explained(f"reading {self.uri}/{key}"), body:
                     return bytes(body.read())
-            except ObjectsError:
+            except S3Error:
                 if (pause := next(pauses, None)) is None:
                     raise
                 time.sleep(pause)
@@ -233,21 +238,21 @@ class Objects:
             try:
                 return self._client.get_object(**self._place(key), **options)["Body"]
             except ClientError as error:
-                if code_of(error) not in ("NoSuchKey", "404"):
+                if error_code(error) not in ("NoSuchKey", "404"):
                     raise
                 return None
 
     @contextlib.contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
-        """Turn clients' errors into an ObjectsError; with new credentials go on with new clients.
+        """Turn clients' errors into an S3Error; with new credentials go on with new clients.
 
         A client has read its keys from a file or the environment once, and would never see that somebody renewed them.
         """
         try:
-            with explained(doing):
+            with translate_errors(doing):
                 yield
-        except ObjectsError as error:
-            if is_about_credentials(error):
+        except S3Error as error:
+            if is_credentials_error(error):
                 self._clients.clear()
                 self._connectors.clear()
             raise
@@ -280,7 +285,9 @@ class Objects:
         except ImportError:
             return None
         endpoint = _own_endpoint(self._client)
-        config = S3ClientConfig(part_size=part_bytes, max_attempts=attempts(), force_path_style=endpoint is not None)
+        config = S3ClientConfig(
+            part_size=part_bytes, max_attempts=max_attempts(), force_path_style=endpoint is not None
+        )
         return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
 
     def _is_ours(self) -> bool:
@@ -291,15 +298,15 @@ class Objects:
         if self._bucket not in bucket_owners():
             return True
         try:
-            with explained(f"asking for the owner of {self.uri}"):
+            with translate_errors(f"asking for the owner of {self.uri}"):
                 self._client.head_bucket(Bucket=self._bucket)
-        except ObjectsError:
+        except S3Error:
             return False
         return True
 
     def _region(self) -> str:
         """Return the bucket's region; boto3 finds it by itself, the connector does not."""
-        with contextlib.suppress(ObjectsError), explained(f"asking for the region of {self.uri}"):
+        with contextlib.suppress(S3Error), translate_errors(f"asking for the region of {self.uri}"):
             answer = self._client.head_bucket(Bucket=self._bucket)
             if region := answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region"):
                 return str(region)
@@ -309,7 +316,7 @@ class Objects:
 def connector_part_bytes(bytes_: int) -> int:
     """Return a size of parts in bytes, a power of two, of which 10,000 are enough for an object of this size."""
     part_bytes = _PART_BYTES if bytes_ else _PART_BYTES_OF_UNKNOWN
-    while part_bytes * PARTS_AT_MOST < bytes_:
+    while part_bytes * MAX_PARTS < bytes_:
         part_bytes *= 2
     return part_bytes
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from cloudtrain_runtime.process.threads import Threads
+from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
 
 _THREADS = 4
 
 
-class Ranges:
+class RangeReader:
     """An object being read by one thread, mostly in order. It holds at most `_THREADS` ranges that were not asked for.
 
     Args:
@@ -23,13 +23,13 @@ class Ranges:
         self._bytes = bytes_
         self._next_offset = 0
         self._ahead: dict[tuple[int, int], Future[bytes]] = {}
-        self._threads = Threads(_THREADS, "download")
+        self._threads = DaemonThreadPool(_THREADS, "download")
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes from `offset` on: `length` of them, fewer only at the object's end.
 
         Raises:
-            ObjectsError: they cannot be read.
+            S3Error: they cannot be read.
         """
         end = min(offset + length, self._bytes)
         if offset >= end:

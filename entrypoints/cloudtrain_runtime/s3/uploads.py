@@ -6,20 +6,25 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from cloudtrain_runtime.process.threads import Threads
-from cloudtrain_runtime.s3.errors import ObjectsError, code_of, explained, retries_of
+from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
+from cloudtrain_runtime.s3.errors import (
+    S3Error,
+    error_code,
+    retry_count,
+    translate_errors,
+)
 
 _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026-11).
 _PARTS_OF_ONE_SIZE = 75
-PARTS_AT_MOST = 10_000
+MAX_PARTS = 10_000
 _THREADS = 4
 
 Buffer = bytes | bytearray | memoryview
 
 
-class PartsUpload:
+class MultipartUpload:
     """An upload in parts by boto3. It holds one part more than its threads send.
 
     Args:
@@ -37,13 +42,13 @@ class PartsUpload:
         self._total_bytes = 0
         self._sent: list[Future[str]] = []
         self._slots = threading.Semaphore(_THREADS)
-        self._threads = Threads(_THREADS, "upload")
+        self._threads = DaemonThreadPool(_THREADS, "upload")
 
     def write(self, buffer: Buffer) -> None:
         """Append bytes.
 
         Raises:
-            ObjectsError: this part or an earlier one cannot be uploaded.
+            S3Error: this part or an earlier one cannot be uploaded.
         """
         rest = memoryview(buffer).cast("B")
         self._total_bytes += len(rest)
@@ -58,17 +63,17 @@ class PartsUpload:
         """Make the object visible.
 
         Raises:
-            ObjectsError: it cannot be; there is no such object.
+            S3Error: it cannot be; there is no such object.
         """
         if not self._upload:
-            with explained(self._doing):
+            with translate_errors(self._doing):
                 self._client.put_object(**self._place, Body=self._part)
             return
         if self._part:
             self._send()
         parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
         self._threads.close()
-        with explained(self._doing):
+        with translate_errors(self._doing):
             self._finish(parts)
 
     def abort(self) -> None:
@@ -77,14 +82,14 @@ class PartsUpload:
         if not self._upload:
             return
         try:
-            with explained(self._doing):
+            with translate_errors(self._doing):
                 self._client.abort_multipart_upload(**self._place, UploadId=self._upload)
-        except ObjectsError:
+        except S3Error:
             return  # what made us give up counts, and nothing is visible
 
     def _send(self) -> None:
         if not self._upload:
-            with explained(self._doing):
+            with translate_errors(self._doing):
                 self._upload = self._client.create_multipart_upload(**self._place)["UploadId"]
         self._slots.acquire()
         for sent in self._sent[-_THREADS - 1 :]:
@@ -95,7 +100,7 @@ class PartsUpload:
 
     def _send_part(self, number: int, part: bytearray) -> str:
         try:
-            with explained(self._doing):
+            with translate_errors(self._doing):
                 answer = self._client.upload_part(**self._place, UploadId=self._upload, PartNumber=number, Body=part)
             return str(answer["ETag"])
         finally:
@@ -110,7 +115,7 @@ class PartsUpload:
             )
         except ClientError as error:
             # The first answer was lost, and the second says that the upload has ended: the object tells.
-            if code_of(error) != "NoSuchUpload" or not retries_of(error):
+            if error_code(error) != "NoSuchUpload" or not retry_count(error):
                 raise
             if self._client.head_object(**self._place)["ContentLength"] != self._total_bytes:
                 raise
@@ -133,29 +138,29 @@ class ConnectorUpload:
     def __init__(self, writer: Any, uri: str, part_bytes: int) -> None:
         self._writer = writer
         self._doing = f"writing {uri}"
-        self._left_bytes = part_bytes * PARTS_AT_MOST
+        self._left_bytes = part_bytes * MAX_PARTS
 
     def write(self, buffer: Buffer) -> None:
         """Append bytes.
 
         Raises:
-            ObjectsError: these bytes or earlier ones cannot be uploaded.
+            S3Error: these bytes or earlier ones cannot be uploaded.
         """
         data = buffer if isinstance(buffer, bytes) else bytes(buffer)
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            raise ObjectsError(f"{self._doing}: it has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3")
-        with explained(self._doing):
+            raise S3Error(f"{self._doing}: it has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3")
+        with translate_errors(self._doing):
             self._writer.write(data)
 
     def complete(self) -> None:
         """Make the object visible.
 
         Raises:
-            ObjectsError: it cannot be; there is no such object.
+            S3Error: it cannot be; there is no such object.
         """
         try:
-            with explained(self._doing):
+            with translate_errors(self._doing):
                 self._writer.close()
         finally:
             self.abort()

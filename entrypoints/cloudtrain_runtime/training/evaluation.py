@@ -109,7 +109,7 @@ class Evaluations:
         ):
             self._model.eval()
             for micro, batch in batches:
-                heartbeat.stir()
+                heartbeat.refresh()
                 found = self._forward(batch, micro.samples, with_classes=with_classes)
                 classes = None if found.prediction is None else torch.stack([*map(_whole, found.prediction)])
                 if micro.count == 0 or self._mesh.tensor_rank != 0:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
@@ -222,7 +222,7 @@ class Losses:
             )
         if is_main and not self._has_warned:
             self._has_warned = True
-            say(
+            log_line(
                 f"warning: the loss of step {step} is not finite. No checkpoint is written while it is, and the run "
                 f"ends at the {_MOST_LOGGED}rd logged step in a row"
             )
@@ -250,4 +250,4 @@ def _keep(step: _Step, loss: float, rank: int, folder: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     batches = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), step.batches)
     torch.save({"step": step.number, "rank": rank, "loss": loss, "batches": batches}, path)
-    say(f"the micro-batches of step {step.number} on rank {rank} are kept in {path}")
+    log_line(f"the micro-batches of step {step.number} on rank {rank} are kept in {path}")

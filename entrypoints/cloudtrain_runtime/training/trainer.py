@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from cloudtrain_runtime.checkpoint.safe_metadata import refuse_others
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints, Resumed
+from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager, Resumed
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -33,7 +33,7 @@ from cloudtrain_runtime.metrics.profiler import Profiling
 from cloudtrain_runtime.metrics.tensorboard import Board
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import ml_tree
-from cloudtrain_runtime.process.event_log import emit, say
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import Row
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import seed_everything
@@ -98,9 +98,9 @@ class Trainer:
         self.best = Best.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
-        self.checkpoints = Checkpoints(checkpoint, place, mesh=self.mesh.sizes, numbers=1 + NUMBERS)
+        self.checkpoints = CheckpointManager(checkpoint, place, mesh=self.mesh.sizes, numbers=1 + NUMBERS)
         # Stages stay as they were measured at first: a resumed run must not sum in another order.
-        stages = self.checkpoints.state_ahead().get("pipeline") if self.mesh.pipeline > 1 else None
+        stages = self.checkpoints.peek_state().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same on all ranks: they build the same model
         built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
@@ -178,14 +178,14 @@ class Trainer:
                 restarts=self.place.restarts,
                 torch=torch.__version__,
             )
-        with self.checkpoints.notice.acted_upon():
+        with self.checkpoints.notice.handling_signals():
             try:
                 is_complete = self._epochs()
             except BaseException:
                 # The last log may tell why. What fails here as well must not hide the cause.
                 with contextlib.suppress(RuntimeError, JobError):
-                    self.checkpoints.hear(wait=False)
-                self.checkpoints.settle_failed()
+                    self.checkpoints.poll(wait=False)
+                self.checkpoints.wait_after_failure()
                 raise
         if not is_complete:
             self.profiling.close()  # all is saved by now
@@ -197,7 +197,7 @@ class Trainer:
         seconds = time.monotonic() - began
         self.feeder.close()
         self._finish()
-        self.checkpoints.refuse_none()
+        self.checkpoints.require_completed()
         if self.place.is_main:
             samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
@@ -385,7 +385,7 @@ class Trainer:
             self.evaluated_step = self.position.step
             self._note(values)
             if self._is_best(values):
-                self.checkpoints.settle()  # a save under way is no reason to leave this one out
+                self.checkpoints.wait_for_save()  # a save under way is no reason to leave this one out
                 self._save()
         rule = self.train.early_stopping
         return rule is not None and self.patience.waited >= rule.patience
@@ -405,7 +405,7 @@ class Trainer:
         if rule is None:
             return
         if self.patience.is_over(rule, measured(rule.metric, values)) and self.place.is_main:
-            say(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
+            log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
     def _is_best(self, values: Mapping[str, float]) -> bool:
         """Note an evaluation where the best weights are wanted; return whether these are."""
@@ -417,7 +417,7 @@ class Trainer:
 
     def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
         """Measure a split and tell of it; `step` is that of the weights where it is not the present one."""
-        self.checkpoints.hear()
+        self.checkpoints.poll()
         self.clock.mark(Phase.OTHER)
         found = self.evaluations.measure(split, with_classes=with_classes)
         if self.place.is_main:
@@ -453,7 +453,7 @@ class Trainer:
         if part and not self.train.export_nonfinite:
             refuse_export(part, self.position.step, self.checkpoints.last_step)
         if part and self.place.is_main:
-            say(f"warning: the {part} not finite; the model is exported because train.export_nonfinite is true")
+            log_line(f"warning: the {part} not finite; the model is exported because train.export_nonfinite is true")
         analysis = None
         if by_class is not None and found is not None:
             analysis = Analysis(found.confusion, self.task.classes, split=by_class, step=step, metrics=final)
@@ -475,7 +475,7 @@ class Trainer:
             if self.checkpoints.load_weights(mark.step, self.model, mark.place):
                 return mark
             if self.place.is_main:
-                say(f"warning: the best weights, of step {mark.step}, are in no checkpoint any more")
+                log_line(f"warning: the best weights, of step {mark.step}, are in no checkpoint any more")
         return None
 
     # ------------------------------------------------------------ saving
@@ -483,7 +483,7 @@ class Trainer:
     def _save(self, *, wait: bool = False) -> None:
         """Begin a checkpoint of this step, with `wait` until it is complete."""
         step = self.position.step
-        self.checkpoints.hear()
+        self.checkpoints.poll()
         if self.saved_step == step and (not wait or self.checkpoints.is_complete(step)):
             return
         self.clock.mark(Phase.CHECKPOINT)
@@ -512,7 +512,9 @@ class Trainer:
         """Return whether loss and weights are finite. If not, they must not replace those of the steps before."""
         part = self._nonfinite_part()
         if part and self.place.is_main and not self.is_lost:
-            say(f"no checkpoint at step {self.position.step}: its {part} not finite; the next is due when it is again")
+            log_line(
+                f"no checkpoint at step {self.position.step}: its {part} not finite; the next is due when it is again"
+            )
         self.is_lost = bool(part)
         return not part
 
@@ -536,7 +538,7 @@ class Trainer:
 
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its uri, or None for a new run."""
-        refuse_others(self._objects())
+        check_serializable(self._objects())
         found = self.checkpoints.resume(self.model, [self.optimizer])
         if found.uri is None:
             return None
@@ -556,9 +558,9 @@ class Trainer:
         if found.is_own:
             self.saved_step = self.position.step
         if self.place.is_main and self._is_at_end():
-            say(f"nothing is left to train: {found.uri} is at the end already")
+            log_line(f"nothing is left to train: {found.uri} is at the end already")
         for note in notes if self.place.is_main else ():
-            say(note)
+            log_line(note)
         return found.uri
 
     def _take_state(self, found: Resumed) -> list[str]:
@@ -583,4 +585,4 @@ class Trainer:
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(dump_json(final, indent=1) + "\n", encoding="utf-8")
         if analysis is not None:
-            say(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")
+            log_line(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")

@@ -78,7 +78,7 @@ from cloudtrain.support.data_files import data_files
 from cloudtrain.support.run_id import is_run_id, make_run_id
 from cloudtrain_runtime.contract import BUNDLE_FILE
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
-from cloudtrain_runtime.contract.manifest import step_of
+from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
@@ -563,7 +563,7 @@ def _refuse_nothing_here(decided: Plan, settings: Settings) -> None:
     if "://" not in decided.resume:
         return
     own_files = decided.locations.checkpoints  # of a script, which may save as it likes
-    is_folder = config.script is not None and step_of(decided.resume.rpartition("/")[2]) is None
+    is_folder = config.script is not None and step_of_folder_name(decided.resume.rpartition("/")[2]) is None
     if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
         return
     try:

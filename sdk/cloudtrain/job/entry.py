@@ -50,7 +50,7 @@ def check_methods(directory: Path, task: str, needed: Mapping[str, FieldPath]) -
     from cloudtrain_runtime.contract import task_signatures
 
     for method, at in needed.items():
-        if task_signatures.lacks(directory, task, method):
+        if task_signatures.lacks_method(directory, task, method):
             name = task.rpartition(":")[2]
             message = f"it needs a method {method}() of {name}, which tells how its layers are split"
             yield Finding(message, at, f"write it (docs/how-to/parallelism.md shows one), or remove {at[-1]}")
@@ -58,10 +58,10 @@ def check_methods(directory: Path, task: str, needed: Mapping[str, FieldPath]) -
 
 def check_syntax(path: Path, at: FieldPath) -> Iterator[Finding]:
     """Yield what keeps Python from reading a file."""
-    from cloudtrain_runtime.contract.class_source import Broken, parse
+    from cloudtrain_runtime.contract.class_source import UnreadableFile, parse
 
     broken = parse(path, str(path))
-    if isinstance(broken, Broken):
+    if isinstance(broken, UnreadableFile):
         line = f":{broken.line}" if broken.line else ""
         version = ".".join(map(str, sys.version_info[:2]))
         hint = f"mend it, or, where it needs a newer Python than this {version}, run cloudtrain with that one"

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain_runtime.contract import RunConfig
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, nothing_left, step_of
+from cloudtrain_runtime.contract.manifest import (
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    is_training_complete,
+    step_of_folder_name,
+)
 from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
 
 AUTO = "auto"
@@ -58,8 +64,10 @@ def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
         folder: A folder of checkpoints, or one checkpoint.
         run: Only those of this run; an empty text for any.
     """
-    is_one = step_of(folder.name) is not None
-    candidates = [folder] if is_one else [path for path in _children(folder) if step_of(path.name) is not None]
+    is_one = step_of_folder_name(folder.name) is not None
+    candidates = (
+        [folder] if is_one else [path for path in _children(folder) if step_of_folder_name(path.name) is not None]
+    )
     found = [manifest for path in candidates if (manifest := _read(path)) is not None and run in ("", manifest.run)]
     yield from sorted(found, key=lambda manifest: (manifest.step, manifest.time), reverse=True)
 
@@ -77,7 +85,11 @@ def _read(folder: Path) -> Manifest | None:
         manifest = Manifest.from_json((folder / MANIFEST_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    is_complete = DAMAGED_FILE not in sizes and manifest.step == step_of(folder.name) and not manifest.misfits(sizes)
+    is_complete = (
+        DAMAGED_FILE not in sizes
+        and manifest.step == step_of_folder_name(folder.name)
+        and not manifest.file_mismatches(sizes)
+    )
     return manifest if is_complete else None
 
 
@@ -92,7 +104,7 @@ def _differences(config: RunConfig, manifest: Manifest) -> str:
 
 def _warning(config: RunConfig, manifest: Manifest) -> str:
     train = config.train
-    if train is not None and nothing_left(manifest.state, epochs=train.epochs, steps=train.steps):
+    if train is not None and is_training_complete(manifest.state, epochs=train.epochs, steps=train.steps):
         return (
             f"nothing is left to train: step {manifest.step} of run {manifest.run} is at the end already; raise "
             "train.steps or train.epochs, or start anew with checkpoint.resume=never and another checkpoint.uri"

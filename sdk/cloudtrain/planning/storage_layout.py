@@ -12,7 +12,7 @@ from cloudtrain.planning.request import Locations
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract import BUNDLE_FILE
-from cloudtrain_runtime.contract.manifest import step_of
+from cloudtrain_runtime.contract.manifest import step_of_folder_name
 
 PLACEHOLDER_BUCKET = "cloudtrain-bucket"
 _STEPS = "steps"
@@ -59,7 +59,7 @@ def synced_beside(steps: str) -> str | None:
 def split_checkpoint(uri: str) -> tuple[str, str]:
     """Return the folder of checkpoints and the name of the one that a uri names, or an empty string for none."""
     folder, _, name = uri.rstrip("/").rpartition("/")
-    return (folder, name) if step_of(name) is not None else (uri.rstrip("/"), "")
+    return (folder, name) if step_of_folder_name(name) is not None else (uri.rstrip("/"), "")
 
 
 def resumed_at(uri: str, *, is_synced: bool) -> Resumed:

@@ -19,7 +19,12 @@ from cloudtrain.preflight.base import (
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, step_of
+from cloudtrain_runtime.contract.manifest import (
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    step_of_folder_name,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class _Held:
     def finished(self) -> list[str]:
         """Names of the checkpoints with a manifest that were not found damaged, newest step first."""
         found = [name for name, files in self.folders.items() if MANIFEST_FILE in files and DAMAGED_FILE not in files]
-        return sorted(found, key=lambda name: step_of(name) or 0, reverse=True)
+        return sorted(found, key=lambda name: step_of_folder_name(name) or 0, reverse=True)
 
 
 def check_checkpoints(context: CheckContext) -> Iterator[Check]:
@@ -118,7 +123,7 @@ def _hold(context: CheckContext, uri: str) -> _Held:
     foreign: list[str] = []
     for key, size in list_objects(context, f"s3://{split_uri(uri).bucket}/{prefix}").sizes.items():
         folder, _, file = key.removeprefix(prefix).partition("/")
-        if file and step_of(folder) is not None:
+        if file and step_of_folder_name(folder) is not None:
             folders.setdefault(folder, {})[file] = size
         else:
             foreign.append(key)
@@ -135,7 +140,11 @@ def _manifests(context: CheckContext, uri: str, held: _Held, run: str = "") -> I
     place = split_uri(uri)
     for name in held.finished:
         manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}")
-        if manifest is None or manifest.step != step_of(name) or manifest.misfits(held.folders[name]):
+        if (
+            manifest is None
+            or manifest.step != step_of_folder_name(name)
+            or manifest.file_mismatches(held.folders[name])
+        ):
             continue
         if run in ("", manifest.run):
             yield manifest

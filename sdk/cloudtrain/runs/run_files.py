@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain_runtime.contract.json_checks import (
-    Fields,
     MismatchError,
+    ObjectSchema,
     array,
     boolean,
     count,
@@ -23,14 +23,16 @@ from cloudtrain_runtime.contract.json_checks import (
     text,
 )
 
-_CHANNEL: Final = Fields({"ChannelName": text, "DataSource": Fields({"S3DataSource": Fields({"S3Uri": text})})})
+_CHANNEL: Final = ObjectSchema(
+    {"ChannelName": text, "DataSource": ObjectSchema({"S3DataSource": ObjectSchema({"S3Uri": text})})}
+)
 
-REQUEST: Final = Fields(
+REQUEST: Final = ObjectSchema(
     optional={
         "TrainingJobName": text,
         "RoleArn": text,
-        "AlgorithmSpecification": Fields(optional={"TrainingImage": text}),
-        "ResourceConfig": Fields(
+        "AlgorithmSpecification": ObjectSchema(optional={"TrainingImage": text}),
+        "ResourceConfig": ObjectSchema(
             optional={
                 "InstanceType": text,
                 "InstanceCount": count,
@@ -40,16 +42,16 @@ REQUEST: Final = Fields(
             }
         ),
         "StoppingCondition": mapping(count),
-        "VpcConfig": Fields(optional={"Subnets": array(text), "SecurityGroupIds": array(text)}),
+        "VpcConfig": ObjectSchema(optional={"Subnets": array(text), "SecurityGroupIds": array(text)}),
         "InputDataConfig": array(_CHANNEL),
-        "OutputDataConfig": Fields({"S3OutputPath": text}, {"KmsKeyId": nullable(text)}),
+        "OutputDataConfig": ObjectSchema({"S3OutputPath": text}, {"KmsKeyId": nullable(text)}),
         "EnableNetworkIsolation": boolean,
-        "Tags": array(Fields({"Key": text, "Value": text})),
+        "Tags": array(ObjectSchema({"Key": text, "Value": text})),
     }
 )
 """The CreateTrainingJob document, as far as cloudtrain reads it back."""
 
-CONFIG: Final = Fields(
+CONFIG: Final = ObjectSchema(
     optional={
         "script": nullable(text),
         "task": nullable(text),
@@ -58,28 +60,28 @@ CONFIG: Final = Fields(
         "local_rank_option": nullable(text),
         "outputs": array(text),
         "starts_ranks": boolean,
-        "train": nullable(Fields()),
-        "checkpoint": Fields(optional={"uri": text}),
+        "train": nullable(ObjectSchema()),
+        "checkpoint": ObjectSchema(optional={"uri": text}),
     }
 )
 """The part of a plan that the container reads."""
 
-PLAN: Final = Fields(
+PLAN: Final = ObjectSchema(
     optional={
         "run": text,
-        "job": Fields(),
+        "job": ObjectSchema(),
         "request": REQUEST,
-        "bundle": Fields({"digest": text, "bytes": count, "files": count}),
-        "cluster": Fields(optional={"world_size": nullable(count)}),
-        "checkpoint": Fields({"uri": text}),
+        "bundle": ObjectSchema({"digest": text, "bytes": count, "files": count}),
+        "cluster": ObjectSchema(optional={"world_size": nullable(count)}),
+        "checkpoint": ObjectSchema({"uri": text}),
         "config": CONFIG,
-        "left_out": array(Fields({"name": text, "reason": text})),
+        "left_out": array(ObjectSchema({"name": text, "reason": text})),
     }
 )
 """Everything that was decided for a run."""
 
 
-def read_fields(content: Any, schema: Fields) -> dict[str, Any]:
+def read_fields(content: Any, schema: ObjectSchema) -> dict[str, Any]:
     """Return an object's fields of the right types; nothing where the content is no object."""
     try:
         return schema(normalise(content))
@@ -87,7 +89,7 @@ def read_fields(content: Any, schema: Fields) -> dict[str, Any]:
         return {}
 
 
-def read_file(path: Path, schema: Fields) -> dict[str, Any]:
+def read_file(path: Path, schema: ObjectSchema) -> dict[str, Any]:
     """Return the fields of the right types of the JSON object in a file; nothing where it cannot be read."""
     try:
         content = json.loads(path.read_bytes())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, describe_exit
-from cloudtrain_runtime.contract.secondary_errors import is_effect
+from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 
 
 def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]) -> str:
@@ -29,7 +29,7 @@ def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], e
         (host for host in silent if files[host].is_file()), key=lambda host: files[host].stat().st_mtime_ns
     )
     texts = [_read(files[host]) for host in written]
-    if first := next((text for text in texts if not is_effect(text)), ""):
+    if first := next((text for text in texts if not is_secondary_error(text)), ""):
         return first
     if ended := next((host for host in silent if host not in written), ""):
         return f"the container of {ended} ended with {describe_exit(exit_codes[ended])}; see its log"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudtrain.support.data_files import data_files
-from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_of
+from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_of_folder_name
 
 _PARTIAL = ".merging-"
 
@@ -79,7 +79,7 @@ def _runtime_folders(folder: str, names: list[str]) -> list[str]:
     return [
         name
         for name in names
-        if step_of(name.removeprefix(".writing-")) is not None and _has_manifest(Path(folder, name))
+        if step_of_folder_name(name.removeprefix(".writing-")) is not None and _has_manifest(Path(folder, name))
     ]
 
 

@@ -15,14 +15,14 @@ from cloudtrain.errors import UnreadableStateError
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_whole
 from cloudtrain_runtime.contract.json_checks import (
-    Fields,
     MismatchError,
+    ObjectSchema,
     count,
     mapping,
-    moment,
     normalise,
     nullable,
     text,
+    timestamp,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -57,13 +57,13 @@ def _time(value: Any) -> datetime:
     try:
         found = datetime.fromisoformat(text(value))
         zoned = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-        moment(zoned.timestamp())
+        timestamp(zoned.timestamp())
     except (ValueError, OverflowError):
         raise MismatchError("a time", value) from None
     return zoned
 
 
-_STATE = Fields(
+_STATE = ObjectSchema(
     {"state": _state},
     {
         "reason": text,

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
-class Threads:
+class DaemonThreadPool:
     """A few threads that do what they are given, in order; begun when they are needed.
 
     Args:

@@ -22,10 +22,10 @@ from support.ranks import Trial, start
 from support.s3_server import S3Server, Weather, serve_s3
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.listing import survey
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.checkpoint.storage import open_storage
-from cloudtrain_runtime.checkpoint.verified_reader import faults
+from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
@@ -99,9 +99,9 @@ class Training:
         self.model, self.optimizer = model_and_optimizer(1)
         self.checkpoints = self.again()
 
-    def again(self) -> Checkpoints:
+    def again(self) -> CheckpointManager:
         """Return the checkpoints as another start of the run sees them."""
-        return Checkpoints(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.place)
+        return CheckpointManager(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.place)
 
     def go_on(self, *, wait: bool = True) -> bool:
         """Take a step and save."""
@@ -137,10 +137,10 @@ class Training:
         """Whatever was called a checkpoint is one, and what was not is none."""
         self.told()
         storage = open_storage(self.uri)
-        whole = {record.step: record for record in survey(storage) if record.is_complete}
+        whole = {record.step: record for record in list_checkpoints(storage) if record.is_complete}
         for record in whole.values():
             assert record.manifest is not None
-            assert list(faults(storage, record.folder, record.manifest.files)) == []
+            assert list(find_damage(storage, record.folder, record.manifest.files)) == []
         named = {event["step"] for event in self.events if event["event"] == "checkpoint"}
         assert set(sorted(named)[-self.keep :]) <= set(whole)
 
@@ -277,7 +277,7 @@ def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monk
 
     monkeypatch.setattr(Path, "iterdir", fail)
     model, optimizer = model_and_optimizer(1)
-    checkpoints = Checkpoints(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), place)
+    checkpoints = CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), place)
     with pytest.raises(CheckpointError, match=r"nothing is begun.*Input/output error"):
         checkpoints.resume(model, [optimizer])
 
@@ -327,7 +327,7 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     # At the end of training there is no such hurry, but an end.
     training.checkpoints.notice._was_signalled = False  # noqa: SLF001
     hurried.setattr("cloudtrain_runtime.checkpoint.saving._QUIET_SECONDS", 0.5)
-    assert not training.checkpoints.settle()
+    assert not training.checkpoints.wait_for_save()
     assert "is waited for no longer" in training.missed()
     # The weather clears: the client's retries find out by themselves.
     sky.set_weather(Weather())
@@ -351,7 +351,7 @@ def test_a_server_that_is_killed_in_an_upload_comes_back(
         assert training.go_on(wait=False)
         until(lambda: server.counts()["UploadPart"] > uploads)
         server.kill()
-        training.checkpoints.settle()
+        training.checkpoints.wait_for_save()
         assert LASTING["reset"] in training.missed()
         server.start()
         assert training.resumed() == 1
@@ -431,10 +431,10 @@ def test_ranks_go_through_a_storm_together(sky: S3Server, tmp_path: Path, engine
     assert whole.weights is not None, whole.text  # trained to its end
     assert '"event": "checkpoint_missed"' in whole.text
     assert '"event": "checkpoint"' in whole.text
-    records = [record for record in survey(open_storage(uri)) if record.is_complete]
+    records = [record for record in list_checkpoints(open_storage(uri)) if record.is_complete]
     for record in records:
         assert record.manifest is not None
-        assert list(faults(open_storage(uri), record.folder, record.manifest.files)) == []
+        assert list(find_damage(open_storage(uri), record.folder, record.manifest.files)) == []
     steps = max(whole.losses)
     again = start(replace(trial, folder=tmp_path / "again", ends_at=steps + 2))
     assert again.weights is not None, again.text
@@ -449,9 +449,9 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from torch import nn
-from cloudtrain_runtime import ranks
-from cloudtrain_runtime.checkpoint import Checkpoints
-from cloudtrain_runtime.context import read_context
+from cloudtrain_runtime.process import process_group
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.contract import CheckpointConfig
 
 warnings.simplefilter("ignore")
@@ -461,7 +461,7 @@ def peak(name="VmHWM"):
     return int(line.split()[1]) * 1024
 
 place = replace(read_context({}), run="demo")
-ranks.join_ranks(place)
+process_group.join_ranks(place)
 warm, large = nn.Linear(10, 10), nn.Linear(5200, 5200)
 for model in (warm, large):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -469,7 +469,7 @@ for model in (warm, large):
     optimizer.step()
     before = peak("VmRSS")
     for step in (1, 2):
-        checkpoints = checkpoints if step > 1 else Checkpoints(
+        checkpoints = checkpoints if step > 1 else CheckpointManager(
             CheckpointConfig(f"{sys.argv[1]}/{model.in_features}", None, None, 1, "auto"), place)
         assert checkpoints.save(step, model, [optimizer], {}, {}, wait=True)
 share = sum(p.nbytes for p in large.parameters()) * 2

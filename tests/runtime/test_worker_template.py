@@ -286,7 +286,7 @@ def test_a_script_that_sets_what_torch_reads_when_it_is_loaded(tmp_path: Path, l
     script = tmp_path / "train.py"
     script.write_text(f"import os\n{line}\nimport torch\n")
     _write_run(tmp_path, str(script))
-    found = worker_template.why_fresh({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
+    found = worker_template.reason_not_to_fork({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
     assert found == (f"{script} sets {name}, which is read when torch is loaded" if name else "")
 
 
@@ -301,7 +301,7 @@ def test_what_is_imported_ahead_is_what_the_ranks_need(
     if script is not None:
         script.write_text(text or "")
     _write_run(tmp_path, None if script is None else str(script))
-    found = worker_template.modules_behind({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
+    found = worker_template.modules_to_preload({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
     assert "torch._dynamo" in found
     assert ("cloudtrain_runtime.checkpoint" in found) == checkpoints
     assert ("cloudtrain_runtime.training.trainer" in found) == loop
@@ -311,8 +311,8 @@ def test_a_script_that_cannot_be_read_is_the_ranks_matter(tmp_path: Path) -> Non
     _write_run(tmp_path, str(tmp_path / "absent.py"))
     environ = {"CLOUDTRAIN_ML_ROOT": str(tmp_path)}
     assert (
-        worker_template.why_fresh(environ),
-        "cloudtrain_runtime.training.trainer" in worker_template.modules_behind(environ),
+        worker_template.reason_not_to_fork(environ),
+        "cloudtrain_runtime.training.trainer" in worker_template.modules_to_preload(environ),
     ) == ("", False)
 
 
@@ -326,8 +326,8 @@ def _write_run(folder: Path, script: str | None) -> None:
 
 
 def test_the_way_out_and_a_slip_in_it() -> None:
-    assert worker_template.why_fresh({"CLOUDTRAIN_WORKER_START": "fresh"}) == "CLOUDTRAIN_WORKER_START=fresh"
-    assert "its one value is" in worker_template.why_fresh({"CLOUDTRAIN_WORKER_START": "frseh"})
+    assert worker_template.reason_not_to_fork({"CLOUDTRAIN_WORKER_START": "fresh"}) == "CLOUDTRAIN_WORKER_START=fresh"
+    assert "its one value is" in worker_template.reason_not_to_fork({"CLOUDTRAIN_WORKER_START": "frseh"})
 
 
 def test_a_thread_of_a_library_means_afresh(tmp_path: Path) -> None:

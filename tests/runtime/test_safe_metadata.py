@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.optim import lr_scheduler
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
-from cloudtrain_runtime.checkpoint.safe_metadata import packed, read_metadata, unpacked
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.safe_metadata import deserialize, read_metadata, serialize
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest
 from cloudtrain_runtime.errors import CheckpointError
@@ -59,8 +59,8 @@ def root(place: Context, tmp_path: Path) -> Path:
     return root
 
 
-def checkpoints_at(root: Path, place: Context) -> Checkpoints:
-    return Checkpoints(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+def checkpoints_at(root: Path, place: Context) -> CheckpointManager:
+    return CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
 
 
 def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -278,9 +278,9 @@ def test_schedules_of_torch_are_saved_and_go_on(name: str) -> None:
     state = schedule.state_dict()
     if callable(state.get("anneal_func")):  # SWALR of PyTorch 2.5
         with pytest.raises(CheckpointError, match=r"swa\.anneal_func is a function"):
-            packed(state, name)
+            serialize(state, name)
         return
-    other.load_state_dict(unpacked(packed(state, name), name))
+    other.load_state_dict(deserialize(serialize(state, name), name))
     assert str(other.state_dict()) == str(state)
 
 
@@ -302,7 +302,7 @@ def test_schedules_of_torch_are_saved_and_go_on(name: str) -> None:
     ids=repr,
 )
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    found = unpacked(packed(value, "value"), "value")
+    found = deserialize(serialize(value, "value"), "value")
     assert type(found) is type(value)
     assert repr(found) == repr(value)
 
@@ -310,10 +310,10 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
 @pytest.mark.parametrize("value", [{1, 2}, torch.Size([2, 3]), torch.float16, b"", 1j], ids=repr)
 def test_what_only_some_versions_of_torch_read_is_refused_by_the_others(value: Any) -> None:
     try:
-        data = packed(value, "value")
+        data = serialize(value, "value")
     except CheckpointError:
         return
-    assert unpacked(data, "value") == value
+    assert deserialize(data, "value") == value
 
 
 class Warm:
@@ -348,7 +348,7 @@ class Warm:
 )
 def test_what_could_not_be_loaded_again_is_refused_by_its_name(value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        packed(value, "objects")
+        serialize(value, "objects")
 
 
 def test_it_is_refused_when_it_is_saved(place: Context, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, Te
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
@@ -58,9 +58,9 @@ def test_properties_may_have_more_values() -> None:
         assert entry.properties.dtype == torch.float16
 
 
-def saved(place: Context, root: Path, *, step: int = 1) -> Checkpoints:
+def saved(place: Context, root: Path, *, step: int = 1) -> CheckpointManager:
     model = nn.Linear(3, 1)
-    checkpoints = Checkpoints(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+    checkpoints = CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
     checkpoints.save(step, model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, {}, wait=True)
     return checkpoints
 
@@ -80,7 +80,7 @@ def test_the_step_after_an_unreadable_save_ends_the_run(
     monkeypatch.setattr(TensorProperties, "__getstate__", lambda self: (self.dtype,))
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    checkpoints = Checkpoints(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), place)
+    checkpoints = CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), place)
     assert checkpoints.save(1, model, [optimizer], {}, {})
     checkpoints._saver._join()  # noqa: SLF001 (the next step may come before the end of the save)
     with pytest.raises(CheckpointError, match="could not be loaded again"):
@@ -98,7 +98,7 @@ def test_an_unreadable_checkpoint_names_both_versions(place: Context, tmp_path: 
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CheckpointError, match=expected):
-        Checkpoints(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), place).resume(model, [optimizer])
+        CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), place).resume(model, [optimizer])
     (entry,) = Inspection(str(tmp_path)).verify(lambda event: None)
     assert entry.state == "unreadable"
     assert "saved with PyTorch 9.9.0" in entry.why

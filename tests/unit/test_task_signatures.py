@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.jobs import REPOSITORY
 
-from cloudtrain_runtime.contract.task_methods import METHODS
-from cloudtrain_runtime.contract.task_signatures import check_task, lacks
+from cloudtrain_runtime.contract.task_methods import TASK_METHODS
+from cloudtrain_runtime.contract.task_signatures import check_task, lacks_method
 
 HEAD = "from cloudtrain_runtime import Task\n"
 MODEL = "    def model(self): return 1\n"
@@ -34,10 +34,10 @@ def test_the_table_is_the_tasks_own() -> None:
     from cloudtrain_runtime import Task
 
     public = {name: method for name, method in vars(Task).items() if inspect.isfunction(method) and name[0] != "_"}
-    assert list(METHODS) == list(public)
+    assert list(TASK_METHODS) == list(public)
     for name, method in public.items():
-        assert tuple(inspect.signature(method).parameters) == ("self", *METHODS[name].parameters), name
-    assert {name for name, method in METHODS.items() if method.is_required} == Task.__abstractmethods__
+        assert tuple(inspect.signature(method).parameters) == ("self", *TASK_METHODS[name].parameters), name
+    assert {name for name, method in TASK_METHODS.items() if method.is_required} == Task.__abstractmethods__
 
 
 # ---------------------------------------------------------------- what is wrong
@@ -128,7 +128,9 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"{WHOLE}class Own(Mine):\n{own}class Heir(Own): ...\nimport elsewhere\nclass Unknown(elsewhere.Task): ...\n"
     )
-    told = {name: lacks(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")}
+    told = {
+        name: lacks_method(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")
+    }
     assert told == {"Mine": True, "Own": False, "Heir": False, "Unknown": False, "No": False}
 
 

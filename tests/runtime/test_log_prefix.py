@@ -8,8 +8,8 @@ from collections import Counter
 SCRIPT = """
 import logging, os, subprocess, sys
 from cloudtrain_runtime.process.event_log import emit
-from cloudtrain_runtime.process.log_prefix import mark_lines
-mark_lines(os.environ)
+from cloudtrain_runtime.process.log_prefix import prefix_lines
+prefix_lines(os.environ)
 print("one", 2, "three")
 print("two\\nlines")
 print()
@@ -58,7 +58,7 @@ def test_one_rank_and_mpirun_need_no_mark() -> None:
 
 def test_lines_of_ranks_that_print_at_once_do_not_mix() -> None:
     code = (
-        "import os\nfrom cloudtrain_runtime.process.log_prefix import mark_lines\nmark_lines(os.environ)\n"
+        "import os\nfrom cloudtrain_runtime.process.log_prefix import prefix_lines\nprefix_lines(os.environ)\n"
         "for i in range(3000): print('line', i, 'of', os.environ['RANK'])"
     )
     read, write = os.pipe()

@@ -46,10 +46,10 @@ def test_each_rank_but_the_first_asks_before_it_connects(bound: socket.socket, m
         listened.append(rendezvous.wait_for_listener(hostname, port, 0.01))
         return world_size
 
-    # torch's own has these names, or nothing would be hastened.
+    # torch's own has these names, or nothing would be connect_without_backoffed.
     assert list(inspect.signature(getattr(RENDEZVOUS, NAME)).parameters)[:3] == ["hostname", "port", "rank"]
     monkeypatch.setattr(RENDEZVOUS, NAME, connect)
-    rendezvous.hasten()
+    rendezvous.connect_without_backoff()
     assert getattr(RENDEZVOUS, NAME)(host, port, 0, 2) == 2
     later = threading.Timer(0.05, bound.listen)
     later.start()
@@ -61,5 +61,5 @@ def test_another_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(*options: object) -> None: ...
 
     monkeypatch.setattr(RENDEZVOUS, NAME, other)
-    rendezvous.hasten()
+    rendezvous.connect_without_backoff()
     assert getattr(RENDEZVOUS, NAME) is other

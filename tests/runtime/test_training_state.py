@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.script_api import Checkpoints
+from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
@@ -23,8 +23,8 @@ Optimizers = list[torch.optim.Optimizer]
 
 
 @pytest.fixture
-def checkpoints(place: Context, tmp_path: Path) -> Callable[[], Checkpoints]:
-    return lambda: Checkpoints(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), place)
+def checkpoints(place: Context, tmp_path: Path) -> Callable[[], CheckpointManager]:
+    return lambda: CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), place)
 
 
 class Odd(nn.Module):
@@ -142,7 +142,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def hold_copies(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_copies(checkpoints: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the copy begin as late as a busy machine might: while the next step runs up to where it must wait."""
     planner = checkpoints._saver._planner  # noqa: SLF001 (the one place where time can be stopped)
     stage = planner.stage
@@ -161,7 +161,7 @@ def test_what_is_saved_is_the_state_at_that_step_and_the_run_goes_on_from_it_to_
     kind: type[nn.Module],
     optimize: Callable[[nn.Module], Optimizers],
     seed: int,
-    checkpoints: Callable[[], Checkpoints],
+    checkpoints: Callable[[], CheckpointManager],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(seed)
@@ -175,7 +175,7 @@ def test_what_is_saved_is_the_state_at_that_step_and_the_run_goes_on_from_it_to_
     assert saving.save(seed, model, optimizers, {}, {})
     for _ in range(3):
         step(model, optimizers)
-    assert saving.settle()
+    assert saving.wait_for_save()
 
     torch.manual_seed(seed + 100)
     other = kind()
@@ -193,7 +193,7 @@ def test_what_is_saved_is_the_state_at_that_step_and_the_run_goes_on_from_it_to_
 
 @pytest.mark.parametrize("optimize", [adam, adversaries])
 def test_a_save_before_the_first_step_changes_nothing(
-    optimize: Callable[[nn.Module], Optimizers], checkpoints: Callable[[], Checkpoints]
+    optimize: Callable[[nn.Module], Optimizers], checkpoints: Callable[[], CheckpointManager]
 ) -> None:
     """As after a scaler has skipped the first steps."""
     ends = []
@@ -208,7 +208,7 @@ def test_a_save_before_the_first_step_changes_nothing(
     assert same(*ends)
 
 
-def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], Checkpoints]) -> None:
+def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], CheckpointManager]) -> None:
     models = [nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}) for _ in range(2)]
     optimizers = [torch.optim.Adam(model.parameters()) for model in models]
     models[0]["a"](torch.ones(1, 2)).sum().backward()
@@ -218,7 +218,7 @@ def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], Checkpo
     assert same(*(optimizer.state_dict() for optimizer in optimizers))
 
 
-def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Callable[[], Checkpoints]) -> None:
+def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Callable[[], CheckpointManager]) -> None:
     """A script may have tried a backward pass before it loads."""
     models = [Extra(), Extra()]
     optimizers = [adam(model) for model in models]
@@ -232,7 +232,7 @@ def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Calla
 # ---------------------------------------------------------------- what cannot be loaded again
 
 
-def test_another_optimizers_state_is_refused(checkpoints: Callable[[], Checkpoints]) -> None:
+def test_another_optimizers_state_is_refused(checkpoints: Callable[[], CheckpointManager]) -> None:
     model = nn.Linear(2, 2)
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
@@ -243,7 +243,7 @@ def test_another_optimizers_state_is_refused(checkpoints: Callable[[], Checkpoin
 
 
 def test_what_could_be_saved_and_not_loaded_is_refused_before_the_first_step(
-    checkpoints: Callable[[], Checkpoints],
+    checkpoints: Callable[[], CheckpointManager],
 ) -> None:
     model, temperature = nn.Linear(2, 2), nn.Parameter(torch.zeros(()))
     with pytest.raises(CheckpointError, match="LBFGS cannot be loaded again"):

@@ -21,8 +21,8 @@ from cloudtrain.backends.container.machine import free_port, host_addresses
 from cloudtrain.bundle.contents import WORKER_SOURCE
 from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig, parse_event
 from cloudtrain_runtime.launcher import stacks
-from cloudtrain_runtime.launcher.hang import Stillness, words
-from cloudtrain_runtime.launcher.stacks import Frame, Stand
+from cloudtrain_runtime.launcher.hang import StallTimer, format_duration
+from cloudtrain_runtime.launcher.stacks import Frame, RankStack
 from cloudtrain_runtime.process import heartbeat
 
 CONFIG = replace(SCRIPT_RUN, hang_seconds=2.0)
@@ -415,9 +415,9 @@ def test_the_main_threads_stack_is_read() -> None:
     assert [frame.function for frame in frames] == ["_engine_run_backward", "step"]
     assert stacks.main_stack(DUMP, 0x99)[0].function == "take", "the one that took the signal, where it is missing"
     assert stacks.main_stack("", 1) == ()
-    told = Stand(0, 7, True, frames).show(CODE)
+    told = RankStack(0, 7, True, frames).show(CODE)
     assert told == "stands in nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
-    told = Stand(0, 7, True, frames[:1]).show(CODE)
+    told = RankStack(0, 7, True, frames[:1]).show(CODE)
     assert told == "waits in torch/autograd/graph.py:829 in _engine_run_backward", "no cause, see the rules of explain"
 
 
@@ -435,13 +435,13 @@ def test_the_main_threads_stack_is_read() -> None:
 )
 def test_the_rank_unlike_the_others_is_found(changes: dict[int, dict[str, Any]], odd: list[int]) -> None:
     waiting = (Frame("/x/site-packages/torch/distributed/c10d.py", 10, "all_reduce"),)
-    ranks = [replace(Stand(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)]
-    assert [stand.rank for stand in stacks.odd_ones(ranks)] == odd
+    ranks = [replace(RankStack(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)]
+    assert [stand.rank for stand in stacks.find_outliers(ranks)] == odd
 
 
 def test_a_frozen_host_is_no_hang() -> None:
-    clock = Stillness(longest_seconds=0.01)
-    pulse = heartbeat.Pulse(0, 1, 0, 0, 0, heartbeat.Phase.RUNNING, 5, 1000, 0)
+    clock = StallTimer(longest_seconds=0.01)
+    pulse = heartbeat.Heartbeat(0, 1, 0, 0, 0, heartbeat.Phase.RUNNING, 5, 1000, 0)
     clock.look([pulse])
     time.sleep(0.3)
     ((_, still),) = clock.look([pulse])
@@ -451,4 +451,4 @@ def test_a_frozen_host_is_no_hang() -> None:
 
 
 def test_durations_are_told_in_words() -> None:
-    assert [words(seconds) for seconds in (2.4, 119.0, 720.0)] == ["2 s", "119 s", "12 min"]
+    assert [format_duration(seconds) for seconds in (2.4, 119.0, 720.0)] == ["2 s", "119 s", "12 min"]

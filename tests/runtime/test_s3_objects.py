@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from support.s3_server import S3Server, Weather, serve_s3
 
-from cloudtrain_runtime.s3.objects import Objects, ObjectsError, connector_part_bytes
-from cloudtrain_runtime.s3.uploads import PARTS_AT_MOST, part_bytes
+from cloudtrain_runtime.s3.objects import S3Error, S3Objects, connector_part_bytes
+from cloudtrain_runtime.s3.uploads import MAX_PARTS, part_bytes
 
 MIB = 1 << 20
 BUCKET = "cloudtrain-test"
 ENGINES = ("boto3", "s3torchconnector")
-Build = Callable[..., Objects]
+Build = Callable[..., S3Objects]
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture(params=["light", "moto"])
-def objects(request: pytest.FixtureRequest) -> Objects:
+def objects(request: pytest.FixtureRequest) -> S3Objects:
     """Objects below an empty prefix of either server."""
     request.getfixturevalue("sky" if request.param == "light" else "aws")
-    return Objects(f"s3://{BUCKET}/run/checkpoints")
+    return S3Objects(f"s3://{BUCKET}/run/checkpoints")
 
 
 def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def some_bytes(count: int) -> bytes:
     return random.Random(count).randbytes(count)  # noqa: S311
 
 
-def upload(objects: Objects, key: str, data: bytes, step_bytes: int = 3 * MIB) -> None:
+def upload(objects: S3Objects, key: str, data: bytes, step_bytes: int = 3 * MIB) -> None:
     with objects.create(key) as writer:
         for start in range(0, len(data), step_bytes):
             writer.write(memoryview(data)[start : start + step_bytes])
@@ -80,7 +80,7 @@ def dangling_uploads() -> int:
 # ---------------------------------------------------------------- clear sky
 
 
-def test_what_is_put_is_read_listed_and_deleted(objects: Objects) -> None:
+def test_what_is_put_is_read_listed_and_deleted(objects: S3Objects) -> None:
     assert objects.sizes() == {}
     assert objects.read("a.json") is None
     objects.put("a.json", b"one")
@@ -95,7 +95,7 @@ def test_what_is_put_is_read_listed_and_deleted(objects: Objects) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5, 20 * MIB + 1])
-def test_an_upload_holds_the_bytes_that_were_written(objects: Objects, engine: str, count: int) -> None:
+def test_an_upload_holds_the_bytes_that_were_written(objects: S3Objects, engine: str, count: int) -> None:
     data = some_bytes(count)
     upload(objects, "shard", data)
     assert objects.sizes() == {"shard": count}
@@ -103,7 +103,7 @@ def test_an_upload_holds_the_bytes_that_were_written(objects: Objects, engine: s
 
 
 def test_a_buffer_may_change_once_it_is_written(sky: S3Server, engine: str) -> None:
-    objects, buffer = Objects(f"s3://{BUCKET}/p"), bytearray(5 * MIB)
+    objects, buffer = S3Objects(f"s3://{BUCKET}/p"), bytearray(5 * MIB)
     with objects.create("shard", 15 * MIB) as writer:
         for value in (1, 2, 3):
             buffer[:] = bytes([value]) * len(buffer)
@@ -112,7 +112,7 @@ def test_a_buffer_may_change_once_it_is_written(sky: S3Server, engine: str) -> N
 
 
 @pytest.mark.parametrize("count", [3, 20 * MIB])
-def test_after_an_exception_there_is_nothing(objects: Objects, engine: str, count: int) -> None:
+def test_after_an_exception_there_is_nothing(objects: S3Objects, engine: str, count: int) -> None:
     def fail() -> None:
         with objects.create("shard") as writer:
             writer.write(some_bytes(count))
@@ -127,7 +127,7 @@ def test_after_an_exception_there_is_nothing(objects: Objects, engine: str, coun
     assert objects.sizes() == {}
 
 
-def test_blocks_are_read_in_any_order(objects: Objects) -> None:
+def test_blocks_are_read_in_any_order(objects: S3Objects) -> None:
     data, block = some_bytes(5 * MIB + 17), MIB
     objects.put("shard", data)
     offsets = list(range(0, len(data), block))
@@ -139,21 +139,21 @@ def test_blocks_are_read_in_any_order(objects: Objects) -> None:
             assert source.read_at(len(data), 100) == b""
 
 
-def test_a_missing_object_cannot_be_read_by_ranges(objects: Objects) -> None:
-    with objects.open("nothing", 100) as source, pytest.raises(ObjectsError, match="it is not there"):
+def test_a_missing_object_cannot_be_read_by_ranges(objects: S3Objects) -> None:
+    with objects.open("nothing", 100) as source, pytest.raises(S3Error, match="it is not there"):
         source.read_at(0, 100)
 
 
-def test_an_object_that_is_shorter_than_stated_says_so(objects: Objects) -> None:
+def test_an_object_that_is_shorter_than_stated_says_so(objects: S3Objects) -> None:
     objects.put("shard", b"12345")
     with objects.open("shard", 100) as source:
         assert source.read_at(0, 8) == b"12345"
-        with pytest.raises(ObjectsError, match="shorter than it should be"):
+        with pytest.raises(S3Error, match="shorter than it should be"):
             source.read_at(8, 8)
 
 
 def test_more_than_a_page_is_listed_and_deleted(sky: S3Server) -> None:
-    objects = Objects(f"s3://{BUCKET}/many")
+    objects = S3Objects(f"s3://{BUCKET}/many")
     keys = [f"step-{number:05d}/file" for number in range(1001)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda key: objects.put(key, b"x"), keys))
@@ -166,7 +166,7 @@ def test_more_than_a_page_is_listed_and_deleted(sky: S3Server) -> None:
 
 def test_of_many_claims_exactly_one_wins(sky: S3Server) -> None:
     """As S3 promises. moto looks and writes without a lock in between, and now and then two win."""
-    objects = Objects(f"s3://{BUCKET}/run/checkpoints")
+    objects = S3Objects(f"s3://{BUCKET}/run/checkpoints")
     with ThreadPoolExecutor(12) as threads:
         won = list(threads.map(lambda n: objects.put_new("claim", f"attempt {n}".encode()), range(12)))
     assert won.count(True) == 1
@@ -176,7 +176,7 @@ def test_of_many_claims_exactly_one_wins(sky: S3Server) -> None:
 
 
 def test_an_object_carries_over_a_fork(sky: S3Server, engine: str) -> None:
-    objects = Objects(f"s3://{BUCKET}/forked")
+    objects = S3Objects(f"s3://{BUCKET}/forked")
     upload(objects, "parent", b"parent")
     child = multiprocessing.get_context("fork").Process(target=upload, args=(objects, "child", b"child"))
     child.start()
@@ -188,15 +188,15 @@ def test_an_object_carries_over_a_fork(sky: S3Server, engine: str) -> None:
 
 def test_parts_grow_to_the_largest_object() -> None:
     assert part_bytes(0) == 8 * MIB
-    assert sum(part_bytes(number) for number in range(PARTS_AT_MOST)) >= 5 << 40
+    assert sum(part_bytes(number) for number in range(MAX_PARTS)) >= 5 << 40
     for total in (1, 80 * 10**9, 90 * 10**9, 5 << 40):
-        assert connector_part_bytes(total) * PARTS_AT_MOST >= total
+        assert connector_part_bytes(total) * MAX_PARTS >= total
 
 
 def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "s3fs")
     with pytest.raises(RuntimeError, match="choose one of boto3, s3torchconnector"):
-        Objects("s3://bucket")
+        S3Objects("s3://bucket")
 
 
 # ---------------------------------------------------------------- credentials
@@ -210,7 +210,7 @@ def test_both_engines_find_the_same_profile(sky: S3Server, engine: str, monkeypa
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_PROFILE", engine)
     before = sky.counts()["PutObject"] + sky.counts()["UploadPart"]
-    upload(Objects(f"s3://{BUCKET}/p"), "shard", b"data")
+    upload(S3Objects(f"s3://{BUCKET}/p"), "shard", b"data")
     assert sky.counts()["PutObject"] + sky.counts()["UploadPart"] > before
     assert "OTHER" not in sky.access_keys()
     assert f"PROFILE{engine.upper()}" in sky.access_keys()
@@ -220,7 +220,7 @@ def test_credentials_of_a_container_are_renewed(sky: S3Server, monkeypatch: pyte
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{sky.endpoint}/_/credentials")
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("first", b"1")
     used = [key for key in sky.access_keys() if key.startswith("CONTAINER")]
     sky.set_weather(Weather(expired_keys=tuple(used)))
@@ -233,7 +233,7 @@ def test_credentials_of_a_container_are_renewed(sky: S3Server, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset"])
 def test_an_upload_survives_passing_weather(sky: S3Server, engine: str, kind: str) -> None:
-    objects, data = Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
+    objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
     sky.set_weather(Weather(faults=3, skip=1, only=".*Part|.*MultipartUpload", **{kind: 0.6}))
     before = sky.counts()[kind]
     upload(objects, "shard", data)
@@ -243,7 +243,7 @@ def test_an_upload_survives_passing_weather(sky: S3Server, engine: str, kind: st
 
 def test_an_upload_is_whole_though_the_last_answer_was_lost(sky: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
-    objects, data = Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
+    objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
     sky.set_weather(Weather(faults=1, lost=1.0, only="CompleteMultipartUpload"))
     upload(objects, "shard", data)
     assert objects.read("shard") == data
@@ -251,7 +251,7 @@ def test_an_upload_is_whole_though_the_last_answer_was_lost(sky: S3Server, monke
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow"])
 def test_reading_survives_passing_weather(sky: S3Server, kind: str) -> None:
-    objects, data = Objects(f"s3://{BUCKET}/p"), some_bytes(6 * MIB)
+    objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(6 * MIB)
     objects.put("shard", data)
     sky.set_weather(Weather(faults=3, only="GetObject", **{kind: 0.7}))
     with objects.open("shard", len(data)) as source:
@@ -261,7 +261,7 @@ def test_reading_survives_passing_weather(sky: S3Server, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "lost", "conflict"])
 def test_a_claim_survives_passing_weather(sky: S3Server, kind: str) -> None:
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     sky.set_weather(Weather(faults=2, only="PutObject", **{kind: 1.0}))
     assert objects.put_new("claim", b"mine")
     assert objects.read("claim") == b"mine"
@@ -271,7 +271,7 @@ def test_a_claim_survives_passing_weather(sky: S3Server, kind: str) -> None:
 
 
 def test_listing_and_deleting_survive_passing_weather(sky: S3Server) -> None:
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("a", b"1")
     sky.set_weather(Weather(faults=4, throttled=0.4, broken=0.4, lost=0.4))
     assert objects.sizes() == {"a": 1}
@@ -280,7 +280,7 @@ def test_listing_and_deleting_survive_passing_weather(sky: S3Server) -> None:
 
 
 def test_a_truncated_upload_shows_in_the_sizes(sky: S3Server, engine: str) -> None:
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     sky.set_weather(Weather(truncated=1.0, faults=1, only="PutObject|UploadPart"))
     upload(objects, "shard", bytes(MIB))
     assert objects.sizes() == {"shard": MIB // 2}
@@ -308,11 +308,11 @@ LASTING = {
 @pytest.mark.parametrize("kind", LASTING)
 def test_an_upload_ends_in_one_sentence(sky: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     objects.sizes()
     sky.set_weather(Weather(skip=2, **{kind: 1.0}))
     began = time.monotonic()
-    with pytest.raises(ObjectsError, match=LASTING[kind]) as caught:
+    with pytest.raises(S3Error, match=LASTING[kind]) as caught:
         upload(objects, "shard", some_bytes(30 * MIB))
     assert f"s3://{BUCKET}/p/shard" in str(caught.value)
     assert time.monotonic() - began < 30
@@ -324,13 +324,13 @@ def test_an_upload_ends_in_one_sentence(sky: S3Server, engine: str, kind: str, m
 def test_every_request_ends_in_one_sentence(sky: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("a", bytes(MIB))
     sky.set_weather(Weather(**{kind: 1.0}))
     sentence = LASTING.get(kind, "the connection was lost")
-    with pytest.raises(ObjectsError, match=sentence):
+    with pytest.raises(S3Error, match=sentence):
         objects.read("a")
-    with objects.open("a", MIB) as source, pytest.raises(ObjectsError, match=sentence):
+    with objects.open("a", MIB) as source, pytest.raises(S3Error, match=sentence):
         source.read_at(0, MIB)
     if kind == "torn":
         return
@@ -340,7 +340,7 @@ def test_every_request_ends_in_one_sentence(sky: S3Server, kind: str, monkeypatc
         objects.sizes,
         lambda: objects.delete(["a"]),
     ):
-        with pytest.raises(ObjectsError, match=sentence):
+        with pytest.raises(S3Error, match=sentence):
             ask()
 
 
@@ -349,32 +349,32 @@ def test_a_killed_server_is_a_lost_connection(engine: str, monkeypatch: pytest.M
         set_account(server.endpoint, monkeypatch)
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
         server.reset(BUCKET)
-        objects = Objects(f"s3://{BUCKET}/p")
+        objects = S3Objects(f"s3://{BUCKET}/p")
         upload(objects, "kept", b"kept")
         writer_block = objects.create("shard")
         writer = writer_block.__enter__()
         writer.write(some_bytes(9 * MIB))
         server.kill()
-        with pytest.raises(ObjectsError, match="the connection was lost"):
+        with pytest.raises(S3Error, match="the connection was lost"):
             writer_block.__exit__(None, None, None)
-        with pytest.raises(ObjectsError, match="the connection was lost"):
+        with pytest.raises(S3Error, match="the connection was lost"):
             objects.sizes()
         server.start()
         assert objects.sizes() == {"kept": 4}
         assert objects.read("kept") == b"kept"
 
 
-def test_a_missing_bucket_is_named(objects: Objects, engine: str) -> None:
-    nowhere = Objects("s3://no-such-bucket/p")
+def test_a_missing_bucket_is_named(objects: S3Objects, engine: str) -> None:
+    nowhere = S3Objects("s3://no-such-bucket/p")
     for ask in (nowhere.sizes, lambda: nowhere.read("a"), lambda: upload(nowhere, "a", b"1")):
-        with pytest.raises(ObjectsError, match=r"s3://no-such-bucket/p.*there is no such bucket"):
+        with pytest.raises(S3Error, match=r"s3://no-such-bucket/p.*there is no such bucket"):
             ask()
 
 
 def test_no_credentials_are_told(sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    objects = Objects(f"s3://{BUCKET}/p")
+    objects = S3Objects(f"s3://{BUCKET}/p")
     for ask in (objects.sizes, lambda: upload(objects, "a", b"1")):
-        with pytest.raises(ObjectsError, match="there are no credentials"):
+        with pytest.raises(S3Error, match="there are no credentials"):
             ask()
