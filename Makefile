@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-ecosystem test-oldest test-newest test-capabilities audit benchmarks docs clean help
+.PHONY: demo test check lint types contracts unit test-ecosystem test-oldest test-newest test-capabilities audit benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
+	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
 	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
@@ -48,6 +49,10 @@ unit: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --quiet --fresh-env --nitpicky --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# The pages of docs/reference that are generated from the code.
+reference: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
 
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
 test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed

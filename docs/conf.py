@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -20,7 +21,14 @@ exclude_patterns = ["_build"]
 # Every heading down to the third level has an anchor as on GitHub, so `page.md#heading` works in both places.
 myst_heading_anchors = 3
 
-# A page names Python types of other packages, whose documentation is not fetched.
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+default_role = "literal"  # docstrings write `name`, as Markdown does
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+# Docstrings name types of other packages, whose documentation is not fetched, and internal types, which have no page.
 nitpick_ignore_regex = [("py:.*", ".*")]
 
 html_theme = "furo"
@@ -43,6 +51,16 @@ def _offer_other_files_as_downloads(_: Sphinx, name: str, source: list[str]) -> 
     source[0] = _LINK.sub(mark, source[0])
 
 
+def _mark_code_blocks(*arguments: Any) -> None:
+    """Mark an indented block after a line that ends with a colon as code, as docstrings mean it."""
+    lines: list[str] = arguments[-1]
+    for index, (line, blank, first) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
+        indent = len(line) - len(line.lstrip())
+        if line.endswith(":") and not line.endswith("::") and not blank and first.startswith(" " * (indent + 4)):
+            lines[index] = f"{line}:"
+
+
 def setup(app: Sphinx) -> None:
     """Connect what this site adds to Sphinx."""
+    app.connect("autodoc-process-docstring", _mark_code_blocks, priority=100)  # before napoleon
     app.connect("source-read", _offer_other_files_as_downloads)

@@ -1,4 +1,4 @@
-"""Forty planted mistakes: cloudtrain notices each of them, and docs/mistakes.md tells who else does."""
+"""Forty planted mistakes: cloudtrain notices each of them, and docs/reference/mistakes.md tells who else does."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of docs/parallelism.md, cell by cell: each layout makes the steps of a single process.
+"""The table of docs/reference/parallel-layouts.md, cell by cell: each layout makes the steps of a single process.
 
 Each layout is run in two of its four ways; `CLOUDTRAIN_MATRIX=whole` runs all of them.
 To write the table anew, with what each cell gives: `python tests/runtime/test_parallelism.py`, and read the diff.
@@ -25,7 +25,7 @@ from support.training import Steady  # noqa: E402
 
 from cloudtrain_runtime.contract import ParallelConfig  # noqa: E402
 
-PAGE = REPOSITORY / "docs" / "parallelism.md"
+PAGE = REPOSITORY / "docs" / "reference" / "parallel-layouts.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 GLOBAL_BATCH = 16
 WAYS = (("fp32", 1), ("fp32", 4), ("bf16", 4), ("fp16", 4))

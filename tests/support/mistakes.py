@@ -1,6 +1,6 @@
 """Mistakes that people make with training jobs, each as a job file, a raw CreateTrainingJob call and an estimator.
 
-Data only: `mistakes_table.py` plants each of them for real and writes docs/mistakes.md.
+Data only: `mistakes_table.py` plants each of them for real and writes docs/reference/mistakes.md.
 """
 
 from __future__ import annotations

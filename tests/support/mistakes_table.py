@@ -1,6 +1,7 @@
 """Plant each mistake for real, ask who notices, and write the answers down.
 
-`PYTHONPATH=tests python -m support.mistakes_table --write` writes docs/mistakes.md; a test asks again and compares.
+`PYTHONPATH=tests python -m support.mistakes_table --write` writes docs/reference/mistakes.md; a test asks again and
+compares.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from support.mistakes import (
     Mistake,
 )
 
-TABLE = Path(__file__).parents[2] / "docs" / "mistakes.md"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "mistakes.md"
 
 CAUGHT = "yes"
 MISSED = "no"
@@ -289,7 +290,7 @@ def _shown(mistake: Mistake) -> str:
 
 
 def page(answers: list[Answers]) -> str:
-    """Return the whole of docs/mistakes.md."""
+    """Return the whole of docs/reference/mistakes.md."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("botocore", "sagemaker", "moto"))
     return "\n".join([_HEAD, *rows(answers), "", f"Asked with {versions}.", ""])
 

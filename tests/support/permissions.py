@@ -1,6 +1,6 @@
 """The proof that the policies of infra/ allow what cloudtrain calls, and nothing else; and its table in docs/.
 
-    PYTHONPATH=tests python -m support.permissions --write           write docs/permissions.md anew
+    PYTHONPATH=tests python -m support.permissions --write           write docs/reference/permissions.md anew
     PYTHONPATH=tests python -m support.permissions --policies FILE   keep the policies that the tests have applied
 
 Which action an operation needs is said by AWS's Service Authorization Reference, the API reference of S3 and, for what
@@ -33,7 +33,7 @@ from support.terraform import KEY_OF_DATA
 
 TESTS = Path(__file__).parents[1]
 POLICIES = TESTS / "infra" / "policies.json"
-PAGE = TESTS.parent / "docs" / "permissions.md"
+PAGE = TESTS.parent / "docs" / "reference" / "permissions.md"
 
 EXECUTION, SUBMIT, LOOK = "execution", "submit", "look"
 IDENTITY = (EXECUTION, SUBMIT, LOOK)
@@ -328,7 +328,7 @@ class Reason:
         policy: One of `IDENTITY`.
         sid: The statement.
         actions: Those of its actions that it is about; empty for all.
-        why: For the reader of docs/permissions.md.
+        why: For the reader of docs/reference/permissions.md.
     """
 
     policy: str
@@ -431,7 +431,7 @@ def _decide(kept: Kept, names: Sequence[str], call: Call, request: Request) -> D
 
 
 def with_tables(text: str, kept: Kept, proof: Proof) -> str:
-    """Return docs/permissions.md with its tables as they must be."""
+    """Return docs/reference/permissions.md with its tables as they must be."""
 
     def table(found: re.Match[str]) -> str:
         others = {"figures": lambda: _figures(proof), CONFIGURE: _configure}

@@ -13,7 +13,7 @@ from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 from cloudtrain.errors import SpecError
 from cloudtrain.job.document import parse_document
-from cloudtrain.job.schema import DIALECT, job_schema, reference_page
+from cloudtrain.job.schema import DIALECT, job_schema
 from cloudtrain.job.spec import JobSpec
 
 SCHEMA = job_schema()
@@ -106,11 +106,6 @@ def test_a_broken_file_is_refused_by_the_schema_and_by_validate(
     if "retries" not in new:  # AWS's own limit, which the plan keeps
         with pytest.raises(SpecError):
             JobSpec.from_yaml(job(broken, mine_py="class Mine(Task): ...\n", train_py=""))
-
-
-def test_the_reference_page_is_the_models() -> None:
-    """To write it anew: cloudtrain schema --reference > docs/reference.md."""
-    assert (REPOSITORY / "docs" / "reference.md").read_text() == reference_page()
 
 
 def test_the_readers_yaml_is_the_schemas() -> None:

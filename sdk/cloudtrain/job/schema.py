@@ -109,11 +109,11 @@ def _limit(schema: dict[str, Any], path: list[str], shape: Mapping[str, Any]) ->
 def reference_page() -> str:
     """Return the Markdown page that lists every field: type, default, examples and its sentence."""
     lines = [
-        "# job.yaml, field by field",
+        "# job.yaml",
         "",
-        "Generated from the models by `cloudtrain schema --reference`; a test compares the two. For completion in an",
-        "editor write the schema beside the job, `cloudtrain schema > job.schema.json`, and begin the job file with",
-        "`# yaml-language-server: $schema=job.schema.json`.",
+        "Every field of a job file. `cloudtrain schema --reference` generates this page from the models, and a test",
+        "compares the two. For completion in an editor, write the schema beside the job (`cloudtrain schema >",
+        "job.schema.json`) and begin the job file with `# yaml-language-server: $schema=job.schema.json`.",
         "",
     ]
     for path, section in _sections(JobSpec, ""):

@@ -1,0 +1,89 @@
+"""The reference pages are what the code generates, and name every public name and every key of JSON output."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support import reference_pages
+from support.jobs import EXAMPLES, REPOSITORY, Cli
+
+import cloudtrain
+import cloudtrain_runtime
+from cloudtrain import Explanation, LogLine, Run, SavedCheckpoint, State, Status
+from cloudtrain.console.logs import print_logs_json
+from cloudtrain.preflight.base import passed
+from cloudtrain_runtime.contract.events import EVENTS
+
+REFERENCE = REPOSITORY / "docs" / "reference"
+JSON_PAGE = (REFERENCE / "json.md").read_text()
+KEYS = {
+    name: re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
+    for name, table in re.findall(r"<!-- keys: (\w+) -->\n(.*?)\n\n", JSON_PAGE + "\n\n", flags=re.DOTALL)
+}
+
+
+@pytest.mark.parametrize("page", ["job-yaml.md", "command-line.md", "events.md"])
+def test_page_is_generated_from_the_code(page: str) -> None:
+    """After a change of a field, a command or an event: `make reference`."""
+    assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], "run `make reference`"
+
+
+def test_schema_command_prints_the_reference(cli: Cli) -> None:
+    assert cli("schema", "--reference").out.strip() == (REFERENCE / "job-yaml.md").read_text().strip()
+
+
+def test_every_event_has_a_meaning() -> None:
+    assert sorted(reference_pages.EVENT_MEANINGS) == sorted(EVENTS)
+
+
+@pytest.mark.parametrize(("module", "page"), [(cloudtrain, "python.md"), (cloudtrain_runtime, "runtime.md")])
+def test_every_public_name_is_documented(module: Any, page: str) -> None:
+    text = (REFERENCE / page).read_text()
+    documented = re.findall(rf"auto\w+:: {module.__name__}\.(?:process\.)?(\w+)", text)
+    assert sorted(set(documented)) == sorted(module.__all__)
+
+
+def check_keys(documented: list[str], value: Mapping[str, Any]) -> None:
+    """Compare the documented keys with an object's: neither may have one more."""
+    tops = {key.partition(".")[0].removesuffix("[]") for key in documented}
+    assert tops == set(value)
+    for top in tops:
+        below = [key.partition(".")[2] for key in documented if re.match(rf"{top}(\[\])?\.", key)]
+        if below:
+            items = value[top] if f"{top}[]" in {key.partition(".")[0] for key in documented} else [value[top]]
+            assert items, f"{top} is empty, so nothing is compared"
+            for item in items:
+                check_keys(below, item)
+
+
+def test_keys_of_command_output_are_documented(cli: Cli, tmp_path: Path) -> None:
+    job = EXAMPLES / "digits" / "job.yaml"
+    bad = tmp_path / "job.yaml"
+    bad.write_text("name: digits\ncluster: {instance_type: ml.p4d.24xlarge, instnces: 2}\n")
+    check_keys(KEYS["error"], cli("plan", tmp_path / "missing.yaml", "--json").json)
+    check_keys(KEYS["validate"], cli("validate", bad, "--json").json)
+    check_keys(KEYS["plan"], cli("plan", job, "--region", "us-west-2", "--json").json)
+    check_keys(KEYS["files"], cli("files", job, "--json").json)
+
+
+def test_keys_of_records_are_documented() -> None:
+    check_keys(KEYS["check"], {"checks": [passed("quota", "enough").to_json()]})
+    status = Status("digits-1", "local", State.RUNNING)
+    check_keys(KEYS["status"], status.to_json())
+    check_keys(KEYS["explain"], Explanation("digits-1", State.FAILED, None, "").to_json())
+    saved = SavedCheckpoint(100, "step-00000100", "s3://bucket/prefix", "complete", "", 1, 1)
+    check_keys(KEYS["checkpoints"], {"checkpoints": [saved.to_json()]})
+
+
+def test_keys_of_logs_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [LogLine("algo-1", "a line", None)]
+    print_logs_json(Run("digits-1", cast("Any", None)), lines, follow=False)
+    check_keys(KEYS["logs"], {**json.loads(capsys.readouterr().out), "error": None})
+
+
+def test_every_state_is_documented() -> None:
+    (row,) = (line for line in JSON_PAGE.splitlines() if line.startswith("| `state` | `"))
+    assert re.findall(r"`([A-Z]+)`", row) == list(State)

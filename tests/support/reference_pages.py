@@ -1,0 +1,231 @@
+"""Generated parts of docs/reference.
+
+    PYTHONPATH=tests python -m support.reference_pages --write           write every page again (`make reference`)
+
+A test compares the pages with what this module generates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudtrain.cli import cli
+from cloudtrain.job.schema import reference_page
+from cloudtrain_runtime.contract.events import EVENTS
+from cloudtrain_runtime.contract.json_checks import Check, Fields, MismatchError
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+_WIDTH = 100
+_GENERATED = re.compile(r"(<!-- (\w+): generated -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+_SETTINGS: Mapping[str, Any] = cli.context_settings
+_COMMON = ("event", "time")
+
+EVENT_MEANINGS: Mapping[str, str] = {
+    "started": "Training begins, at the start of a run or after a restart.",
+    "step": "An optimizer step whose values are logged: the first one and every tenth.",
+    "evaluation": "A split was evaluated. Each further field is the mean of the loss or of one metric.",
+    "best": "An evaluation is better than all before it.",
+    "skipped": "A step was left out because its gradient is not finite.",
+    "checkpoint": "A checkpoint is complete.",
+    "checkpoint_missed": "A checkpoint that was due was not written.",
+    "checkpoint_damaged": "A checkpoint was found damaged and set aside.",
+    "straggler": "A rank has become slower than the others, or has caught up again.",
+    "bandwidth": "The bandwidth of an all-reduce over all ranks was measured.",
+    "pipeline": "The layers were divided into pipeline stages.",
+    "profile": "A rank has stored its profile.",
+    "failed": "A rank or a host has failed.",
+    "hang": "A host has ended its ranks because none made progress.",
+    "outputs": "The ranks of a script's host have ended: the files it created that are not kept.",
+    "ranks": "State of the ranks of a script on one host.",
+    "stopped": "Training ended early, after a notice to stop, with its checkpoint saved.",
+    "finished": "Training is complete.",
+}
+FIELD_MEANINGS: Mapping[str, str] = {
+    "step": "Optimizer steps done.",
+    "epoch": "Epochs done.",
+    "host": "Host that the event is about, such as `algo-1`.",
+    "rank": "Rank that the event is about.",
+    "run": "Run id.",
+    "total_steps": "Steps of the whole run; null when the length of the data is unknown.",
+    "world_size": "Number of ranks.",
+    "hosts": "Number of hosts.",
+    "device": "`cuda` or `cpu`.",
+    "backend": "Backend of torch.distributed: `nccl` or `gloo`.",
+    "parameters": "Number of parameters of the model.",
+    "train_samples": "Length of the training split; null for a stream.",
+    "global_batch": "Samples of one optimizer step over all ranks.",
+    "resumed_from": "Checkpoint that the run continues from, or null.",
+    "loss": "Mean loss over the samples of the step; null when it is not finite.",
+    "samples_per_second": "Samples per second of all ranks together.",
+    "tokens_per_second": "Tokens per second of all ranks together; null without `tokens_per_sample`.",
+    "grad_norm": "Global gradient norm before clipping; null when it is not finite.",
+    "data_wait": "Share of the step that waits for data, 0 to 1.",
+    "mfu": "Model FLOPs utilization, 0 to 1; null when the peak of the device is unknown.",
+    "memory_bytes": "Peak memory of rank 0: of its GPU, else of its process.",
+    "learning_rate": "Learning rate of the step.",
+    "split": "Name of the split.",
+    "step.split": "Seconds of the step by part: `data`, `forward`, `backward`, `optimizer`, `checkpoint`.",
+    "samples": "Samples of the split.",
+    "metric": "Metric that is compared, such as `validation/loss`.",
+    "value": "Value of the metric.",
+    "in_row": "Number of steps left out in a row.",
+    "uri": "Where the checkpoint or the profile is.",
+    "bytes": "Size in bytes.",
+    "seconds": "Duration in seconds.",
+    "stall_seconds": "Seconds for which training waited for the save.",
+    "reason": "Short reason, such as `late`, `stalled` or `failed`.",
+    "detail": "The reason in a sentence.",
+    "missed": "Number of checkpoints missed in a row.",
+    "alarm": "Whether `status` reports it as an alarm, from the third in a row on.",
+    "ratio": "The rank's own time per step, as a multiple of the median of all ranks.",
+    "part": "Part of the step that makes most of the difference.",
+    "is_over": "Whether the rank keeps up again.",
+    "gbps": "Bus bandwidth in Gbit/s.",
+    "rated_gbps": "Rated bandwidth of one host's network in Gbit/s, or null.",
+    "warning": "What to check when the bandwidth is far below the rating, or null.",
+    "links": "Number of modules in each stage.",
+    "stage_seconds": "Measured seconds of each stage.",
+    "imbalance": "Slowest stage as a multiple of the mean; 1 is a perfect balance.",
+    "first_step": "First step that was recorded.",
+    "last_step": "Last step that was recorded.",
+    "message": "What failed, in one line.",
+    "exit_code": "Exit code of the process.",
+    "local_rank": "Rank within the host.",
+    "secondary": "Whether the failure only follows another rank's failure.",
+    "failed_at": "When the rank failed, in seconds since 1970.",
+    "ranks": "Number of ranks that the host started.",
+    "hang.ranks": "Ranks that differ from the others.",
+    "stacks": "Where the stacks of all threads are stored, or null.",
+    "model_is_empty": "Whether the model folder is empty.",
+    "unkept_files": "Number of files in the code folder that the job created and that are not kept.",
+    "unkept_bytes": "Their size in bytes.",
+    "unkept": "The largest of them.",
+    "unkept.path": "Name in the code folder; a folder ends with `/`.",
+    "unkept.files": "Number of files.",
+    "unkept.bytes": "Size in bytes.",
+    "is_complete": "Whether all files were counted within the time limit.",
+    "unwritten": "Names in `code.outputs` that this host has not written.",
+    "joined": "Ranks that have joined a process group.",
+    "alone": "Ranks that have joined none.",
+    "saved": "Whether a file in `/opt/ml/checkpoints` is newer than the start.",
+    "progressed": "Whether a rank has reported a step; null when `limits.hang` is off.",
+    "epochs": "Epochs done.",
+    "best_step": "Step of the best weights.",
+    "skipped": "Number of steps left out.",
+}
+
+
+def pages() -> dict[Path, str]:
+    """Return each page with what it must contain."""
+    made = {REFERENCE / name: _with_generated_parts(REFERENCE / name) for name in ("command-line.md", "events.md")}
+    return {REFERENCE / "job-yaml.md": reference_page(), **made}
+
+
+def _with_generated_parts(page: Path) -> str:
+    parts = {"commands": _commands, "events": _events}
+    return _GENERATED.sub(lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", page.read_text(encoding="utf-8"))
+
+
+def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a group and every command below it, each with its full name."""
+    yield name, group
+    context = click.Context(group)
+    for each in group.list_commands(context):
+        command = group.get_command(context, each)
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name} {each}")
+        elif command is not None:
+            yield f"{name} {each}", command
+
+
+def _commands() -> str:
+    return "\n".join(
+        f"\n## {name}\n\n```text\n{_help(name, command)}\n```" for name, command in commands(cli, "cloudtrain")
+    )
+
+
+def _help(name: str, command: click.Command) -> str:
+    context = click.Context(cli, info_name="cloudtrain", terminal_width=_WIDTH, max_content_width=_WIDTH, **_SETTINGS)
+    if command is not cli:
+        context = click.Context(command, info_name=name.partition(" ")[2], parent=context)
+    return command.get_help(context)
+
+
+def _events() -> str:
+    return "\n".join(
+        f"\n## {kind}\n\n{EVENT_MEANINGS[kind]}\n\n{_table(kind, fields)}" for kind, fields in EVENTS.items()
+    )
+
+
+def _table(kind: str, fields: Fields) -> str:
+    rows = [*_rows(kind, fields, "")]
+    if not rows:
+        return "It has the common fields only."
+    return "\n".join(["| field | type | always | |", "|---|---|---|---|", *rows])
+
+
+def _rows(kind: str, fields: Fields, above: str) -> Iterator[str]:
+    named = [(name, check, True) for name, check in fields.required.items()]
+    named += [(name, check, False) for name, check in fields.optional.items() if name not in fields.required]
+    for name, check, is_required in named:
+        path = f"{above}{name}"
+        if path in _COMMON or (not is_required and name in ("step", "epoch", "host", "rank") and not above):
+            continue
+        item = item_of(check)
+        type_ = "list of objects" if isinstance(item, Fields) else type_of(check)
+        meaning = FIELD_MEANINGS.get(f"{kind}.{path}") or FIELD_MEANINGS[path]
+        yield f"| `{path}` | {type_} | {'yes' if is_required else ''} | {meaning} |"
+        if isinstance(item, Fields):
+            yield from _rows(kind, item, f"{path}.")
+
+
+def item_of(check: Check) -> Any:
+    """Return the schema of a list's items where these are objects, else None."""
+    found = [cell.cell_contents for cell in getattr(check, "__closure__", None) or ()]
+    return next((each for each in found if isinstance(each, Fields)), None)
+
+
+def type_of(check: Check) -> str:
+    """Return what a check accepts, in words; found by trying it."""
+
+    def accepts(value: Any) -> bool:
+        with contextlib.suppress(MismatchError):
+            check(value)
+            return True
+        return False
+
+    or_null = " or null" if accepts(None) else ""
+    if accepts([]):
+        item = "text" if accepts([""]) else "integer" if not accepts([0.5]) else "number"
+        return f"list of {item}{'s' if item != 'text' else ''}{or_null}"
+    if accepts({}):
+        return f"object of numbers{or_null}"
+    if accepts("a"):
+        return f"text{or_null}"
+    if accepts(True):
+        return f"true or false{or_null}"
+    if not accepts(0.5):
+        return f"integer{or_null}"
+    return f"{'number' if accepts(-1.0) else 'seconds since 1970'}{or_null}"
+
+
+def main() -> None:
+    """Write the pages with `--write`, else name those that are out of date."""
+    for path, text in pages().items():
+        if path.read_text(encoding="utf-8") == text:
+            continue
+        if "--write" in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        print(f"{'wrote' if '--write' in sys.argv else 'out of date'}: {path}")
+
+
+if __name__ == "__main__":
+    main()
