@@ -14,29 +14,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.client.api import (
-        check,
-        checkpoint_folder,
+    from cloudtrain.client.account import (
         configure,
-        explain,
-        files,
         find_candidates,
         find_settings,
-        get_run,
         list_profiles,
-        list_runs,
-        logs,
-        plan,
         read_terraform,
         remove_profile,
-        resume,
-        status,
-        stop,
-        submit,
         trace_settings,
-        validate,
     )
-    from cloudtrain.client.submission import Callbacks
+    from cloudtrain.client.callbacks import Callbacks
+    from cloudtrain.client.jobs import check, files, plan, validate
+    from cloudtrain.client.runs import checkpoint_folder, explain, get_run, list_runs, logs, status, stop
+    from cloudtrain.client.submission import resume, submit
     from cloudtrain.errors import (
         BundleError,
         CloudError,
@@ -127,7 +117,7 @@ __all__ = [
 
 _MODULE_OF = {
     "BundleError": "errors",
-    "Callbacks": "client.submission",
+    "Callbacks": "client.callbacks",
     "Candidate": "preflight",
     "Candidates": "preflight",
     "Check": "preflight",
@@ -160,26 +150,26 @@ _MODULE_OF = {
     "UntrustedSettingsError": "errors",
     "UserError": "errors",
     "WarmPool": "planning.warm_pool_state",
-    "check": "client.api",
-    "checkpoint_folder": "client.api",
-    "configure": "client.api",
-    "explain": "client.api",
-    "files": "client.api",
-    "find_candidates": "client.api",
-    "find_settings": "client.api",
-    "get_run": "client.api",
-    "list_profiles": "client.api",
-    "list_runs": "client.api",
-    "logs": "client.api",
-    "plan": "client.api",
-    "read_terraform": "client.api",
-    "remove_profile": "client.api",
-    "resume": "client.api",
-    "status": "client.api",
-    "stop": "client.api",
-    "submit": "client.api",
-    "trace_settings": "client.api",
-    "validate": "client.api",
+    "check": "client.jobs",
+    "checkpoint_folder": "client.runs",
+    "configure": "client.account",
+    "explain": "client.runs",
+    "files": "client.jobs",
+    "find_candidates": "client.account",
+    "find_settings": "client.account",
+    "get_run": "client.runs",
+    "list_profiles": "client.account",
+    "list_runs": "client.runs",
+    "logs": "client.runs",
+    "plan": "client.jobs",
+    "read_terraform": "client.account",
+    "remove_profile": "client.account",
+    "resume": "client.submission",
+    "status": "client.runs",
+    "stop": "client.runs",
+    "submit": "client.submission",
+    "trace_settings": "client.account",
+    "validate": "client.jobs",
 }
 
 

@@ -15,7 +15,7 @@ from support.jobs import Cli
 
 from cloudtrain import CloudError, SettingsError
 from cloudtrain.catalog import read_prices
-from cloudtrain.client import api
+from cloudtrain.client.account import known_prices, refresh_prices
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 
@@ -197,8 +197,8 @@ def test_a_refresh_leaves_other_regions_alone_and_beats_what_came_with_cloudtrai
 
 def test_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_REGION", "eu-west-1")
-    refreshed = api.refresh_prices(today=TODAY)
-    assert refreshed == api.prices()
+    refreshed = refresh_prices(today=TODAY)
+    assert refreshed == known_prices()
     price = refreshed.find("ml.p4d.24xlarge", "eu-west-1")
     assert price is not None
     assert (price.usd_per_hour, price.as_of, price.age_days(date(2026, 11, 25))) == (27.5, "2026-11-21", 4)
@@ -207,7 +207,7 @@ def test_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_of_two_offers_the_dearer_one_counts(price_list: PriceList) -> None:
     price_list.products = [product("EU-Train:ml.g5.xlarge", usd) for usd in ("1.5", "1.7", "1.6")]
-    assert api.refresh_prices("eu-west-1").usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.7
+    assert refresh_prices("eu-west-1").usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.7
 
 
 def test_one_throttled_call_is_tried_again(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,11 +269,11 @@ def test_nobody_listens(cli: Cli, price_list: PriceList) -> None:
     ],
 )
 def test_an_entry_that_is_not_as_documented_writes_nothing(price_list: PriceList, file: Path, broken: str) -> None:
-    api.refresh_prices("eu-west-1", today=TODAY)
+    refresh_prices("eu-west-1", today=TODAY)
     before = file.read_text()
     price_list.products = [*CATALOG, broken]
     with pytest.raises(CloudError, match="not as documented"):
-        api.refresh_prices("eu-west-1")
+        refresh_prices("eu-west-1")
     assert file.read_text() == before
 
 
@@ -307,7 +307,7 @@ def test_a_region_without_prices(cli: Cli, price_list: PriceList) -> None:
 
 def test_china_has_a_price_list_of_its_own(price_list: PriceList) -> None:
     with pytest.raises(CloudError, match="CNY"):
-        api.refresh_prices("cn-north-1")
+        refresh_prices("cn-north-1")
     assert price_list.asked == []
 
 
@@ -326,4 +326,4 @@ def test_a_folder_that_cannot_be_written(price_list: PriceList, file: Path) -> N
     file.parent.parent.mkdir()
     file.parent.write_text("a file where the folder should be")
     with pytest.raises(SettingsError, match="cannot be"):
-        api.refresh_prices("eu-west-1")
+        refresh_prices("eu-west-1")

@@ -518,7 +518,7 @@ def planned(kept: Kept, root: str = "module") -> list[Document]:
     """Return CreateTrainingJob documents, planned offline with a root's outputs as settings."""
     import tempfile
 
-    from cloudtrain.client import api
+    from cloudtrain.client import jobs
     from cloudtrain.settings.settings import Settings
 
     settings = Settings(
@@ -530,7 +530,7 @@ def planned(kept: Kept, root: str = "module") -> list[Document]:
         for lines in _CLUSTERS[root]:
             path = Path(folder) / "job.yaml"
             path.write_text(_JOB.format(cluster=lines))
-            found.append(dict(api.plan(path, settings=settings).request))
+            found.append(dict(jobs.plan(path, settings=settings).request))
     return found
 
 

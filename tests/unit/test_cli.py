@@ -11,7 +11,7 @@ import pytest
 from support.jobs import EXAMPLES, Cli
 
 from cloudtrain import console
-from cloudtrain.client import api
+from cloudtrain.client import jobs
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 
@@ -114,7 +114,7 @@ def test_a_job_of_python_has_its_task_looked_at(job: WriteJob, monkeypatch: pyte
         name="demo", code={"task": "mine:Mine"}, cluster={"instance_type": "ml.g5.xlarge"}, train={"steps": 1}
     )
     with pytest.raises(SpecError, match=r"^mine.py:1:1  Mine is not a Task"):
-        api.plan(spec)
+        jobs.plan(spec)
 
 
 def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
@@ -392,7 +392,7 @@ def test_ctrl_c_in_a_command_is_told_and_is_one_object(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cloudtrain.client.api.get_run", interrupted)
+    monkeypatch.setattr("cloudtrain.client.runs.get_run", interrupted)
     from cloudtrain.cli import run
 
     assert run(["status", "digits-261121-074043-d30c68", "--json"]) == 130

@@ -134,7 +134,7 @@ main()
         "cloudtrain.console",
         "cloudtrain.errors",
         "cloudtrain.cli.runs",
-        "cloudtrain.client.api",
+        "cloudtrain.client.runs",
     ],
 )
 def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(name: str) -> None:

@@ -15,7 +15,7 @@ from support.jobs import (
 )
 
 import cloudtrain
-from cloudtrain.client import api
+from cloudtrain.client.account import trust_settings
 
 TOML = """\
 role = "arn:aws:iam::210987654321:role/theirs"
@@ -136,6 +136,6 @@ def test_the_sdk_refuses_untrusted_settings(cloned: Path) -> None:
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):
         cloudtrain.submit(cloned, settings=trusted)
     assert not answers().exists()
-    api.trust_settings(str(cloned.parent / "cloudtrain.toml"), {"role": trusted.role or "", "bucket": "their-bucket"})
+    trust_settings(str(cloned.parent / "cloudtrain.toml"), {"role": trusted.role or "", "bucket": "their-bucket"})
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):
         cloudtrain.submit(cloned)

@@ -133,13 +133,13 @@ def _run(argv: list[str]) -> int:
 
 def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: bool) -> int:
     """Run a command line again after the user has agreed to the settings beside the job; nothing was done before."""
-    from cloudtrain.client import api
+    from cloudtrain.client.account import trust_settings
 
     try:
         if "--trust" not in argv and not console.agrees(error):
             console.print_error(error, as_json=as_json)
             return error.exit_code
-        api.trust_settings(error.file, error.values)
+        trust_settings(error.file, error.values)
     except click.Abort:  # Ctrl-C instead of an answer
         return EXIT_INTERRUPTED
     except CloudtrainError as refusal:

@@ -27,13 +27,14 @@ def check(
     Each check passes, fails, or could not be made; a failed one comes with its fix. Exit code 3 when one has failed, or
     AWS does not answer at all.
     """
-    from cloudtrain.client import api
+    from cloudtrain.client import jobs
+    from cloudtrain.client.account import find_settings
     from cloudtrain.console.account import print_checks
 
-    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
-    spec = api.validate(job, overrides, instances=instances, settings=settings)
+    settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
+    spec = jobs.validate(job, overrides, instances=instances, settings=settings)
     with console.waiting("asking the account"):
-        checks = api.check(spec, settings=settings)
+        checks = jobs.check(spec, settings=settings)
     if as_json:
         console.print_json({"checks": [each.to_json() for each in checks]})
     else:

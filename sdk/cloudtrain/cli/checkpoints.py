@@ -48,11 +48,11 @@ def checkpoints() -> None:
 @json_option
 def list_(run: str, as_json: bool) -> int:
     """List a run's checkpoints, newest first: complete, unfinished or damaged, and why."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
     with console.waiting("looking for checkpoints"):
-        folder = api.checkpoint_folder(run)
+        folder = checkpoint_folder(run)
         found = folder.list()
     if as_json:
         console.print_json({"checkpoints": [each.to_json() for each in found]})
@@ -70,12 +70,12 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 
     Exit code 4 when one is damaged, or cannot be read with the PyTorch that is installed here.
     """
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
     from cloudtrain.runs.checkpoints import DAMAGED, UNREADABLE
 
     with console.progress("reading") as progress:
-        found = api.checkpoint_folder(run).verify(step, progress)
+        found = checkpoint_folder(run).verify(step, progress)
     if as_json:
         console.print_json({"checkpoints": [each.to_json() for each in found]})
     else:
@@ -100,11 +100,11 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 @json_option
 def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> int:
     """Write the weights of a checkpoint into one file, whatever the number of ranks that have saved it."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
     with console.waiting("exporting"):
-        done = api.checkpoint_folder(run).export(form, step=step, target=output, part=part)
+        done = checkpoint_folder(run).export(form, step=step, target=output, part=part)
     if as_json:
         console.print_json(done.to_json())
     else:

@@ -91,11 +91,11 @@ def _refuse_several(
 
 
 def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> int:
-    from cloudtrain.client import api
+    from cloudtrain.client.account import find_settings, trace_settings
     from cloudtrain.console import configure as shown
 
-    origins = api.trace_settings(job, flags)
-    settings = api.find_settings(job, flags)
+    origins = trace_settings(job, flags)
+    settings = find_settings(job, flags)
     if as_json:
         console.print_json(shown.trace_to_json(origins, settings, _profile()))
     else:
@@ -104,10 +104,10 @@ def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -
 
 
 def _list(*, as_json: bool) -> int:
-    from cloudtrain.client import api
+    from cloudtrain.client.account import list_profiles
     from cloudtrain.console import configure as shown
 
-    profiles = api.list_profiles()
+    profiles = list_profiles()
     if as_json:
         found = [
             {"profile": name, "settings": settings, "chosen": name == _profile()} for name, settings in profiles.items()
@@ -119,9 +119,9 @@ def _list(*, as_json: bool) -> int:
 
 
 def _remove(name: str, *, as_json: bool) -> int:
-    from cloudtrain.client import api
+    from cloudtrain.client.account import remove_profile
 
-    api.remove_profile(name)
+    remove_profile(name)
     if as_json:
         console.print_json({"profile": name, "removed": True})
     else:
@@ -138,16 +138,16 @@ def _profile() -> str | None:
 
 def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str]) -> dict[str, Any]:
     """Return what is to be stored; nothing when that is to be asked. What is said in one word counts most."""
-    from cloudtrain.client import api
+    from cloudtrain.client.account import read_terraform
     from cloudtrain.settings.profiles import parse_assignment
 
     set_ = dict(map(parse_assignment, assignments))
-    outputs = api.read_terraform(terraform) if terraform is not None else {}
+    outputs = read_terraform(terraform) if terraform is not None else {}
     return {**outputs, **flags, **set_}
 
 
 def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, as_json: bool) -> int:
-    from cloudtrain.client import api
+    from cloudtrain.client import account
     from cloudtrain.console import configure as shown
 
     checks: list[Check] = []
@@ -162,7 +162,9 @@ def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, 
     with _nothing_written(), ExitStack() as waiting:
         if not offline:
             waiting.enter_context(console.waiting("asking the account"))
-        change = api.configure(values, profile=_profile(), offline=offline, on_checks=checks.extend, confirm=confirm)
+        change = account.configure(
+            values, profile=_profile(), offline=offline, on_checks=checks.extend, confirm=confirm
+        )
     if as_json:
         console.print_json({**change.to_json(), "checks": [check.to_json() for check in checks]})
     else:
@@ -200,13 +202,13 @@ def _ask() -> dict[str, Any]:
             "there is no terminal to ask on",
             "give what is to be stored: --from-terraform infra/, or --set role=ARN --set bucket=NAME --set region=NAME",
         )
-    from cloudtrain.client import api
+    from cloudtrain.client.account import default_region, list_profiles
 
-    profiles = api.list_profiles()
+    profiles = list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
     with _nothing_written():
         console.say("Enter keeps what stands in brackets; Ctrl-C leaves everything as it was.")
-        region = _ask_for("region", "region", known.get("region") or api.default_region(), None)
+        region = _ask_for("region", "region", known.get("region") or default_region(), None)
         found = _find(region)
         role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
         bucket = _choose("bucket", "bucket", found.get("bucket"), known.get("bucket"), region)
@@ -222,11 +224,11 @@ def _ask() -> dict[str, Any]:
 
 def _find(region: str) -> dict[str, Candidates]:
     """Return what the account has; without credentials nothing, and all is asked for in words."""
-    from cloudtrain.client import api
+    from cloudtrain.client.account import find_candidates
 
     try:
         with console.waiting("looking for roles and buckets"):
-            return api.find_candidates(region)
+            return find_candidates(region)
     except CloudError as error:
         console.say(f"nothing is looked up: {error.message}")
         return {}

@@ -13,11 +13,12 @@ from cloudtrain.cli.options import json_option, run_argument
 @json_option
 def explain(run: str, as_json: bool) -> int:
     """Tell why a run has failed: the first error of all hosts and ranks, its class, and the next thing to do."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import explain as explain_run
+    from cloudtrain.client.runs import get_run
     from cloudtrain.console import runs as shown
 
-    handle = api.get_run(run)
-    found = api.explain(handle)
+    handle = get_run(run)
+    found = explain_run(handle)
     if as_json:
         console.print_json(found.to_json())
     else:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 @json_option
 def validate(job: str, instances: int | None, overrides: tuple[str, ...], local: bool, as_json: bool) -> int:
     """Check a job file and report every problem with line and column. Offline, without credentials."""
-    from cloudtrain.client import api
+    from cloudtrain.client import jobs
 
     try:
-        spec = api.validate(job, overrides, instances=instances, local=local)
+        spec = jobs.validate(job, overrides, instances=instances, local=local)
     except SpecError as error:
         console.print_problems(error, as_json=as_json)
         return EXIT_USER
@@ -58,13 +58,14 @@ def plan(
     as_json: bool,
 ) -> int:
     """Show everything that a submit would send. Offline, without credentials."""
-    from cloudtrain.client import api
+    from cloudtrain.client import jobs
+    from cloudtrain.client.account import find_settings
     from cloudtrain.console.plans import print_plan, say_warnings
 
-    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
-    spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
+    settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
+    spec = jobs.validate(job, overrides, instances=instances, local=local, settings=settings)
     with console.progress("reading the code") as progress:
-        decided = api.plan(spec, local=local, settings=settings, progress=progress)
+        decided = jobs.plan(spec, local=local, settings=settings, progress=progress)
     if only_request:
         console.print_json(decided.request)
     elif as_json:
@@ -81,12 +82,12 @@ def plan(
 @json_option
 def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all: bool, as_json: bool) -> int:
     """Show what code travels, its size and why, and what stays behind and why. Offline, without credentials."""
-    from cloudtrain.client import api
+    from cloudtrain.client import jobs
     from cloudtrain.console.plans import print_files
 
-    spec = api.validate(job, overrides, instances=instances)
+    spec = jobs.validate(job, overrides, instances=instances)
     with console.progress("reading the code") as progress:
-        contents = api.files(spec, progress=progress)
+        contents = jobs.files(spec, progress=progress)
     if as_json:
         console.print_json(contents.to_json())
     else:
@@ -143,20 +144,21 @@ def submit(
     """
     if local and sandbox:
         raise click.UsageError("--local and --sandbox are two places; give one")
-    from cloudtrain.client import api
-    from cloudtrain.client.submission import Callbacks
+    from cloudtrain.client import jobs, submission
+    from cloudtrain.client.account import find_settings
+    from cloudtrain.client.callbacks import Callbacks
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
     from cloudtrain.console.plans import warnings_at_end
 
-    settings = api.find_settings(job, {"role": role, "bucket": bucket, "region": region})
-    spec = api.validate(job, overrides, instances=instances, local=local, settings=settings)
+    settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
+    spec = jobs.validate(job, overrides, instances=instances, local=local, settings=settings)
     with (
         warnings_at_end() as on_plan,
         console.progress("packing the code") as progress,
         console.progress("uploading") as upload_progress,
     ):
-        run = api.submit(
+        run = submission.submit(
             spec,
             local=local,
             sandbox=sandbox,
@@ -217,14 +219,14 @@ def resume(
 
     It has the same job, code and data; neither job file nor code need be here.
     """
-    from cloudtrain.client import api
-    from cloudtrain.client.submission import Callbacks
+    from cloudtrain.client import submission
+    from cloudtrain.client.callbacks import Callbacks
     from cloudtrain.console import runs
     from cloudtrain.console.account import say_checks
     from cloudtrain.console.plans import warnings_at_end
 
     with warnings_at_end() as on_plan:
-        started = api.resume(
+        started = submission.resume(
             run,
             overrides,
             instances=instances,

@@ -19,14 +19,14 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> int:
 
     from cloudtrain import catalog
     from cloudtrain.catalog import service_limits
-    from cloudtrain.client import api
+    from cloudtrain.client.account import find_settings, known_prices, refresh_prices
     from cloudtrain.console.account import prices_to_json, print_prices
 
-    region = region or api.find_settings().region or catalog.priced_regions()[0]
+    region = region or find_settings().region or catalog.priced_regions()[0]
     if region not in service_limits.regions() and not refresh:
         raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(service_limits.regions())))
     today = datetime.now(UTC).date()
-    known = api.refresh_prices(region, today=today) if refresh else api.prices()
+    known = refresh_prices(region, today=today) if refresh else known_prices()
     if as_json:
         console.print_json(prices_to_json(known, region, today))
     else:

@@ -24,9 +24,9 @@ from cloudtrain.support.units import parse_moment
 @json_option
 def status(run: str, as_json: bool) -> int:
     """Tell the truth about a run: state, reason, progress, last checkpoint, cost."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import get_run
 
-    found = api.status(run)
+    found = get_run(run).status()
     if as_json:
         console.print_json(found.to_json())
     else:
@@ -42,10 +42,10 @@ def status(run: str, as_json: bool) -> int:
 @json_option
 def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import get_run
     from cloudtrain.console.logs import print_logs, print_logs_json
 
-    handle = api.get_run(run)
+    handle = get_run(run)
     lines = handle.logs(follow=follow, only=only, on_trouble=console.say)
     if as_json:
         return print_logs_json(handle, lines, follow=follow)
@@ -58,10 +58,10 @@ def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> i
 @json_option
 def follow(run: str, only: LogFilter, as_json: bool) -> int:
     """Come back to a run: its log, how it stands, what it costs, until it ends. Ctrl-C leaves it going."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import get_run
     from cloudtrain.console.follow import follow as show
 
-    return show(api.get_run(run), only=only, as_json=as_json)
+    return show(get_run(run), only=only, as_json=as_json)
 
 
 @click.command(name="list")
@@ -87,10 +87,10 @@ def list_(
     as_json: bool,
 ) -> int:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import list_runs
 
     wanted = _wanted(name, states, tags, since, until)
-    found = api.list_runs(
+    found = list_runs(
         wanted,
         local=only != "sagemaker",
         sagemaker={"local": False, "sagemaker": True}.get(only or ""),
@@ -165,9 +165,9 @@ def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> d
 @json_option
 def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     """End a run. A Task saves a checkpoint first; what does not end in the grace time is killed."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import get_run
 
-    handle = api.get_run(run)
+    handle = get_run(run)
     try:
         is_over = handle.state.is_final
     except UnreadableStateError:

@@ -37,16 +37,16 @@ def sandbox(
 
     The first line of standard output is one JSON object: endpoint, role, bucket, and what a client must export.
     """
-    from cloudtrain.client import api
+    from cloudtrain.client.sandbox import serve_sandbox, stop_sandbox
 
     if stop:
-        was_there = api.stop_sandbox(home)
+        was_there = stop_sandbox(home)
         if as_json:
             console.print_json({"stopped": was_there})
         else:
             console.print_text("the sandbox has ended" if was_there else "no sandbox runs here")
         return 0
-    api.serve_sandbox(
+    serve_sandbox(
         home=home,
         port=port,
         most_processes=processes,

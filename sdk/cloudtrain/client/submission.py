@@ -1,169 +1,197 @@
-"""One submit to SageMaker: look, check, pack, claim, send; and again while there is no capacity."""
+"""Verbs that start a run: submit and resume."""
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from cloudtrain.aws.retry import Backoff
-from cloudtrain.bundle import ProgressCallback
-from cloudtrain.client.capacity import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, lacks_capacity
-from cloudtrain.errors import CloudError, NoCapacityError
-from cloudtrain.planning.plan import Plan
+from cloudtrain.bundle import BUNDLES_FOLDER
+from cloudtrain.client.account import find_settings
+from cloudtrain.client.backend_lookup import find_backend, local_backend, sagemaker_backend, sandbox_backend
+from cloudtrain.client.callbacks import NO_CALLBACKS, Callbacks
+from cloudtrain.client.capacity import FIRST_PAUSE_SECONDS
+from cloudtrain.client.check_results import add_warnings, raise_failed
+from cloudtrain.client.home import find_home, make_home
+from cloudtrain.client.jobs import validate
+from cloudtrain.client.plan_builder import find_resume_source, plan_code, plan_with_contents, stamp_data
+from cloudtrain.client.resume_checks import (
+    add_continuation,
+    reject_missing_checkpoint,
+    reject_other_training,
+    storage_environ,
+)
+from cloudtrain.client.sagemaker_submission import SageMakerSubmission
+from cloudtrain.client.sandbox import SANDBOX, find_sandbox, start_sandbox
+from cloudtrain.errors import CloudError, UserError
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import LOCAL
+from cloudtrain.planning.storage_layout import Resumed
+from cloudtrain.runs.checkpoints import CheckpointFolder
+from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.status import State
-from cloudtrain.support.run_id import make_run_id
-from cloudtrain.support.units import format_duration
+from cloudtrain.settings.settings import Settings
+from cloudtrain_runtime.contract import BUNDLE_FILE
 
 if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker import SageMakerBackend
     from cloudtrain.bundle.archive import Bundle
-    from cloudtrain.preflight import Check
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
+def submit(
+    spec: JobSpec | str | Path,
+    *,
+    local: bool = False,
+    sandbox: bool = False,
+    settings: Settings | None = None,
+    skip_check: bool = False,
+    new: bool = False,
+    wait_for_capacity: float | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> Run:
+    """Start a run and return it at once; the run continues without this process.
 
+    If a run of the same request and code is live, that one is returned and nothing is started (`run.attached`), from
+    whichever machine it was submitted. Local runs cost nothing: each submit starts one.
 
-@dataclass(frozen=True)
-class Callbacks:
-    """What a submit or a resume reports while it works. Each callback is optional.
+    Args:
+        spec: The job, or the path of its file.
+        local: Run on this machine instead of SageMaker.
+        sandbox: Send to the local AWS; one is started in the background when none runs. Only the checkpoint is checked
+            first, because a sandbox has no quotas and no resources of the real account.
+        settings: The account; by default from environment and files.
+        skip_check: Do not check the account first.
+        new: Start another run beside one of the same request and code.
+        wait_for_capacity: Seconds during which a run without capacity or quota is submitted again, with growing
+            pauses; `submit` then returns when the run has its instances. Other errors are not retried.
+        callbacks: What to call during the submit, such as `Callbacks(on_plan=...)`.
 
-    Attributes:
-        on_plan: Called with the plan before anything is packed, asked or sent; its warnings are there to be shown.
-        on_checks: Called with the checks of the account when none of them has failed; some may be unknown.
-        on_wait: Called with the reason and the seconds before each pause of `wait_for_capacity`.
-        on_sent: Called with each run that `wait_for_capacity` submits, before its instances are waited for.
-        progress: Called with the bytes of the code that have been read or packed, and how many there are.
-        upload_progress: Called with the bytes that have been uploaded, and how many there are.
-    """
-
-    on_plan: Callable[[Plan], None] = _ignore
-    on_checks: Callable[[tuple[Check, ...]], None] = _ignore
-    on_wait: Callable[[str, float], None] = _ignore
-    on_sent: Callable[[Run], None] = _ignore
-    progress: ProgressCallback | None = None
-    upload_progress: ProgressCallback | None = None
-
-
-NO_CALLBACKS = Callbacks()
-
-
-class Sending:
-    """One submit to SageMaker, from the look for a run that goes on to the training job; may be done several times."""
-
-    def __init__(
-        self,
-        cloud: SageMakerBackend,
-        pack: Callable[[], Bundle] | None,
-        *,
-        skip_check: bool,
-        new: bool,
-        callbacks: Callbacks,
-    ) -> None:
-        self._callbacks = callbacks
-        self._cloud = cloud
-        self._pack = pack
-        self._skip_check = skip_check
-        self._new = new
-
-    def send(self, decided: Plan) -> Run:
-        """Return the run of this request that has not ended, or start one; with the warnings of plan and checks."""
-        if not self._new and (live := self._cloud.find_live(decided)) is not None:
-            return live.with_warnings(decided.warnings)
-        self._cloud.start_loading()
-        pending = None if self._skip_check else self._cloud.start_checks(decided)
-        bundle = None if self._pack is None else self._pack()
-        if pending is not None:
-            refuse_failed(checks := pending.wait())
-            self._callbacks.on_checks(checks)
-            decided = replace(decided, checks=tuple(check.to_json() for check in checks))
-            decided = add_warnings(decided, checks)
-        return self._start(decided, bundle).with_warnings(decided.warnings)
-
-    def _start(self, decided: Plan, bundle: Bundle | None) -> Run:
-        if self._new:
-            return self._send_beside(decided, bundle)
-        reserved = self._cloud.reserve(decided)
-        return reserved if isinstance(reserved, Run) else self._submit(reserved, bundle)
-
-    def _send_beside(self, decided: Plan, bundle: Bundle | None) -> Run:
-        """Start a run under a name of its own: one of time and request is the same for all who ask in one second."""
-        own = decided.rename(make_run_id(decided.job, datetime.now(UTC), secrets.token_hex(3)))
-        run = self._submit(own, bundle)
-        self._cloud.hand_over(own)
-        return run
-
-    def _submit(self, decided: Plan, bundle: Bundle | None) -> Run:
-        return self._cloud.submit(decided, bundle, progress=self._callbacks.upload_progress)
-
-    def send_when_there_is_room(
-        self,
-        decided: Plan,
-        seconds: float,
-        *,
-        first_pause: float = FIRST_PAUSE_SECONDS,
-    ) -> Run:
-        """Send again and again, with growing pauses, while there is no capacity or the quota is used up.
-
-        Args:
-            decided: What to send; a further try gets a run id of its own time.
-            seconds: How long the pauses may be in all.
-            first_pause: Seconds.
-
-        Returns:
-            The run, which has its instances.
-
-        Raises:
-            NoCapacityError: there was no room in that time.
-        """
-        backoff, left_seconds = Backoff(first_pause, LONGEST_PAUSE_SECONDS), seconds
-        while True:
-            try:
-                run = self.send(decided)
-                self._callbacks.on_sent(run)
-                status = run.wait(until=State.RUNNING)
-                if not lacks_capacity(status):
-                    return run
-                reason = status.reason
-            except NoCapacityError as error:
-                reason = error.message
-            if left_seconds <= 0:
-                hint = "wait longer, or let the job take other types: cluster.prefer"
-                raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
-            pause = min(backoff.next_seconds(), left_seconds)
-            left_seconds -= pause
-            self._callbacks.on_wait(reason, pause)
-            time.sleep(pause)
-            decided = decided.rename(make_run_id(decided.job, datetime.now(UTC), decided.identity[:6]))
-
-
-def add_warnings(decided: Plan, checks: tuple[Check, ...]) -> Plan:
-    """Return the plan with the warnings of checks of the account after its own."""
-    return replace(decided, warnings=(*decided.warnings, *(check.warning for check in checks if check.warning)))
-
-
-def refuse_failed(
-    checks: tuple[Check, ...],
-    hint: str = "see all of them: cloudtrain check JOB; to submit all the same: --skip-check",
-) -> None:
-    """Raise what has failed; the hint tells what else can be done about it.
+    Returns:
+        The run; `run.warnings` are those of its plan.
 
     Raises:
-        CloudError: a check has failed.
-        NoCapacityError: only the quota has.
+        SpecError, BundleError, SettingsError, MissingExtraError: The input is wrong; nothing was started.
+        CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
     """
-    failed = [check for check in checks if check.result == "fail"]
-    if failed:
-        lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
-        count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
-        # A quota is the one thing that may mend itself.
-        kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
-        raise kind(
-            f"{count} failed, so nothing was uploaded or started:\n  {lines}",
-            hint,
-        )
+    if sandbox:
+        found = start_sandbox()
+        settings = found.settings(settings or find_settings(spec))
+    spec = spec if isinstance(spec, JobSpec) else validate(spec, local=local, settings=settings)
+    settings = settings or find_settings(spec)
+    cloud = None if local else sandbox_backend(found, settings) if sandbox else sagemaker_backend(settings)
+    if cloud is not None:
+        cloud.check_ready()
+    decided, contents = plan_with_contents(
+        spec, local=local, settings=settings, progress=callbacks.progress, cloud=cloud
+    )
+    if local:
+        reject_missing_checkpoint(decided, settings)
+        if decided.config.task is not None:  # a script need not load the checkpoints there
+            reject_other_training(decided)
+    callbacks.on_plan(decided)
+    from cloudtrain.bundle.archive import write_bundle
+
+    def pack() -> Bundle:
+        return write_bundle(contents, make_home() / BUNDLES_FOLDER, progress=callbacks.progress)
+
+    if cloud is None:
+        return local_backend().submit(decided, pack()).with_warnings(decided.warnings)
+    submission = SageMakerSubmission(cloud, pack, skip_check=skip_check, new=new, callbacks=callbacks)
+    if wait_for_capacity is None:
+        return submission.submit(decided)
+    first_pause = cloud.poll_seconds if sandbox else FIRST_PAUSE_SECONDS
+    return submission.submit_until_capacity(decided, wait_for_capacity, first_pause=first_pause)
+
+
+def resume(
+    reference: str,
+    overrides: Iterable[str] = (),
+    *,
+    instances: int | None = None,
+    from_step: int | None = None,
+    settings: Settings | None = None,
+    skip_check: bool = False,
+    new: bool = False,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> Run:
+    """Start a new run from a complete checkpoint of one that has ended, by default the last.
+
+    The new run has the same job, code, data and account. Neither job file nor code is needed on this machine.
+
+    Args:
+        reference: The run that has ended.
+        overrides: Changes of the job, `path=value` as the `--set` option takes them, such as `cluster.spot=true`.
+        instances: Replaces `cluster.instances`.
+        from_step: Step of the checkpoint to resume from.
+        settings: Region and transport; by default from environment and files.
+        skip_check: Do not check the account first. The checkpoint is checked in any case.
+        new: Start another run beside one of the same request.
+        callbacks: What to call during the resume, such as `Callbacks(on_plan=...)`.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        UserError: The run has not ended, or has left no complete checkpoint; nothing was started.
+        SpecError: The changed job is not valid.
+        CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
+    """
+    backend, run = find_backend(reference, settings)
+    state = backend.status(run).state
+    if not state.is_final:
+        raise UserError(f"{run} is {state}: it goes on by itself", f"to end it: cloudtrain stop {run}")
+    previous = PreviousRun(backend.plan_of(run))
+    spec = previous.job(overrides, instances=instances)
+    resumed = previous.saved if spec.checkpoint.resume == run else None
+    if from_step is not None:
+        if resumed is None:
+            raise UserError("--from and checkpoint.resume name two places", "give one of them")
+        saved = CheckpointFolder(resumed.steps, run, storage_environ(backend.name, settings))
+        resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
+    current = settings or find_settings()
+    if backend.name == LOCAL:
+        return _resume_local(previous, spec, resumed, current, callbacks)
+    if backend.name == SANDBOX and (found := find_sandbox()) is not None:
+        current = found.settings(current)
+    account = previous.settings(current)
+    cloud = cast("SageMakerBackend", backend).under(account)
+    cloud.check_ready()
+    data_stamp = stamp_data(spec)
+    resumed = resumed or find_resume_source(spec, account, local=False, cloud=cloud)
+    decided = plan_code(spec, previous.code, local=False, settings=account, data_stamp=data_stamp, resumed=resumed)
+    callbacks.on_plan(decided)
+    hint = f"see what {run} has left: cloudtrain checkpoints {backend.name}:{run}"
+    try:
+        raise_failed(checks := cloud.check_resume(decided), hint)
+    except CloudError as error:
+        raise UserError(error.message, error.hint) from None  # the exit code of a missing checkpoint is 2 everywhere
+    if skip_check:
+        callbacks.on_checks(checks)
+        decided = add_warnings(decided, checks)
+    return SageMakerSubmission(cloud, None, skip_check=skip_check, new=new, callbacks=callbacks).submit(decided)
+
+
+def _resume_local(
+    previous: PreviousRun, spec: JobSpec, resumed: Resumed | None, settings: Settings, callbacks: Callbacks
+) -> Run:
+    """Start a local run from the checkpoints and the packed code of another one.
+
+    Args:
+        previous: The run that has ended.
+        spec: The job, with its changes.
+        resumed: Where the checkpoints are.
+        settings: The account; it names the owners of buckets.
+        callbacks: What to call.
+
+    Raises:
+        UserError: The checkpoint or the code does not exist.
+    """
+    from cloudtrain.bundle.archive import Bundle
+
+    again = f"cloudtrain submit --local JOB --set checkpoint.resume={previous.run}"
+    decided = add_continuation(plan_code(spec, previous.code, local=True, settings=settings, resumed=resumed))
+    reject_missing_checkpoint(decided, settings)
+    archive = find_home() / BUNDLES_FOLDER / previous.code.digest / BUNDLE_FILE
+    if not archive.is_file():
+        raise UserError(f"the code of {previous.run} is gone: {archive}", f"with the code as it is now: {again}")
+    callbacks.on_plan(decided)
+    return local_backend().submit(decided, Bundle(archive, previous.code)).with_warnings(decided.warnings)

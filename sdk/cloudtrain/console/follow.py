@@ -561,10 +561,10 @@ def _summary(out: Console, status: Status, job: str | None, *, is_drawn: bool) -
 
 def _explain(out: Console, run: Run) -> None:
     """Print why a followed run has failed. What cannot be read does not hide how it ended."""
-    from cloudtrain.client import api
+    from cloudtrain.client.runs import explain
 
     try:
-        lines = explanation_lines(api.explain(run), run.reference)
+        lines = explanation_lines(explain(run), run.reference)
     except CloudError as error:
         lines = [f"not explained: {error}"]
     for line in ("", *lines):

@@ -1,0 +1,36 @@
+"""The folder of local runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cloudtrain.errors import UserError
+
+HOME_VARIABLE = "CLOUDTRAIN_HOME"
+HOME_FOLDER = ".cloudtrain"
+
+
+def find_home() -> Path:
+    """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest `.cloudtrain` upwards, else one here."""
+    if os.environ.get(HOME_VARIABLE):
+        return Path(os.environ[HOME_VARIABLE]).absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / HOME_FOLDER).is_dir():
+            return folder / HOME_FOLDER
+    return here / HOME_FOLDER
+
+
+def make_home() -> Path:
+    """Return the folder of local runs; create it when it does not exist.
+
+    Raises:
+        UserError: It cannot be created.
+    """
+    home = find_home()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}") from None
+    return home
