@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.failure_rules import Explanation, FailureClass, explain
+from cloudtrain.failure_rules import Explanation, FailureClass, explain_run
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.status import State, Status
 
@@ -14,7 +14,7 @@ REQUIREMENTS = {"code.requirements": "requirements.txt"}
 def explained(error: str, backend: str = "local", facts: dict[str, str] | None = None) -> Explanation:
     lines = ["Traceback (most recent call last):", '  File "/opt/ml/code/train.py", line 3, in <module>', error]
     read = [LogLine("algo-1", text) for text in lines]
-    return explain(Status("r", backend, State.FAILED), read, facts)
+    return explain_run(Status("r", backend, State.FAILED), read, facts)
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ def test_a_missing_module_is_named_by_its_distribution(module: str, distribution
     error = f"ModuleNotFoundError: No module named '{module}'"
     here = explained(error, facts=REQUIREMENTS)
     assert here.failure is FailureClass.DEPENDENCY_INSTALL
-    assert here.action.startswith("requirements.txt is not installed by local runs: pip install -r requirements.txt")
+    assert here.action.startswith("Local runs do not install requirements.txt: pip install -r requirements.txt")
     assert f"(add {distribution} to it" in here.action
-    assert explained(error).action.startswith(f"Install it here, pip install {distribution},")
+    assert explained(error).action.startswith(f"Install it here (pip install {distribution}),")
     assert f"Add {distribution} to code.requirements" in explained(error, "sagemaker", REQUIREMENTS).action
 
 
 def test_a_local_run_is_not_told_to_run_locally() -> None:
-    assert explained("ValueError: 3").action == "Mend train.py:3."
+    assert explained("ValueError: 3").action == "Fix train.py:3."
     assert explained("ValueError: 3", "sandbox").action.endswith("cloudtrain submit JOB --local.")
 
 
@@ -75,8 +75,8 @@ def test_a_module_beside_a_nested_script_needs_a_path() -> None:
 def test_a_file_that_stayed_behind_is_named() -> None:
     error = "OSError: Error no file named model.safetensors, or pytorch_model.bin, found in directory tiny."
     action = explained(error, facts={"left_out:tiny/model.safetensors": "a model"}).action
-    assert action.startswith("tiny/model.safetensors stayed behind (a model)")
-    assert explained(error, facts={"left_out:other.bin": "data"}).action == "Mend train.py:3."
+    assert action.startswith("tiny/model.safetensors is not in the bundle (a model)")
+    assert explained(error, facts={"left_out:other.bin": "data"}).action == "Fix train.py:3."
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,20 @@ def test_a_file_that_stayed_behind_is_named() -> None:
 )
 def test_a_download_without_network_is_recognised(error: str) -> None:
     assert explained(error).failure is FailureClass.DATA
-    assert explained(error).action.startswith("This machine has no way to that address")
-    assert explained(error, "sagemaker").action.startswith("The container has no way to that address")
+    assert explained(error).action.startswith("This machine cannot reach that address")
+    assert explained(error, "sagemaker").action.startswith("The container cannot reach that address")
 
 
 @pytest.mark.parametrize("backend", ["local", "sagemaker"])
 def test_what_stayed_behind_is_named_with_its_rule(backend: str) -> None:
     facts = {"left_out:lib/helper.py": ".gitignore:2 helper.py", "left_out:configs/": "results and data"}
     module = explained("ModuleNotFoundError: No module named 'helper'", backend, facts)
-    assert module.action.startswith("lib/helper.py stayed behind (.gitignore:2 helper.py)")
+    assert module.action.startswith("lib/helper.py is not in the bundle (.gitignore:2 helper.py)")
     for path in ("configs/base.yaml", "/run/opt/ml/code/configs/a/b.yaml"):
         error = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
-        assert explained(error, backend, facts).action.startswith("configs/ stayed behind")
+        assert explained(error, backend, facts).action.startswith("configs/ is not in the bundle")
     other = explained("FileNotFoundError: [Errno 2] No such file or directory: '/configs/a.yaml'", backend, facts)
-    assert "stayed behind" not in other.action
+    assert "is not in the bundle" not in other.action
 
 
 def test_a_literal_path_of_a_channel_names_its_variable() -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from support.explanations import CASES, FACTS, Case
 
-from cloudtrain.failure_rules import FailureClass, explain
+from cloudtrain.failure_rules import FailureClass, explain_run
 from cloudtrain.runs.log_lines import LogLine
 
 
@@ -19,7 +19,7 @@ def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("order", [tuple, by_host], ids=["by-clock", "by-host"])
 def test_case(case: Case, order: type[tuple]) -> None:
-    found = explain(case.status, iter(order(case.lines)), FACTS)
+    found = explain_run(case.status, iter(order(case.lines)), FACTS)
     expected = case.expected
     assert found.failure == expected["class"], found
     assert expected["action"] in found.action
@@ -40,7 +40,7 @@ def test_there_are_enough_and_of_every_class() -> None:
 
 def test_every_action_is_whole() -> None:
     for case in CASES:
-        found = explain(case.status, case.lines)
+        found = explain_run(case.status, case.lines)
         assert not set("[]{}") & set(found.action), found.action
         assert len(found.traceback) <= 10
 
@@ -52,5 +52,5 @@ def test_an_ended_run_without_failure_has_no_class() -> None:
         from cloudtrain.runs.status import State
 
         for state in (State.SUCCEEDED, State.STOPPED):
-            found = explain(replace(case.status, state=state, reason=""), case.lines)
+            found = explain_run(replace(case.status, state=state, reason=""), case.lines)
             assert found.failure is None

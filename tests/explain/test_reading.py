@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudtrain.failure_rules import FailureClass, explain
-from cloudtrain.failure_rules.collectives import Collectives
-from cloudtrain.failure_rules.job_values import read_facts
-from cloudtrain.failure_rules.matches import WentOn
-from cloudtrain.failure_rules.rules import RULES, Place
+from cloudtrain.failure_rules import FailureClass, explain_run
+from cloudtrain.failure_rules.collectives import CollectiveTimeouts
+from cloudtrain.failure_rules.error_groups import ProgressTracker
+from cloudtrain.failure_rules.facts import read_facts
+from cloudtrain.failure_rules.rules import RULES, Source
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.status import State, Status
 
@@ -34,7 +34,7 @@ def long_log() -> Iterator[LogLine]:
         else:
             text = f"epoch 0 batch {number} loss 2.13 lr 3e-4 and what else is said in a line of ordinary length"
         yield LogLine(f"algo-{number % 4 + 1}", text, number / 1000)
-    for number in range(4 * WentOn.LINES):
+    for number in range(4 * ProgressTracker.LINES):
         yield LogLine(f"algo-{number % 4 + 1}", "nothing new", LINES / 1000)
     for text in (
         "Traceback (most recent call last):",
@@ -47,7 +47,7 @@ def long_log() -> Iterator[LogLine]:
 def test_memory_does_not_grow_with_the_log() -> None:
     tracemalloc.start()
     try:
-        found = explain(FAILED, long_log())
+        found = explain_run(FAILED, long_log())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -62,19 +62,19 @@ def test_a_flood_of_different_errors_at_the_end_keeps_the_first() -> None:
             words = "".join("abcdefghij"[int(digit)] for digit in str(number))
             yield LogLine("algo-1", f"{words.capitalize()}Error: went wrong", float(number))
 
-    assert explain(FAILED, flood()).message == "AError: went wrong"
+    assert explain_run(FAILED, flood()).message == "AError: went wrong"
 
 
 def test_each_line_rule_is_found_by_its_needles() -> None:
     for rule in RULES:
-        assert bool(rule.needles) == (Place.LINE in rule.places), rule.pattern.pattern
+        assert bool(rule.needles) == (Source.LINE in rule.sources), rule.pattern.pattern
 
 
 def test_a_job_that_goes_on_has_survived() -> None:
-    tail = [LogLine("algo-1", f"epoch {number} done") for number in range(WentOn.LINES)]
+    tail = [LogLine("algo-1", f"epoch {number} done") for number in range(ProgressTracker.LINES)]
     error = [LogLine("algo-1", "ERROR: No matching distribution found for numpyy")]
-    assert explain(FAILED, [*error, *tail]).failure is FailureClass.UNKNOWN
-    assert explain(FAILED, [*error, *tail[1:]]).failure is FailureClass.DEPENDENCY_INSTALL
+    assert explain_run(FAILED, [*error, *tail]).failure is FailureClass.UNKNOWN
+    assert explain_run(FAILED, [*error, *tail[1:]]).failure is FailureClass.DEPENDENCY_INSTALL
 
 
 def test_damage_is_no_bug() -> None:
@@ -90,7 +90,7 @@ def test_damage_is_no_bug() -> None:
         "x" * 1_000_000,
         "[rank1]: ",
     ]
-    found = explain(FAILED, [LogLine("algo-1", text) for text in lines])
+    found = explain_run(FAILED, [LogLine("algo-1", text) for text in lines])
     assert found.failure is FailureClass.UNKNOWN
     assert len(found.message) <= 400
 
@@ -103,19 +103,19 @@ def test_damage_is_no_bug() -> None:
     ],
 )
 def test_who_is_missing(lines: list[str], world: int, missing: tuple[int, ...]) -> None:
-    collectives = Collectives()
+    collectives = CollectiveTimeouts()
     for line in lines:
         collectives.read(line)
-    assert collectives.missing(world) == missing
+    assert collectives.missing_ranks(world) == missing
 
 
 def test_nobody_is_accused_when_only_few_have_reported() -> None:
-    collectives = Collectives()
+    collectives = CollectiveTimeouts()
     collectives.read(
         "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1) "
         "ran for 600000 milliseconds before timing out."
     )
-    assert collectives.missing(16) == ()
+    assert collectives.missing_ranks(16) == ()
 
 
 def test_facts_are_read_from_what_was_sent() -> None:

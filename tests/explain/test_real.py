@@ -60,7 +60,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     assert done.json["exit_code"] == 4
     shown = done.err[done.err.index("state      FAILED: KeyError: 'label_17'") :].splitlines()
     assert shown[1:3] == ["why        the job's own code", "where      rank 1, algo-2"]
-    assert shown[-2] == "do         Mend train.py:11."
+    assert shown[-2] == "do         Fix train.py:11."
     found = cli("explain", done.json["run"], "--json").json
     assert found == {
         "run": done.json["run"],
@@ -80,7 +80,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
         "ranks": [1],
         "hosts": ["algo-2"],
         "last_lines": [],
-        "action": "Mend train.py:11.",
+        "action": "Fix train.py:11.",
     }
     assert cli("explain", done.json["run"]).out.splitlines()[:3] == shown[:3]
 
@@ -125,7 +125,7 @@ def test_a_file_that_an_ignore_rule_left_behind_is_named(cli: Cli, boom: Boom) -
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4
     action = cli("explain", done.json["run"], "--json").json["action"]
-    assert action.startswith("configs/ stayed behind (.gitignore:1")
+    assert action.startswith("configs/ is not in the bundle (.gitignore:1")
     assert "!/configs/" in action
 
 

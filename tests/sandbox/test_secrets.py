@@ -73,4 +73,4 @@ def test_a_secret_that_is_not_there_fails_the_run_before_its_ranks(
     assert "WANDB_API_KEY: the secret gone is not there in us-west-2" in done.json["reason"]
     explained = cli("explain", done.json["run"], "--json", environ=environment).json
     assert explained["class"] == "user_code"
-    assert explained["action"].startswith("Mend the reference to gone in code.env of the job")
+    assert explained["action"].startswith("Fix the reference to gone in code.env of the job")

@@ -20,7 +20,7 @@ from cloudtrain.backends.sagemaker.job_states import (
     read_waiting,
     seconds_on_instances,
 )
-from cloudtrain.failure_rules import explain
+from cloudtrain.failure_rules import explain_run
 from cloudtrain.runs.status import State, Status
 
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
@@ -179,7 +179,7 @@ def test_each_end_has_words_of_its_own_and_an_explanation() -> None:
     reasons = {name: read_reason(job, NOW) for name, job in ends.items()}
     assert len(set(reasons.values())) == 5
     for name, reason in reasons.items():
-        found = explain(Status("a-261121-070000-1a2b3c", "sagemaker", State.STOPPED, reason), ())
+        found = explain_run(Status("a-261121-070000-1a2b3c", "sagemaker", State.STOPPED, reason), ())
         assert str(found.failure) == name.partition(" ")[0]
         assert found.action or name == "None"
 

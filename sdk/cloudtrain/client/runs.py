@@ -73,13 +73,13 @@ def explain(run: str | Run, *, settings: Settings | None = None) -> Explanation:
         RunNotFoundError: There is no such run.
         CloudError: AWS refused or cannot be reached.
     """
-    from cloudtrain.failure_rules import explain as explain_lines
+    from cloudtrain.failure_rules import explain_run
 
     handle = run if isinstance(run, Run) else get_run(run, settings=settings)
     found = handle.status()
     # The log of a run that has succeeded or was stopped is not needed.
     lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
-    return explain_lines(found, lines, handle.facts())
+    return explain_run(found, lines, handle.facts())
 
 
 def stop(reference: str, *, settings: Settings | None = None) -> Run:

@@ -1,4 +1,4 @@
-"""The classes of failures, and their names for people."""
+"""Classes of failures and their descriptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class FailureClass(enum.StrEnum):
-    """What kind of thing went wrong, and so whose move it is."""
+    """The kind of failure, which decides who can fix it."""
 
     USER_CODE = "user_code"
     OUT_OF_MEMORY = "out_of_memory"
@@ -14,9 +14,9 @@ class FailureClass(enum.StrEnum):
     HOST_MEMORY = "host_memory"
     """Of an instance, its shared memory included."""
     NCCL = "nccl"
-    """The way between ranks: NCCL, EFA, Gloo, rendezvous."""
+    """The network between ranks: NCCL, EFA, Gloo, rendezvous."""
     HANG = "hang"
-    """A rank did not come to a collective."""
+    """A rank did not join a collective."""
     DATA = "data"
     S3_ACCESS = "s3_access"
     IMAGE_PULL = "image_pull"
@@ -35,7 +35,7 @@ class FailureClass(enum.StrEnum):
 
     @property
     def words(self) -> str:
-        """The class as people say it."""
+        """The class in words."""
         return _WORDS[self]
 
 
@@ -44,7 +44,7 @@ _WORDS = {
     FailureClass.OUT_OF_MEMORY: "out of GPU memory",
     FailureClass.HOST_MEMORY: "out of host memory",
     FailureClass.NCCL: "the network between ranks",
-    FailureClass.HANG: "a rank did not come to a collective",
+    FailureClass.HANG: "a rank did not join a collective",
     FailureClass.DATA: "the data",
     FailureClass.S3_ACCESS: "access to S3",
     FailureClass.IMAGE_PULL: "the container image",
@@ -57,5 +57,5 @@ _WORDS = {
     FailureClass.DISK_FULL: "a full disk",
     FailureClass.CHECKPOINT: "the checkpoint",
     FailureClass.SERVICE: "SageMaker or its hardware",
-    FailureClass.UNKNOWN: "not known",
+    FailureClass.UNKNOWN: "unknown",
 }

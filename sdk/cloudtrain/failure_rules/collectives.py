@@ -1,4 +1,4 @@
-"""Which rank did not come: read from what the waiting ranks say."""
+"""Missing ranks of a collective, found in the messages of the waiting ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,23 @@ _BARRIER = re.compile(r"Ranks? (?P<ranks>\d[\d, ]*) failed to pass monitoredBarr
 
 
 @dataclass
-class Collectives:
-    """Where each rank stood when a collective timed out; one entry per rank."""
+class CollectiveTimeouts:
+    """State of each rank when a collective timed out.
+
+    Attributes:
+        timed_out: By rank, number and kind of the collective that it waited for.
+        enqueued: By rank, number of the last collective that it enqueued.
+        reported: Ranks that torch itself reports as missing.
+        seconds: Longest time that a rank waited.
+    """
 
     timed_out: dict[int, tuple[int, str]] = field(default_factory=dict)
     enqueued: dict[int, int] = field(default_factory=dict)
-    named: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
     seconds: float = 0.0
 
     def read(self, text: str) -> None:
-        """Take a log line."""
+        """Read a log line."""
         if "collective" in text or "monitoredBarrier" in text or "enqueued" in text:
             self._read(text)
 
@@ -41,7 +48,7 @@ class Collectives:
         elif (match := _ENQUEUED.search(text)) is not None:
             self.enqueued[int(match["rank"])] = int(match["number"])
         elif (match := _DESYNC.search(text) or _BARRIER.search(text)) is not None:
-            self.named |= {int(rank) for rank in re.findall(r"\d+", match["ranks"])}
+            self.reported |= {int(rank) for rank in re.findall(r"\d+", match["ranks"])}
 
     @property
     def waited_for(self) -> tuple[int, str] | None:
@@ -49,14 +56,14 @@ class Collectives:
         counted = Counter(self.timed_out.values())
         return max(counted, key=lambda work: (counted[work], -work[0])) if counted else None
 
-    def missing(self, world_size: int | None) -> tuple[int, ...]:
-        """Return the ranks that did not come, or nothing when the log does not tell.
+    def missing_ranks(self, world_size: int | None) -> tuple[int, ...]:
+        """Return the ranks that did not join, or nothing if the log does not show them.
 
         Args:
-            world_size: Number of ranks; a rank that has said nothing is missing only when it is known.
+            world_size: Number of ranks, or None; without it, ranks that printed nothing cannot be found.
         """
-        if self.named:
-            return tuple(sorted(self.named))
+        if self.reported:
+            return tuple(sorted(self.reported))
         work = self.waited_for
         if work is None:
             return ()
@@ -64,7 +71,7 @@ class Collectives:
         behind = {rank for rank, number in self.enqueued.items() if number < work[0]}
         silent = set(range(world_size or 0)) - self.timed_out.keys()
         for guess in (behind, elsewhere, silent):
-            # More than half missing means that the log was cut, not that they were away.
+            # If more than half seem to be missing, the log is incomplete.
             if guess and len(guess) * 2 <= max(world_size or 0, len(self.timed_out)):
                 return tuple(sorted(guess))
         return ()

@@ -1,4 +1,4 @@
-"""Reads a log once, line by line, in memory that does not grow with it."""
+"""Reader of logs: finds errors line by line, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.failure_rules.collectives import Collectives
-from cloudtrain.failure_rules.matches import (
-    Finding,
-    Findings,
+from cloudtrain.failure_rules.collectives import CollectiveTimeouts
+from cloudtrain.failure_rules.error_groups import (
+    ErrorGroups,
+    ErrorReport,
     HostLog,
-    Moment,
-    WentOn,
+    LogPosition,
+    ProgressTracker,
     classify,
     match_line,
 )
 from cloudtrain.failure_rules.rules import Rule, line_rules
 from cloudtrain.failure_rules.tracebacks import (
     OpenTraceback,
-    Raised,
-    as_exception,
-    opens,
+    RaisedException,
+    open_traceback,
+    parse_exception,
 )
 from cloudtrain.runs.log_lines import RANK_PREFIX, LogLine
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
@@ -39,12 +39,12 @@ _NOT_ORDINARY = re.compile(
     r"^(?:\s|wandb:|frame #|#\d+ |Thread 0x|Current thread|\S+:\d+:\d+ \[\d+\] |libfabric:|[WEI]\d{4} |\[[WEI]\d{3,4} "
     r"|\*{3}|-{5}|={5}|\[\d+\]:$|Failures:|Root Cause|Exception raised from|what\(\):|terminate called)"
 )
-"""What a job prints while it dies: no sign that it went on."""
+"""Lines that a job prints while it fails. They are no sign of progress."""
 
-_KNOWN_TO_PROGRAM = re.compile(
+_HANDLED = re.compile(
     r"\b(?:WARN|WARNING|INFO|DEBUG|[Rr]etry(?:ing)?|[Ii]gnor(?:ed|ing)|[Ss]kipp(?:ed|ing))\b|--- Logging error ---"
 )
-_HEADS = ("Traceback (", "Original Traceback (", "rank ")
+_TRACEBACK_HEADS = ("Traceback (", "Original Traceback (", "rank ")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause", "-- Process ")
 _CONTINUATION = re.compile(
     r"^\s+\S|^nccl\w+(?:Error|Usage|Argument|Progress): |^Last error:|^CUDA kernel errors|^Compile with"
@@ -56,35 +56,45 @@ _PROGRESS_EVENTS = frozenset({"started", "step", "evaluation", "checkpoint", "fi
 
 @dataclass
 class _Stream:
-    """What one rank of one host prints, or all ranks of it that have no prefix."""
+    """The output of one rank of a host, or of all its ranks without a prefix.
+
+    Attributes:
+        open: The traceback that is being read.
+        pending: An error whose message may continue on the next lines.
+        chain: Exceptions that the next one was raised from.
+        is_linked: Whether the next traceback belongs to the chain.
+        continued: Number of lines that continued the message.
+        previous: The last ordinary line.
+        is_logged: Whether a logger printed the traceback as a warning.
+    """
 
     rank: int | None
     open: OpenTraceback | None = None
-    pending: Finding | None = None
-    chain: tuple[Raised, ...] = ()
+    pending: ErrorReport | None = None
+    chain: tuple[RaisedException, ...] = ()
     is_linked: bool = False
     continued: int = 0
     previous: str = ""
-    logged: bool = False
+    is_logged: bool = False
 
 
-class Reader:
-    """Takes log lines in any order of hosts, each host's in its own order; keeps what tells of failures."""
+class LogReader:
+    """Collects the errors of a log. The hosts can come in any order; the lines of one host must be in order."""
 
     def __init__(self) -> None:
-        self.went_on = WentOn()
-        self.findings = Findings(self.went_on)
-        self.collectives = Collectives()
+        self.tracker = ProgressTracker()
+        self.errors = ErrorGroups(self.tracker)
+        self.collectives = CollectiveTimeouts()
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._streams: dict[tuple[str, int | None], _Stream] = {}
         self._order = 0
 
     def read(self, line: LogLine) -> None:
-        """Take the next line."""
+        """Read the next line."""
         self._order += 1
-        host = self.went_on.hosts.get(line.host)
+        host = self.tracker.hosts.get(line.host)
         if host is None:
-            host = self.went_on.hosts[line.host] = HostLog()
+            host = self.tracker.hosts[line.host] = HostLog()
         rank, text = _clean(line.text)
         if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
             self._read_event(host, line, event)
@@ -97,17 +107,17 @@ class Reader:
             self._read_line(host, line, stream, text)
 
     def finish(self) -> None:
-        """Take note that there is no more."""
+        """Complete the open tracebacks after the last line."""
         for stream in self._streams.values():
             self._flush(stream)
 
     # ------------------------------------------------------------ tracebacks
 
     def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
-        """Return whether the line belonged to a traceback."""
-        if stream.open is None and stream.pending is None and not text.startswith(_HEADS):
+        """Read a line of a traceback; return False if it is none."""
+        if stream.open is None and stream.pending is None and not text.startswith(_TRACEBACK_HEADS):
             return False
-        opened = opens(text)
+        opened = open_traceback(text)
         if opened is not None:
             self._open(stream, opened, text)
             return True
@@ -115,11 +125,11 @@ class Reader:
             return True
         if stream.open is None:
             return False
-        taken = stream.open.take(text)
-        if isinstance(taken, Raised):
-            self._raised(host, line, stream, taken)
+        taken = stream.open.add_line(text)
+        if isinstance(taken, RaisedException):
+            self._add_exception(host, line, stream, taken)
             return True
-        if stream.open.is_lost:
+        if stream.open.is_abandoned:
             stream.open = None
         return bool(taken)
 
@@ -133,26 +143,24 @@ class Reader:
             self._flush(stream)
         stream.is_linked = False
         stream.open = opened
-        stream.logged = not stream.chain and _KNOWN_TO_PROGRAM.search(stream.previous) is not None
+        stream.is_logged = not stream.chain and _HANDLED.search(stream.previous) is not None
 
-    def _raised(self, host: HostLog, line: LogLine, stream: _Stream, raised: Raised) -> None:
+    def _add_exception(self, host: HostLog, line: LogLine, stream: _Stream, raised: RaisedException) -> None:
         opened = stream.open
         if opened is None:
             return
-        opened.opened -= 1
-        if opened.opened <= 0:
+        opened.open_count -= 1
+        if opened.open_count <= 0:
             stream.open = None
         self._flush(stream, keep_chain=True)
         rank = stream.rank if opened.rank is None else opened.rank
-        rule, found, told = classify(raised, stream.chain)
-        finding = Finding(rule, found, told, rank, self._moment(host, line), stream.logged)
-        # The words of the exception come first, also where an earlier one of the chain tells why.
-        stream.pending = dataclasses.replace(finding, raised=told)
+        rule, found, cause = classify(raised, stream.chain)
+        stream.pending = ErrorReport(rule, found, cause, rank, self._position(host, line), stream.is_logged)
         stream.chain = (*stream.chain, raised)[-4:]
         stream.continued = 0
 
     def _continue(self, stream: _Stream, text: str) -> bool:
-        """Take a line after an exception: more of its message, or the sign that another one was raised from it."""
+        """Read a line after an exception: more of its message, or the link to another one raised from it."""
         if text.startswith(_CHAIN):
             stream.pending, stream.is_linked = None, True
             return True
@@ -164,18 +172,18 @@ class Reader:
                 self._flush(stream)
             return False
         if stream.open is not None and text[:1].isspace():
-            return False  # a frame of another rank's traceback
+            return False  # a frame in the traceback of another rank
         stream.continued += 1
-        raised = dataclasses.replace(pending.raised, text=f"{pending.raised.text}\n{text}"[:_LINE_CHARACTERS])
-        rule, found, told = classify(raised)
+        raised = dataclasses.replace(pending.exception, text=f"{pending.exception.text}\n{text}"[:_LINE_CHARACTERS])
+        rule, found, exception = classify(raised)
         if rule is not pending.rule and not rule.pattern.pattern:
             rule, found = pending.rule, pending.found
-        stream.pending = dataclasses.replace(pending, rule=rule, found=found, raised=told)
+        stream.pending = dataclasses.replace(pending, rule=rule, found=found, exception=exception)
         return True
 
     def _flush(self, stream: _Stream, *, keep_chain: bool = False) -> None:
         if stream.pending is not None:
-            self.findings.add(stream.pending)
+            self.errors.add(stream.pending)
             stream.pending = None
             stream.chain = ()
         elif not keep_chain:
@@ -210,10 +218,10 @@ class Reader:
         ):
             rank = host.root_rank
         stream.previous = text
-        self.findings.add(Finding(*matched, Raised(text.strip()), rank, self._moment(host, line)))
+        self.errors.add(ErrorReport(*matched, RaisedException(text.strip()), rank, self._position(host, line)))
 
-    def _moment(self, host: HostLog, line: LogLine) -> Moment:
-        return Moment(line.host, line.time, self._order, host.lines, host.progress, host.step)
+    def _position(self, host: HostLog, line: LogLine) -> LogPosition:
+        return LogPosition(line.host, line.time, self._order, host.lines, host.progress, host.step)
 
     # ------------------------------------------------------------ events
 
@@ -221,50 +229,52 @@ class Reader:
         host.clock = event.get("time", host.clock)
         if event["event"] in _PROGRESS_EVENTS:
             host.step = event.get("step", host.step)
-            # Workers that start again, or a run that finishes, have left behind whatever was said before.
-            host.progress += WentOn.PROGRESS if event["event"] in ("started", "finished") else 1
-            moment = host.clock if line.time is None else line.time
-            if moment is not None:
-                self.went_on.last_progress = max(self.went_on.last_progress or moment, moment)
+            # If workers start again, or the run finishes, the job has survived all earlier errors.
+            host.progress += ProgressTracker.PROGRESS if event["event"] in ("started", "finished") else 1
+            position = host.clock if line.time is None else line.time
+            if position is not None:
+                self.tracker.last_progress = max(self.tracker.last_progress or position, position)
         elif event["event"] == "failed":
             self._read_failed(host, line, event)
 
     def _read_failed(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
-        """Take what the launcher says of the rank that failed first on its host."""
+        """Read the launcher's report of the rank that failed first on its host."""
         rank = event.get("rank")
         failed_at = event.get("failed_at", event.get("time"))
         if host.failed_at is None:
             host.failed_at = failed_at
         message = event.get("message", "")
-        told = message.partition(" failed: ")[2]
-        moment = dataclasses.replace(self._moment(host, line), time=host.failed_at if line.time is None else line.time)
-        matched = _match_message(told, message)
+        failure = message.partition(" failed: ")[2]
+        position = dataclasses.replace(
+            self._position(host, line), time=host.failed_at if line.time is None else line.time
+        )
+        matched = _match_message(failure, message)
         if matched is not None:
             rule, found, raised = matched
-            self.findings.add(Finding(rule, found, raised, rank, moment))
+            self.errors.add(ErrorReport(rule, found, raised, rank, position))
         elif host.root_rank is None:
             host.root_rank = rank
 
 
-def _match_message(told: str, message: str) -> tuple[Rule, dict[str, str], Raised] | None:
-    """Return what a launcher's message tells: an exception, a signal, or a mistake of the job; None when nothing.
+def _match_message(failure: str, message: str) -> tuple[Rule, dict[str, str], RaisedException] | None:
+    """Return the rule for a launcher's message, its groups and the exception; None if no rule matches.
 
     Args:
-        told: What stands behind `failed: `; may be empty.
-        message: All of it.
+        failure: The part after `failed: `; may be empty.
+        message: The complete message.
     """
-    raised = as_exception(told)
+    raised = parse_exception(failure)
     if raised is not None:
         return classify(raised)
-    for text in (f"error: {told}", message):
+    for text in (f"error: {failure}", message):
         for needle, rules in _LINE_RULES:
             if needle in text and (matched := match_line(text, rules)) is not None:
-                return (*matched, Raised(told or message))
-    return classify(Raised(told)) if told else None
+                return (*matched, RaisedException(failure or message))
+    return classify(RaisedException(failure)) if failure else None
 
 
 def _clean(text: str) -> tuple[int | None, str]:
-    """Return the rank that a line's prefix names, and the line without prefix, colours and what it has overwritten."""
+    """Return the rank in a line's prefix, and the line without prefix, colours and overwritten text."""
     text = text[:_LINE_CHARACTERS].rstrip()
     if "\r" in text:
         text = text.rpartition("\r")[2]

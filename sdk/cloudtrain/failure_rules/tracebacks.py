@@ -1,4 +1,4 @@
-"""Tracebacks, read line by line as they were printed, by one rank or by several into the same stream."""
+"""Parser of Python tracebacks in logs, also of several ranks that print into the same stream."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):")
 _LAUNCHER_HEADER = re.compile(r"^rank (?P<rank>\d+) on \S+ \(local rank \d+\) failed: ")
-"""What cloudtrain_runtime.launcher.agent says last: message, then the end of the rank's traceback."""
+"""Head of the last message of cloudtrain_runtime.launcher.agent; the end of the rank's traceback follows."""
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
 _EXCEPTION = re.compile(
-    rf"^(?P<type>{_NAME}(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Iteration|Invalid|NotFound|Warning|Group))"
+    rf"^(?P<type>{_NAME}(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Iteration|Invalid|NotFound|Warning|ErrorGroup))"
     r"(?::|$)"
 )
 _ANY_EXCEPTION = re.compile(rf"^{_NAME}(?:: |$)")
@@ -24,7 +24,7 @@ _LIBRARY = re.compile(
 )
 _FRAMES_KEPT = 60
 _FOREIGN_LINES = 40
-"""A traceback whose end has not come after so many lines of others was cut short."""
+"""A traceback that has not ended after this many other lines was cut off."""
 
 _TEXT_CHARACTERS = 500
 _USER_FRAMES = 3
@@ -33,7 +33,7 @@ _LIBRARY_FRAMES = 2
 
 @dataclass(frozen=True)
 class Frame:
-    """One place of a traceback; `code` may be empty."""
+    """A frame of a traceback; `code` may be empty."""
 
     file: str
     line: int
@@ -41,25 +41,25 @@ class Frame:
     code: str = ""
 
     @property
-    def is_users(self) -> bool:
-        """Whether it lies in the job's code, not in a library, the interpreter or the runtime."""
+    def is_user_code(self) -> bool:
+        """Whether it is in the job's code, not in a library, the interpreter or the runtime."""
         return _LIBRARY.search(self.file) is None
 
     @property
     def place(self) -> str:
-        """`train.py:12`, below the code folder."""
+        """The file, relative to the code folder, and the line: `train.py:12`."""
         _, _, below = self.file.rpartition("/opt/ml/code/")
         return f"{below}:{self.line}"
 
     def lines(self) -> tuple[str, ...]:
-        """Return what Python prints of it."""
+        """Return the lines that Python prints for it."""
         head = f'  File "{self.place.rpartition(":")[0]}", line {self.line}, in {self.function or "<module>"}'
         return (head, f"    {self.code}") if self.code else (head,)
 
 
 @dataclass(frozen=True)
-class Raised:
-    """An exception that ended somewhere at the top. `text` is `Type: message`."""
+class RaisedException:
+    """An uncaught exception. `text` is `Type: message`."""
 
     text: str
     frames: tuple[Frame, ...] = ()
@@ -67,67 +67,73 @@ class Raised:
     @property
     def last_user_frame(self) -> Frame | None:
         """The innermost frame in the job's own code."""
-        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
+        return next((frame for frame in reversed(self.frames) if frame.is_user_code), None)
 
-    def shortest(self) -> tuple[str, ...]:
-        """Return the part that its reader needs: the user's frames, else the innermost ones, and the exception."""
-        frames = [frame for frame in self.frames if frame.is_users][-_USER_FRAMES:]
+    def format_short(self) -> tuple[str, ...]:
+        """Return the frames in the job's code, or else the innermost frames, and the exception."""
+        frames = [frame for frame in self.frames if frame.is_user_code][-_USER_FRAMES:]
         frames = frames or list(self.frames[-_LIBRARY_FRAMES:])
         return (*(line for frame in frames for line in frame.lines()), *self.text.splitlines())
 
 
 @dataclass
 class OpenTraceback:
-    """A traceback whose exception has not come yet.
+    """A traceback without its exception so far.
 
-    Ranks without a prefix print into one stream: then several are open at once, mostly the same, and a frame that was
-    seen already is not taken again.
+    Ranks without a prefix print into one stream. Then several tracebacks are open at once, which usually are the same;
+    repeated frames are dropped.
+
+    Attributes:
+        open_count: Number of open tracebacks.
+        rank: Rank in the launcher's head, or None.
+        frames: Frames so far.
+        foreign_lines: Lines so far that do not belong to a traceback.
     """
 
-    opened: int = 1
+    open_count: int = 1
     rank: int | None = None
     frames: list[Frame] = field(default_factory=list)
-    foreign: int = 0
-    _expects: bool = False
+    foreign_lines: int = 0
+    _is_after_frame: bool = False
 
     def open_another(self) -> None:
-        """Take note of one more header before the first has ended."""
-        self.opened += 1
+        """Count another head before the first traceback has ended."""
+        self.open_count += 1
 
     @property
-    def is_lost(self) -> bool:
-        """Whether its end will not come any more."""
-        return self.foreign > _FOREIGN_LINES
+    def is_abandoned(self) -> bool:
+        """Whether the traceback was cut off."""
+        return self.foreign_lines > _FOREIGN_LINES
 
-    def take(self, text: str) -> Raised | bool:
-        """Take a line; return the exception that it ends with, or whether it belongs here."""
+    def add_line(self, text: str) -> RaisedException | bool:
+        """Read a line; return the exception that ends the traceback, or whether the line belongs to it."""
         if (match := _FRAME.match(text)) is not None:
             self._add(Frame(match["file"], int(match["line"]), match["function"] or ""))
-            self._expects = True
+            self._is_after_frame = True
             return True
         if text[:1].isspace() or not text:
-            self._take_code(text)
+            self._add_code(text)
             return True
-        if _EXCEPTION.match(text) or (self._expects and _ANY_EXCEPTION.match(text)):
-            return Raised(text[:_TEXT_CHARACTERS], tuple(self.frames))
-        self.foreign += 1
-        self._expects = False
+        if _EXCEPTION.match(text) or (self._is_after_frame and _ANY_EXCEPTION.match(text)):
+            return RaisedException(text[:_TEXT_CHARACTERS], tuple(self.frames))
+        self.foreign_lines += 1
+        self._is_after_frame = False
         return False
 
     def _add(self, frame: Frame) -> None:
-        if self.opened > 1 and any((f.file, f.line) == (frame.file, frame.line) for f in self.frames):
+        if self.open_count > 1 and any((f.file, f.line) == (frame.file, frame.line) for f in self.frames):
             return
         self.frames.append(frame)
         if len(self.frames) > _FRAMES_KEPT:
-            del self.frames[1]  # of a recursion the ends tell more than the middle
+            del self.frames[1]  # in a recursion, both ends matter more than the middle
 
-    def _take_code(self, text: str) -> None:
+    def _add_code(self, text: str) -> None:
         if self.frames and text.strip() and not self.frames[-1].code and not _CARET.match(text):
             self.frames[-1] = dataclasses.replace(self.frames[-1], code=text.strip()[:_TEXT_CHARACTERS])
 
 
-def opens(text: str) -> OpenTraceback | None:
-    """Return a new traceback when this line is the head of one."""
+def open_traceback(text: str) -> OpenTraceback | None:
+    """Return a new traceback if this line is the head of one."""
     if text.startswith(("Traceback (", "Original Traceback (")) and _HEADER.match(text):
         return OpenTraceback()
     if text.startswith("rank ") and (match := _LAUNCHER_HEADER.match(text)):
@@ -135,6 +141,6 @@ def opens(text: str) -> OpenTraceback | None:
     return None
 
 
-def as_exception(text: str) -> Raised | None:
-    """Return the exception that `Type: message` is, or None."""
-    return Raised(text[:_TEXT_CHARACTERS]) if _EXCEPTION.match(text) else None
+def parse_exception(text: str) -> RaisedException | None:
+    """Parse `Type: message`; return None if it is no exception."""
+    return RaisedException(text[:_TEXT_CHARACTERS]) if _EXCEPTION.match(text) else None

@@ -1,4 +1,4 @@
-"""The job's own values by field of job.yaml, read from what was sent: they stand in the actions."""
+"""The job's values by field of job.yaml, read from its request and configuration, to fill into actions."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Facts = Mapping[str, str]
-"""Value as people write it, by dotted path of the field; a field that is not there is not known."""
+"""Value as job.yaml writes it, by dotted path of the field. Unknown fields are missing."""
 
 _SECONDS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
-LEFT_OUT = "left_out:"
-"""How the names of facts begin that tell of a file which stayed behind; the value is the reason."""
+EXCLUDED_FILE = "left_out:"
+"""Prefix of the facts about files that the bundle excludes; the value of such a fact is the reason."""
 
 
 def read_facts(
     request: Mapping[str, Any], config: Mapping[str, Any], plan: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Return what is known of a job.
+    """Return the known values of a job.
 
     Args:
         request: The CreateTrainingJob document, or the description of the job.
         config: The content of run.json, or nothing.
         plan: The content of plan.json, or nothing.
     """
-    left_out = {f"{LEFT_OUT}{left['name']}": left["reason"] for left in (plan or {}).get("left_out", [])}
-    found = {**dict(_of_request(request)), **dict(_of_config(config)), **left_out}
+    excluded = {f"{EXCLUDED_FILE}{left['name']}": left["reason"] for left in (plan or {}).get("left_out", [])}
+    found = {**dict(_of_request(request)), **dict(_of_config(config)), **excluded}
     return {name: str(value) for name, value in found.items() if value not in (None, "", [], "[]")}
 
 
@@ -61,7 +61,7 @@ def _of_config(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _duration(seconds: Any) -> str | None:
-    """Return seconds as job.yaml writes them, such as `36h`."""
+    """Return seconds in the form of job.yaml, for example `36h`."""
     if not isinstance(seconds, int) or seconds <= 0:
         return None
     return next(f"{seconds // size}{unit}" for unit, size in _SECONDS if seconds % size == 0)

@@ -1,0 +1,314 @@
+"""Explanation of a run: the rules applied to its status and log."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.failure_rules.advice import advise, lacks_gpu
+from cloudtrain.failure_rules.classes import FailureClass
+from cloudtrain.failure_rules.error_groups import ErrorGroup
+from cloudtrain.failure_rules.facts import Facts
+from cloudtrain.failure_rules.log_reader import LogReader
+from cloudtrain.failure_rules.rules import Causality, Source, first_match
+from cloudtrain.failure_rules.tracebacks import parse_exception
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.status import State, Status
+from cloudtrain_runtime.contract import sort_hosts
+
+_MESSAGE_CHARACTERS = 400
+_LEAST_CHARACTERS = 8
+"""Shorter messages, such as `Killed`, occur in many reasons."""
+
+_RANKS_NAMED = 8
+_PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
+_REPEATED_REASON = re.compile(
+    r"^rank \d+ |^error: |^hang: |^AlgorithmError|^torchrun on |^pip could not install|^the container of "
+)
+"""Reasons that repeat the message of a process. The log has more details."""
+
+_LAUNCHER_PREFIX = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a run has failed, and what to do.
+
+    Attributes:
+        failure: The class of the failure; None if nothing failed, for example in a run that was stopped by request.
+        message: The error message that was printed first.
+        action: What to do next, in one or two sentences; empty if there is nothing to do.
+        host: Host that printed the message first, or None.
+        rank: Rank that printed the message first, or None; for a hang, the missing rank.
+        step: Newest step before the end, or None.
+        traceback: The frames in the job's own code, and the exception; may be empty.
+        ranks: All ranks that printed the message.
+        hosts: All hosts that printed the message.
+        last_lines: End of the log, if no rule matches any line.
+    """
+
+    run: str
+    state: State
+    failure: FailureClass | None
+    message: str
+    action: str = ""
+    host: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    traceback: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `explain --json` prints."""
+        return {
+            "run": self.run,
+            "state": str(self.state),
+            "class": None if self.failure is None else str(self.failure),
+            "rank": self.rank,
+            "host": self.host,
+            "step": self.step,
+            "message": self.message,
+            "traceback": list(self.traceback),
+            "ranks": list(self.ranks),
+            "hosts": list(self.hosts),
+            "last_lines": list(self.last_lines),
+            "action": self.action,
+        }
+
+
+def explain_run(status: Status, lines: Iterable[LogLine], facts: Facts | None = None) -> Explanation:
+    """Explain how a run ended, or why it makes no progress.
+
+    The lines are read once and not kept. The lines of one host must be in order. The hosts can be read one after the
+    other or interleaved, because lines with a time are ordered by it.
+
+    Args:
+        status: The run's status. Its reason decides if SageMaker itself ended the run.
+        lines: The log of all hosts.
+        facts: The job's values by field of job.yaml, to fill into the action.
+    """
+    known = {"run": status.run, **(facts or {})}
+    found = _find_explanation(status, lines, known)
+    action = advise(found.action, found.message, backend=status.backend, facts=known)
+    lacks_image = found.failure is FailureClass.IMAGE_PULL
+    is_about_gpu = lacks_image and status.backend != "sagemaker" and lacks_gpu(found.message)
+    return dataclasses.replace(found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure)
+
+
+def _find_explanation(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
+    from_status = _explain_status(status, facts)
+    if from_status is not None:
+        return from_status
+    log = _read_log(lines)
+    groups = [group for group in log.errors.groups.values() if not _has_survived(log, group, status)]
+    reason = _read_log(LogLine("", text) for text in _reason_lines(status.reason))
+    best = _closest_to_cause(groups, log)
+    from_reason = _closest_to_cause(reason.errors.groups.values(), reason)
+    if best is None or (from_reason is not None and from_reason.first.causality < best.first.causality):
+        best = from_reason or best
+    if best is None:
+        return _explain_unknown(status, log)
+    return _explain_group(status, best, log, facts)
+
+
+def _explain_status(status: Status, facts: Facts) -> Explanation | None:
+    """Return the explanation that the status alone gives, or None if the log has to be read."""
+    if status.state is State.SUCCEEDED:
+        return _make_explanation(status, None, "the run has succeeded")
+    if status.state in (State.STOPPED, State.STOPPING):
+        return _explain_stop(status, facts)
+    source = Source.REASON if status.state is State.FAILED else Source.MESSAGE
+    matched = None if _REPEATED_REASON.match(status.reason) else first_match(status.reason, source)
+    if matched is not None:
+        rule, match = matched
+        action = _fill(rule.action, facts, match.groupdict())
+        return _make_explanation(status, rule.failure_class, _first_line(status.reason), action)
+    return _explain_wait(status, facts)
+
+
+def _explain_wait(status: Status, facts: Facts) -> Explanation | None:
+    """Return the explanation of a run that waits; None if it does not."""
+    if status.state in (State.QUEUED, State.STARTING):
+        return _make_explanation(status, None, status.reason or "the run has not started yet")
+    if status.state is State.INTERRUPTED:
+        action = "Nothing: the run continues when capacity is back. It waits at most [cluster.spot.max_wait]."
+        message = status.reason or "spot capacity was taken away"
+        return _make_explanation(status, FailureClass.SPOT, message, _fill(action, facts, {}))
+    return None
+
+
+def _explain_stop(status: Status, facts: Facts) -> Explanation:
+    resume = "continue from the last checkpoint with checkpoint.resume: {run}"
+    if status.reason.startswith("MaxRuntimeExceeded"):
+        action = f"Raise [limits.runtime] and {resume}."
+        return _make_explanation(status, FailureClass.TIME_LIMIT, status.reason, _fill(action, facts, {}))
+    if status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
+        action = f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}."
+        return _make_explanation(status, FailureClass.SPOT, status.reason, _fill(action, facts, {}))
+    if status.reason.startswith("MaxPendingTimeExceeded"):
+        action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
+        return _make_explanation(status, FailureClass.CAPACITY, status.reason, _fill(action, facts, {}))
+    action = f"Nothing went wrong; {resume}." if status.progress.checkpoint is not None else ""
+    return _make_explanation(status, None, status.reason or "stopped by request", _fill(action, facts, {}))
+
+
+def _make_explanation(status: Status, failure: FailureClass | None, message: str, action: str = "") -> Explanation:
+    return Explanation(status.run, status.state, failure, message, action, step=status.progress.last_step)
+
+
+def _read_log(lines: Iterable[LogLine]) -> LogReader:
+    reader = LogReader()
+    for line in lines:
+        reader.read(line)
+    reader.finish()
+    return reader
+
+
+def _reason_lines(reason: str) -> Iterator[str]:
+    """Yield the log lines that a reason consists of.
+
+    AWS's toolkit quotes the exception, `ErrorMessage "ValueError: ..."`; our launcher starts with the rank.
+    """
+    lines = reason.removeprefix("AlgorithmError: ").replace("\\n", "\n").splitlines()
+    has_frames = any(line.startswith("  File ") for line in lines)
+    for line in lines:
+        text = re.sub(r'^\s*ErrorMessage "+', "", line).rstrip('"')
+        message = _LAUNCHER_PREFIX.sub("", text)
+        if message != text:
+            yield text
+        is_exception = parse_exception(message) is not None and not message.startswith("ExecuteUserScriptError")
+        if not has_frames and is_exception:
+            if message == text:
+                yield "Traceback (most recent call last):"
+            yield message
+        elif message == text:
+            yield text
+
+
+def _has_survived(log: LogReader, group: ErrorGroup, status: Status) -> bool:
+    """Whether the job made progress after the error. An error that the run's reason repeats ended it nonetheless."""
+    if not log.tracker.has_progressed_since(group.last):
+        return False
+    message = _first_line(group.first.exception.text)
+    return len(message) < _LEAST_CHARACTERS or message not in status.reason
+
+
+def _closest_to_cause(groups: Iterable[ErrorGroup], log: LogReader) -> ErrorGroup | None:
+    """Return the group that is closest to the cause; of several, the first in time."""
+
+    def key(group: ErrorGroup) -> tuple[int, float, int]:
+        position = group.first.position
+        host = log.tracker.hosts.get(group.first.host)
+        time = host.failed_at if position.time is None and host is not None else position.time
+        return group.first.causality, float("inf") if time is None else time, position.order
+
+    return min(groups, key=key, default=None)
+
+
+def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Facts) -> Explanation:
+    first = group.first
+    reported = log.tracker.hosts[first.host].root_rank if first.host in log.tracker.hosts else None
+    ranks = {rank for _, rank in group.members if rank is not None}
+    rank = first.rank
+    if rank is None and not ranks and reported is not None and reported >= 0:
+        rank = reported
+        ranks = {reported}
+    message = _first_line(first.exception.text)
+    host: str | None = first.host or _host_in(status.reason)
+    hosts = {name for name, _ in group.members if name} or ({host} if host else set())
+    found = dict(first.found)
+    if first.rule.failure_class is FailureClass.HANG:
+        missing = log.collectives.missing_ranks(status.world_size)
+        found.setdefault("missing", _name_ranks(missing, "the rank that is not among them"))
+        # The launcher's message has more details than those of the waiting ranks.
+        if missing and first.causality is not Causality.CAUSE:
+            message = _describe_hang(log, missing)
+            rank, host = missing[0], _host_of(missing[0], status.world_size, log)
+    frame = first.exception.last_user_frame
+    if frame is not None:
+        found["place"] = frame.place
+    found.setdefault("place", "what the message names")
+    step = first.position.step if first.position.step is not None else status.progress.last_step
+    return Explanation(
+        run=status.run,
+        state=status.state,
+        failure=first.rule.failure_class,
+        message=message,
+        action=_fill(first.rule.action, facts, found),
+        host=host,
+        rank=rank,
+        step=step,
+        traceback=first.exception.format_short() if first.exception.frames else (),
+        ranks=tuple(sorted(ranks)),
+        hosts=tuple(sort_hosts(list(hosts))),
+    )
+
+
+def _describe_hang(log: LogReader, missing: tuple[int, ...]) -> str:
+    work = log.collectives.waited_for
+    if work is None:
+        return f"{_name_ranks(missing, '')} did not join a barrier"
+    number, operation = work
+    waited = f"the others waited {log.collectives.seconds:.0f} s"
+    return f"{_name_ranks(missing, '')} did not join {operation} number {number}; {waited}"
+
+
+def _name_ranks(ranks: tuple[int, ...], otherwise: str) -> str:
+    if not ranks:
+        return otherwise
+    named = ", ".join(map(str, ranks[:_RANKS_NAMED]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{' ...' if len(ranks) > _RANKS_NAMED else ''}"
+
+
+def _host_of(rank: int, world_size: int | None, log: LogReader) -> str | None:
+    """Return the host of a rank, or None if it is unknown. Each host has equally many ranks, in SageMaker's order."""
+    hosts = sort_hosts([name for name in log.tracker.hosts if name])
+    if not hosts or not world_size or world_size % len(hosts):
+        return None
+    return hosts[min(rank // (world_size // len(hosts)), len(hosts) - 1)]
+
+
+def _host_in(reason: str) -> str | None:
+    match = re.search(r"\brank \d+ on (\S+) ", reason)
+    return match[1] if match else None
+
+
+def _explain_unknown(status: Status, log: LogReader) -> Explanation:
+    if status.state is not State.FAILED:
+        return _make_explanation(status, None, "nothing has failed so far")
+    hosts = log.tracker.hosts.items()
+    reported = {name: host.root_rank for name, host in hosts if host.root_rank is not None and host.root_rank >= 0}
+    message = (
+        _first_line(status.reason)
+        or _first_line(log.last_lines[-1] if log.last_lines else "")
+        or "the run left neither a reason nor a log"
+    )
+    action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
+    first = next(iter(reported), None)
+    rank = reported[first] if first is not None else None
+    explanation = _make_explanation(status, FailureClass.UNKNOWN, message, action)
+    return dataclasses.replace(explanation, host=first, rank=rank, last_lines=tuple(log.last_lines))
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:_MESSAGE_CHARACTERS]
+
+
+def _fill(action: str, facts: Facts, found: Mapping[str, str | None]) -> str:
+    """Return an action with its placeholders replaced by the job's values and the groups of the pattern."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match["found"] is not None:
+            return found.get(match["found"]) or facts.get(match["found"]) or "it"
+        field = match["field"]
+        value = facts.get(field)
+        if field == "role":
+            return value or "of the job"
+        return f"{field} (now {value})" if value is not None else field
+
+    return _PLACEHOLDER.sub(replace, action)

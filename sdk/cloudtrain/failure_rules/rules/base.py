@@ -1,0 +1,67 @@
+"""The form of a rule: a pattern, its failure class and the action to advise."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from cloudtrain.failure_rules.classes import FailureClass
+
+
+class Source(enum.Flag):
+    """Where a text comes from."""
+
+    REASON = enum.auto()
+    """SageMaker's FailureReason. A match decides without reading the log."""
+    MESSAGE = enum.auto()
+    """The message of a secondary status, while the job waits."""
+    EXCEPTION = enum.auto()
+    """`Type: message` at the end of a traceback."""
+    LINE = enum.auto()
+    """A log line outside of a traceback."""
+
+
+class Causality(enum.IntEnum):
+    """How close a text is to the cause. The smallest value wins, whatever was printed first."""
+
+    CAUSE = 0
+    SYMPTOM = 1
+    """Sometimes the only trace of the cause, sometimes the effect of a cause that another rank reports."""
+    CONSEQUENCE = 2
+    """What a healthy rank prints after another one has failed."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern for one failure.
+
+    Attributes:
+        failure_class: The class of the failure.
+        pattern: What the text contains.
+        sources: Where the text can come from.
+        action: What to do, with placeholders.
+        causality: How close the text is to the cause.
+        needles: Substrings, at least one of which every matching line contains. They are searched first, which is a
+            hundred times faster than the pattern. Only rules for log lines have them.
+    """
+
+    failure_class: FailureClass
+    pattern: re.Pattern[str]
+    sources: Source
+    action: str
+    causality: Causality = Causality.CAUSE
+    needles: tuple[str, ...] = ()
+
+
+def make_rule(
+    failure_class: FailureClass,
+    sources: Source,
+    pattern: str,
+    action: str,
+    causality: Causality = Causality.CAUSE,
+    *,
+    needles: tuple[str, ...] = (),
+) -> Rule:
+    """Return a rule. `pattern` is a regular expression; see `Rule` for the other arguments."""
+    return Rule(failure_class, re.compile(pattern), sources, action, causality, needles)

@@ -1,0 +1,59 @@
+"""Rules for GPUs: broken hardware, CUDA errors and unsuitable images."""
+
+from __future__ import annotations
+
+from cloudtrain.failure_rules.classes import FailureClass
+from cloudtrain.failure_rules.rules.actions import FIND_CUDA_LINE, REPLACE_INSTANCE
+from cloudtrain.failure_rules.rules.base import Rule, Source, make_rule
+
+RULES: tuple[Rule, ...] = (
+    # Xid and ECC errors: NVIDIA's list of Xids; "uncorrectable ECC error encountered" is cudaErrorECCUncorrectable.
+    make_rule(
+        FailureClass.SERVICE,
+        Source.EXCEPTION | Source.LINE,
+        r"uncorrectable ECC error|[Gg][Pp][Uu] has fallen off the bus|GPU is lost|NVRM: Xid"
+        r"|Cuda failure (?:\d+ )?'(?:uncorrectable|hardware)",
+        REPLACE_INSTANCE,
+        needles=("uncorrectable", "fallen off the bus", "GPU is lost", "Xid", "Cuda failure"),
+    ),
+    # NCCL 2.18 and later: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10.
+    make_rule(
+        FailureClass.USER_CODE,
+        Source.EXCEPTION | Source.LINE,
+        r"Duplicate GPU detected : rank (?P<first>\d+) and rank (?P<second>\d+)",
+        "Call torch.cuda.set_device with LOCAL_RANK before init_process_group: ranks {first} and {second} share a GPU.",
+        needles=("Duplicate GPU detected",),
+    ),
+    make_rule(
+        FailureClass.USER_CODE,
+        Source.EXCEPTION,
+        r"device-side assert triggered",
+        "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
+        "the size of the vocabulary. " + FIND_CUDA_LINE,
+    ),
+    # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
+    make_rule(
+        FailureClass.USER_CODE,
+        Source.LINE,
+        r"\.cu:\d+: .*Assertion .* failed",
+        "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
+        "the size of the vocabulary. " + FIND_CUDA_LINE,
+        needles=("Assertion",),
+    ),
+    make_rule(
+        FailureClass.USER_CODE,
+        Source.EXCEPTION,
+        r"illegal memory access|unspecified launch failure|misaligned address|CUBLAS_STATUS_(?:EXECUTION_FAILED"
+        r"|INVALID_VALUE|INTERNAL_ERROR|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|BAD_PARAM)",
+        FIND_CUDA_LINE,
+    ),
+    make_rule(
+        FailureClass.IMAGE_PULL,
+        Source.EXCEPTION,
+        r"no kernel image is available|Found no NVIDIA driver|No CUDA GPUs are available"
+        r"|CUDA driver version is insufficient|PTX was compiled with an unsupported toolchain"
+        r"|NVIDIA driver on your system is too old",
+        "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework "
+        "([cluster.image]).",
+    ),
+)

@@ -1,0 +1,51 @@
+"""Rules for Python packages that are missing, conflict or cannot be installed."""
+
+from __future__ import annotations
+
+from cloudtrain.failure_rules.classes import FailureClass
+from cloudtrain.failure_rules.rules.actions import FIX_REQUIREMENTS
+from cloudtrain.failure_rules.rules.base import Causality, Rule, Source, make_rule
+
+RULES: tuple[Rule, ...] = (
+    # pip 24 prints the first two together; the first one lists the available versions.
+    make_rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        Source.LINE,
+        r"^ERROR: (?:Could not find a version that satisfies the requirement (?P<package>\S+)"
+        r"|No matching distribution found for (?P<missing>\S+)|Could not install packages"
+        r"|Cannot install .* because these package versions have conflicting|ResolutionImpossible"
+        r"|Failed (?:building wheel|to build)|Could not build wheels|Could not open requirements file"
+        r"|Invalid requirement|THESE PACKAGES DO NOT MATCH THE HASHES)",
+        FIX_REQUIREMENTS,
+        needles=("ERROR: ",),
+    ),
+    make_rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        Source.LINE,
+        r"^(?:error: subprocess-exited-with-error|pip could not install )",
+        FIX_REQUIREMENTS,
+        Causality.SYMPTOM,
+        needles=("subprocess-exited-with-error", "pip could not install"),
+    ),
+    # AWS's toolkit: InstallRequirementsError (sagemaker_training/errors.py)
+    make_rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        Source.EXCEPTION | Source.LINE,
+        r"Install(?:Requirements|Module)Error",
+        FIX_REQUIREMENTS,
+        needles=("Install",),
+    ),
+    make_rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        Source.EXCEPTION,
+        r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
+        "Add {module} to [code.requirements]; if it is a file of your own, check that cloudtrain files JOB lists it.",
+    ),
+    make_rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        Source.EXCEPTION,
+        r"^ImportError: .*(?:cannot open shared object file|undefined symbol|version `|incompatible)"
+        r"|^(?:[\w.]*)PackageNotFoundError|VersionConflict",
+        "Pin versions in [code.requirements] that fit the container's PyTorch: one package was built for another.",
+    ),
+)

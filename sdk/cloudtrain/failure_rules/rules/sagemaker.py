@@ -1,0 +1,75 @@
+"""Rules for what SageMaker reports: FailureReason and status messages."""
+
+from __future__ import annotations
+
+from cloudtrain.failure_rules.classes import FailureClass
+from cloudtrain.failure_rules.rules.actions import ALLOW_BUCKET, FIX_ROLE, FREE_DISK
+from cloudtrain.failure_rules.rules.base import Rule, Source, make_rule
+
+RULES: tuple[Rule, ...] = (
+    # CapacityError: DIAGNijmegen/rse-grand-challenge#2631 shows it; the SDK's session.py tests for it, too.
+    make_rule(
+        FailureClass.CAPACITY,
+        Source.REASON | Source.MESSAGE,
+        r"CapacityError|Insufficient(Instance)?Capacity|Insufficient capacity error from EC2"
+        r"|Unable to provision requested ML compute capacity",
+        "Submit again later, or name several types in cluster.prefer ([cluster.instance_type] had no capacity); "
+        "[cluster.max_pending] limits how long a job waits.",
+    ),
+    # ResourceLimitExceeded: error of CreateTrainingJob in botocore's model; also a FailureReason.
+    make_rule(
+        FailureClass.QUOTA,
+        Source.REASON | Source.MESSAGE,
+        r"ResourceLimitExceeded|account-level service limit|service quota|LimitExceededException",
+        "Ask for a higher quota of [cluster.instance_type] (cloudtrain check JOB prints the command), "
+        "or lower [cluster.instances].",
+    ),
+    # aws/sagemaker-python-sdk#35 (unable to assume the role), astronomer/docs#1695 (trust relationship).
+    make_rule(
+        FailureClass.IAM,
+        Source.REASON,
+        r"assume (the )?role|AssumeRole|PassRole|trust (relationship|policy)|kms:\w+|KMS.*(denied|not authorized)",
+        FIX_ROLE,
+    ),
+    # aws/sagemaker-python-sdk#57 and #1968 (Cannot pull algorithm container); manifest unknown:
+    # aws-samples/amazon-sagemaker-tensorflow-object-detection-api#14; CannotStartContainerError: SageMaker's docs
+    make_rule(
+        FailureClass.IMAGE_PULL,
+        Source.REASON,
+        r"CannotStartContainerError|CannotPullContainer|[Cc]annot pull algorithm container|manifest (for .* not found"
+        r"|unknown)|Requested image .*not found|ensure that the (training )?image .*exists"
+        r"|[Cc]annot find the requested image|executable file not found in \$PATH|exec format error",
+        "Fix [cluster.image]: it must exist in this region's ECR, the role must be allowed to pull it, "
+        "and it needs bash and python for linux/amd64.",
+    ),
+    # The disk is full while SageMaker downloads the channels. Wording from support threads.
+    make_rule(
+        FailureClass.DISK_FULL,
+        Source.REASON,
+        r"[Nn]o space left on device|[Ii]nsufficient disk space|disk is full",
+        FREE_DISK,
+    ),
+    # ClientError: Data download failed:... repost.aws/knowledge-center/sagemaker-s3-accessdenied-training
+    make_rule(
+        FailureClass.S3_ACCESS,
+        Source.REASON,
+        r"(?s)(AccessDenied|Access [Dd]enied|Forbidden|\(403\)|status code: 40[34]|\(404\)|NoSuchBucket|NoSuchKey"
+        r"|not authorized to perform: s3:)",
+        ALLOW_BUCKET,
+    ),
+    # ClientError: Data download failed:S3 key: ... matched no files on s3
+    make_rule(
+        FailureClass.DATA,
+        Source.REASON,
+        r"matched no files|nothing lies at|there is nothing at|no objects at|Data download failed"
+        r"|No S3 objects found|manifest file",
+        "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them).",
+    ),
+    # InternalServerError: We encountered an internal error. Please try again. (SageMaker's docs on FailureReason)
+    make_rule(
+        FailureClass.SERVICE,
+        Source.REASON | Source.MESSAGE,
+        r"InternalServerError|[Ii]nternal (server |service )?error|instance (was|became) unhealthy|HostAgent",
+        "Submit again with checkpoint.resume: {run}; if it fails twice, open a case with AWS and name the run.",
+    ),
+)
