@@ -114,7 +114,7 @@ def test_every_command_exists_with_its_options(line: str) -> None:
             assert word.partition("=")[0] in allowed, f"{line}: {word}"
         elif isinstance(command, click.Group) and (found := command.get_command(context, word)) is not None:
             command = found
-    assert command is not group, line
+    assert command is not group or line == "cloudtrain --version", line
 
 
 @pytest.mark.parametrize("block", [block for _, block in blocks("python")])
