@@ -165,7 +165,7 @@ def test_variables_that_bash_itself_acts_on_are_refused(cli: Cli, planted: Path,
     """Bash starts the container, and runs commands that stand in these."""
     done = cli("plan", planted, "--set", f"code.env.{name}=$(touch PWNED)")
     assert done.code == 2
-    assert f"code.env.{name}: the shell that starts the container acts on it" in done.err
+    assert f"code.env.{name}: the shell that starts the container executes this variable" in done.err
 
 
 def test_the_code_of_this_folder_starts_no_shell_of_its_own() -> None:

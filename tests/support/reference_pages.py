@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from cloudtrain.cli import cli
-from cloudtrain.job.schema import reference_page
+from cloudtrain.job.reference_page import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import Check, Fields, MismatchError
 

@@ -13,7 +13,8 @@ from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.script_conventions import Conventions
-from cloudtrain.job.spec import Code, JobSpec, read_document_again
+from cloudtrain.job.sections.code import Code
+from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
 from cloudtrain.settings.settings import Settings
 
@@ -59,13 +60,15 @@ def test_every_script_argument_but_null_is_passed(job: WriteJob) -> None:
 def test_false_is_refused_with_both_ways_to_write_it(job: WriteJob) -> None:
     path = job(SCRIPT.replace('bf16: "False"', "bf16: false"), train_py="")
     told = refusal(path)
-    assert told.startswith(f"{path}:4:81  code.args.bf16: false can mean --bf16 False or no argument")
+    assert told.startswith(f"{path}:4:81  code.args.bf16: false is ambiguous: it can mean --bf16 False or no argument")
     assert 'write bf16: "False"' in told
-    assert "leave the key out" in told
-    assert refusal(path, "code.args.bf16=False").startswith("--set code.args.bf16=False  code.args.bf16: false can")
+    assert "remove the key" in told
+    assert refusal(path, "code.args.bf16=False").startswith(
+        "--set code.args.bf16=False  code.args.bf16: false is ambiguous"
+    )
     assert "--bf16" not in plan_of(path, "code.args.bf16=null").config.args
     assert plan_of(path, 'code.args.bf16="False"').config.args == ARGV
-    with pytest.raises(SpecError, match="false can mean"):
+    with pytest.raises(SpecError, match="false is ambiguous"):
         Code(script="train.py", args={"bf16": False})
 
 
@@ -116,5 +119,5 @@ def test_a_resumed_script_gets_numbers_as_they_were_written(job: WriteJob) -> No
     path = job(SCRIPT, train_py="")
     for overrides in ([], ["code.args=[--lr, 1e-4, --id, 007]"]):
         spec = JobSpec.from_yaml(path, overrides)
-        again = read_document_again(json.loads(json.dumps(spec.to_document())), "plan.json")
+        again = load_job_document(json.loads(json.dumps(spec.to_document())), "plan.json")
         assert script_argv(again.code.args) == script_argv(spec.code.args)

@@ -4,7 +4,7 @@ import pytest
 
 from cloudtrain.errors import SpecError, UserError
 from cloudtrain.job.document import (
-    Place,
+    SourceLocation,
     parse_document,
     parse_scalar,
     read_document,
@@ -21,10 +21,10 @@ def problem_of(text: str) -> str:
 def test_every_value_and_key_has_its_place() -> None:
     document = parse_document("name: a\ncluster:\n  instances: 2\nargs: [x, {deep: 1}]\n", "job.yaml")
     assert document.data == {"name": "a", "cluster": {"instances": 2}, "args": ["x", {"deep": 1}]}
-    assert document.place_of(("cluster", "instances")) == Place("job.yaml", 3, 14)
-    assert document.place_of(("cluster", "instances"), key=True) == Place("job.yaml", 3, 3)
-    assert document.place_of(("args", 1, "deep")) == Place("job.yaml", 4, 18)
-    assert document.place_of(("cluster", "missing")) == Place("job.yaml", 3, 3)
+    assert document.location_of(("cluster", "instances")) == SourceLocation("job.yaml", 3, 14)
+    assert document.location_of(("cluster", "instances"), is_key=True) == SourceLocation("job.yaml", 3, 3)
+    assert document.location_of(("args", 1, "deep")) == SourceLocation("job.yaml", 4, 18)
+    assert document.location_of(("cluster", "missing")) == SourceLocation("job.yaml", 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_not_a_number_is_read() -> None:
 
 
 def test_a_duplicate_key_names_both_lines() -> None:
-    assert problem_of("name: a\nname: b\n") == ("job.yaml:2:1  name: given twice; the first is in line 1; remove one")
+    assert problem_of("name: a\nname: b\n") == ("job.yaml:2:1  name: given twice; the first is on line 1; remove one")
 
 
 def test_a_tab_is_explained() -> None:
@@ -122,4 +122,4 @@ def test_overrides_replace_and_create() -> None:
     document.override(("cluster", "spot", "max_wait"), "3h", "--set cluster.spot.max_wait=3h")
     document.override(("train", "epochs"), 2, "--set train.epochs=2")
     assert document.data == {"cluster": {"spot": {"max_wait": "3h"}}, "train": {"epochs": 2}}
-    assert document.place_of(("train", "epochs")) == Place("--set train.epochs=2")
+    assert document.location_of(("train", "epochs")) == SourceLocation("--set train.epochs=2")

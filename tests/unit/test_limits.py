@@ -182,10 +182,10 @@ def test_an_upgrade_of_botocore_moves_the_limits(monkeypatch: pytest.MonkeyPatch
 
 def test_the_longest_name_leaves_room_for_the_run_id() -> None:
     longest = INPUT.members["TrainingJobName"].metadata["max"]
-    from cloudtrain.job.spec import NAME_CHARACTERS
+    from cloudtrain.job.spec import MAX_NAME_CHARACTERS
     from cloudtrain.support.run_id import RUN_ID_CHARACTERS
 
-    assert longest == RUN_ID_CHARACTERS == NAME_CHARACTERS + len("-261120-101500-1a2b3c")
+    assert longest == RUN_ID_CHARACTERS == MAX_NAME_CHARACTERS + len("-261120-101500-1a2b3c")
 
 
 def test_the_kept_limits_are_those_of_the_model_and_a_broken_copy_is_made_anew(

@@ -7,7 +7,7 @@ import pytest
 
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import RunNotFoundError
-from cloudtrain.job.spec import NAME_CHARACTERS
+from cloudtrain.job.spec import MAX_NAME_CHARACTERS
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.run import parse_reference
@@ -26,7 +26,7 @@ def test_run_ids() -> None:
 
 
 def test_the_longest_name_gives_the_longest_legal_run_id() -> None:
-    assert len(make_run_id("a" * NAME_CHARACTERS, NOW, "1a2b3c")) == RUN_ID_CHARACTERS
+    assert len(make_run_id("a" * MAX_NAME_CHARACTERS, NOW, "1a2b3c")) == RUN_ID_CHARACTERS
 
 
 def test_references() -> None:

@@ -21,7 +21,8 @@ from support.jobs import EXAMPLES, Cli
 
 from cloudtrain.errors import SpecError
 from cloudtrain.job.schema import job_schema
-from cloudtrain.job.spec import Code, JobSpec
+from cloudtrain.job.sections.code import Code
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import (
     LOCAL,
@@ -122,7 +123,7 @@ def test_a_wrong_reference_is_told_at_its_place(override: str, expected: str) ->
 
 def test_an_isolated_container_cannot_ask() -> None:
     told = problems_of(WANDB, "cluster.network.isolation=true")
-    assert "code.env.WANDB_API_KEY: an isolated container has no way to Secrets Manager" in "\n".join(told)
+    assert "code.env.WANDB_API_KEY: an isolated container cannot reach Secrets Manager" in "\n".join(told)
 
 
 def test_the_schema_takes_both_forms() -> None:

@@ -14,7 +14,8 @@ from botocore.validate import ParamValidator
 
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
-from cloudtrain.job.spec import Cluster, JobSpec, Queue
+from cloudtrain.job.sections.cluster import Cluster, Queue
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
 from cloudtrain.planning.service_job import render_payload, training_job_name

@@ -5,12 +5,9 @@ import pytest
 
 from cloudtrain.client import jobs
 from cloudtrain.errors import SpecError, UserError
-from cloudtrain.job.spec import (
-    Cluster,
-    Code,
-    JobSpec,
-    Spot,
-)
+from cloudtrain.job.sections.cluster import Cluster, Spot
+from cloudtrain.job.sections.code import Code
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.support.units import Cadence
 
 WriteJob = Callable[..., Path]
@@ -70,7 +67,7 @@ limts: {}
     assert problems_of(path) == [
         'job.yaml:6:3  cluster.instnces: unknown field; did you mean "instances"?',
         "job.yaml:7:15  cluster.keep_alive: " + DURATION + ", got 30; did you mean 30m?",
-        'job.yaml:9:11  train.epochs: expected a whole number, got "three"; for example epochs: 3',
+        'job.yaml:9:11  train.epochs: expected an integer, got "three"; for example epochs: 3',
         'job.yaml:10:14  train.precision: expected one of fp32, bf16, fp16, got "bf61"; did you mean "bf16"?',
         'job.yaml:11:1  limts: unknown field; did you mean "limits"?',
     ]
@@ -82,7 +79,7 @@ limts: {}
         ("name=my_job", 'name: expected letters, digits and single hyphens between them; did you mean "my-job"?'),
         ("name=" + "a" * 43, "name: 43 characters; at most 42; the run id adds date and suffix"),
         ("cluster.instances=0", "cluster.instances: expected at least 1, got 0; use at least 1"),
-        ("cluster.instances=2.5", "cluster.instances: expected a whole number, got 2.5"),
+        ("cluster.instances=2.5", "cluster.instances: expected an integer, got 2.5"),
         ("cluster.instance_type=p4d.24xlarge", "expected a SageMaker instance type such as ml.p4d.24xlarge"),
         (
             "cluster.spot=maybe",
@@ -90,11 +87,11 @@ limts: {}
         ),
         ("code.env={SM_MODEL_DIR: x}", "code.env.SM_MODEL_DIR: the launcher sets this variable"),
         ("data.x=''", "data.x: expected s3://bucket/prefix or a path, got nothing"),
-        ("data.x=.", "holds the code folder, which would be uploaded whole as data"),
-        ("data.x=/dev/null", "expected a file or folder, and /dev/null is neither"),
+        ("data.x=.", "contains the code folder, which would be uploaded as data"),
+        ("data.x=/dev/null", "expected a file or folder, but /dev/null is neither"),
         ("data.x=file:///etc/hostname", 'data.x: expected a path, got the uri "file:///etc/hostname"'),
         ("data.x=arn:aws:s3:::bucket/x", "data.x: expected s3://bucket/prefix"),
-        ("data={'..': s3://bucket/x}", "a channel is a folder, and this is no name of one"),
+        ("data={'..': s3://bucket/x}", "a channel becomes a folder, and this is not the name of a folder"),
         ("data.x=s3://my..bucket/x", "data.x: expected s3://bucket/prefix"),
         ("cluster.instances=true", "cluster.instances: expected a number, got true"),
         ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
@@ -121,19 +118,19 @@ limts: {}
         ("train.warmup=10m", "train.warmup: expected a number of steps such as 100 steps"),
         (
             "train.parallel.shard=2",
-            "train.parallel.shard: it counts with data: fsdp only; remove it, or use data: fsdp",
+            "train.parallel.shard: has an effect with data: fsdp only; remove it, or use data: fsdp",
         ),
-        ("train.parallel={data: fsdp, compress: bf16}", "train.parallel.compress: it counts with data: ddp only"),
+        ("train.parallel={data: fsdp, compress: bf16}", "train.parallel.compress: has an effect with data: ddp only"),
         (
             "train.parallel={tensor: 2, compress: bf16}",
-            "train.parallel.compress: it is DDP's, which cannot hold layers that tensor splits",
+            "train.parallel.compress: is an option of DDP, which does not support layers that tensor splits",
         ),
-        ("train.parallel={tensor: 2, bucket: 25MB}", "train.parallel.bucket: it is DDP's"),
-        ("train.parallel={tensor: 2, static_graph: true}", "train.parallel.static_graph: it is DDP's"),
-        ("train.parallel.schedule=gpipe", "train.parallel.schedule: it counts with a pipeline only"),
+        ("train.parallel={tensor: 2, bucket: 25MB}", "train.parallel.bucket: is an option of DDP"),
+        ("train.parallel={tensor: 2, static_graph: true}", "train.parallel.static_graph: is an option of DDP"),
+        ("train.parallel.schedule=gpipe", "train.parallel.schedule: has an effect with a pipeline only"),
         ("checkpoint.every=often", "checkpoint.every: expected a duration such as 10m or a count such as 500 steps"),
         ("limits.cost=500", "limits.cost: expected an amount such as 500 USD"),
-        ("data.code=s3://bucket/x", "data.code: cloudtrain uses a channel of this name itself; rename it"),
+        ("data.code=s3://bucket/x", "data.code: cloudtrain uses this channel itself; rename it"),
         ("data.train=nowhere", "data.train: no such file or folder"),
         ("data.train={uri: s3://b/x, mode: Fast}", "data.train.mode: expected one of File, FastFile, Pipe"),
         ("data.train={url: s3://b/x}", 'data.train.url: unknown field; did you mean "uri"?'),
@@ -152,18 +149,21 @@ limts: {}
         ("checkpoint.resume=s3:/bucket/x", "checkpoint.resume: expected s3://bucket/prefix"),
         ("checkpoint.resume=runs/old", "checkpoint.resume: expected an absolute path"),
         ("checkpoint.resume=yesterday", "checkpoint.resume: expected where to resume from"),
-        ("tags={'aws:team': x}", "tags.aws:team: AWS keeps tags with aws: for itself; rename it"),
+        ("tags={'aws:team': x}", "tags.aws:team: AWS reserves tags that begin with aws:; rename it"),
         ("tags={'cloudtrain:job': x}", "cloudtrain sets this tag itself; rename it"),
         ("tracking.mlflow=mlflow", "tracking.mlflow: expected the ARN of a SageMaker MLflow resource"),
         ("cluster.network={subnets: [subnet-1]}", "cluster.network: subnets and security_groups go together"),
         ("cluster={prefer: [ml.p5.48xlarge, ml.p5.48xlarge]}", "cluster.prefer: a type is given twice"),
         ("limits.runtime=29d", "limits.runtime: expected 1m to 28d, got 29d"),
-        ("limits.hang=9s", "limits.hang: expected 10s to 28d, got 9s; use 10s to 28d, or off to let a run hang"),
+        (
+            "limits.hang=9s",
+            "limits.hang: expected 10s to 28d, got 9s; use 10s to 28d, or off to disable hang detection",
+        ),
         ("limits.hang=29d", "limits.hang: expected 10s to 28d, got 29d"),
         ("limits.hang=10", "limits.hang: expected a duration"),
         ("limits.hang=true", "limits.hang: expected a duration"),
         ("limits.runtime=" + "9" * 400 + "h", "limits.runtime: expected a duration"),
-        ("cluster.instances=" + "9" * 5000, "cluster.instances: expected a whole number"),
+        ("cluster.instances=" + "9" * 5000, "cluster.instances: expected an integer"),
         ("data.train=job.yaml/x", "data.train: no such file or folder"),
         ("code.directory=job.yaml/x", "code.directory: no such folder"),
         ("cluster.instances=!!python/none 1", "not allowed"),
@@ -178,7 +178,7 @@ def test_each_mistake_says_what_was_expected(job: WriteJob, change: str, expecte
 
 def test_an_override_is_named_as_the_origin(job: WriteJob) -> None:
     assert problems_of(job(GOOD, mine_py=MINE), "cluster.instances=many") == [
-        '--set cluster.instances=many  cluster.instances: expected a whole number, got "many"; for example instances: 2'
+        '--set cluster.instances=many  cluster.instances: expected an integer, got "many"; for example instances: 2'
     ]
     assert problems_of(job(GOOD, mine_py=MINE), instances=0) == [
         "--instances 0  cluster.instances: expected at least 1, got 0; use at least 1"
@@ -286,7 +286,7 @@ def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> N
     path = job(GOOD, mine_py=MINE)
     data = tmp_path / "data"
     data.mkdir()
-    assert "no file lies in" in problems_of(path, f"data.train={data}")[0]
+    assert "there are no files in" in problems_of(path, f"data.train={data}")[0]
     (data / "one").write_text("1")
     assert JobSpec.from_yaml(path, [f"data.train={data}"]).data["train"].uri == str(data)
     found = problems_of(path, f"data.train={{uri: {data}, sharded: true}}")
@@ -298,15 +298,15 @@ def test_what_else_is_refused(job: WriteJob, tmp_path: Path) -> None:
     shorter = ["cluster.spot={max_wait: 1h}", "limits.runtime=2h"]
     assert "max_wait: shorter than limits.runtime, 2h" in problems_of(path, *shorter)[0]
     inside = ["data.train=s3://bucket/data", "checkpoint.uri=s3://bucket/data/saved"]
-    assert "checkpoints would lie in the data of channel train" in problems_of(path, *inside)[0]
+    assert "checkpoints would be written into the data of channel train" in problems_of(path, *inside)[0]
     script = ["code={script: train.py}", "train=null"]
     assert "train.py:1 is not valid Python" in problems_of(path, *script)[0]
     (path.parent / "train.py").write_bytes("# coding: latin-1\nx = 'ü'\n".encode("latin-1"))
     assert JobSpec.from_yaml(path, script).code.script == "train.py"
     (path.parent / "train.py").write_bytes(b"\xef\xbb\xbfx = 1\n")
     assert JobSpec.from_yaml(path, script).code.script == "train.py"
-    assert "a script's argument is text, and this is [1, 2]" in problems_of(path, *script, "code.args={l: [1, 2]}")[0]
-    assert "a script's argument is text, and this is true" in problems_of(path, *script, "code.args=[true]")[0]
+    assert "expected text for a script's argument, got [1, 2]" in problems_of(path, *script, "code.args={l: [1, 2]}")[0]
+    assert "expected text for a script's argument, got true" in problems_of(path, *script, "code.args=[true]")[0]
     assert "code.args is a list in" in problems_of(path, *script, "code.args=[--lr, 1]", "code.args.0=--wd")[0]
 
 
@@ -333,7 +333,7 @@ tags: {<<: {team: a, cost: b}, team: c}
     wrong = job(
         "name: demo\ncode: {script: train.py}\ncluster:\n  <<: [1]\n  instance_type: ml.g5.xlarge\n", train_py=""
     )
-    assert "<< takes over the fields of a mapping" in problems_of(wrong)[0]
+    assert "expected a mapping after <<" in problems_of(wrong)[0]
 
 
 def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.
     spec = JobSpec(name="a", cluster={"instance_type": "ml.g5.xlarge"}, code={"script": "nope.py"})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="no such file"):
         jobs.plan(spec)
-    with pytest.raises(SpecError, match="travel as JSON"):
+    with pytest.raises(SpecError, match="sent as JSON"):
         Code(task="a:B", args={"layers": object()})
 
 
@@ -370,7 +370,7 @@ def test_the_constructor_names_the_argument_of_a_broken_rule() -> None:
         Cluster(instance_type="ml.p5.48xlarge", spot=Spot(), keep_alive="1m", image="x", framework="2.5")
     assert [str(problem) for problem in caught.value.problems] == [
         "Cluster(...)  framework: give framework or image, not both; remove one of them",
-        "Cluster(...)  keep_alive: SageMaker keeps no spot cluster warm; remove keep_alive or spot",
+        "Cluster(...)  keep_alive: SageMaker has no warm pools for spot training; remove keep_alive or spot",
     ]
 
 

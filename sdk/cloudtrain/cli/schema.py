@@ -11,7 +11,8 @@ from cloudtrain import console
 @click.option("--reference", is_flag=True, help="Print the reference page (Markdown) instead.")
 def schema(reference: bool) -> int:
     """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and checks in an editor."""
-    from cloudtrain.job.schema import job_schema, reference_page
+    from cloudtrain.job.reference_page import reference_page
+    from cloudtrain.job.schema import job_schema
 
     if reference:
         console.print_text(reference_page())

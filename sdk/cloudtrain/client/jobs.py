@@ -13,7 +13,7 @@ from cloudtrain.client.backend_lookup import sagemaker_backend
 from cloudtrain.client.home import find_home
 from cloudtrain.client.plan_builder import plan_code, plan_with_contents
 from cloudtrain.errors import SpecError
-from cloudtrain.job.spec import JobSpec, read_job
+from cloudtrain.job.spec import JobSpec, load_job
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.settings.settings import Settings
 
@@ -47,7 +47,7 @@ def validate(
         SpecError: The job is not valid; `problems` holds every mistake with line and column.
         UserError: The file cannot be read.
     """
-    reading = read_job(path, overrides, instances=instances)
+    reading = load_job(path, overrides, instances=instances)
     problems = list(reading.problems)
     if reading.spec is not None:
         # `spec` has legal values in place of wrong ones; a plan of it finds further mistakes.
@@ -58,7 +58,7 @@ def validate(
             problems += [
                 problem
                 for problem in error.problems
-                if not reading.is_about_wrong(problem.path) and (problem.path, problem.message) not in reported
+                if not reading.is_replaced(problem.path) and (problem.path, problem.message) not in reported
             ]
     if reading.spec is None or problems:
         raise SpecError(problems)

@@ -7,20 +7,20 @@ from pathlib import PurePosixPath
 
 from cloudtrain.bundle import Contents, secrets_below
 from cloudtrain.errors import Problem
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.entry import find_module
-from cloudtrain.job.problems import Finding
 from cloudtrain.job.spec import JobSpec
 
 _NAMES_IN_LINE = 3
 
 
-def find_data_secrets(spec: JobSpec) -> Iterator[Finding]:
+def find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield a problem for each data folder that would be uploaded with files whose names look like secrets."""
     for name, channel in spec.data.items():
         found = [] if channel.is_s3 else secrets_below(spec.base / channel.uri)
         if found:
             message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
-            yield Finding(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")
+            yield Diagnostic(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")
 
 
 def find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
@@ -47,7 +47,7 @@ def find_source_outputs(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
         source = next((name for name in _files_of(output, contents) if name.endswith(".py") or name in named), None)
         if source is not None:
             message = f"{source} is source of the job, and a run that resumes would start with its old content"
-            yield spec.problem_of(Finding(message, ("code", "outputs", index), "let the script write elsewhere"))
+            yield spec.problem_of(Diagnostic(message, ("code", "outputs", index), "let the script write elsewhere"))
 
 
 def bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:

@@ -1,4 +1,4 @@
-"""`code.args`: what a script may be given, the argv that it becomes, and the command line that a plan shows."""
+"""Arguments of scripts (`code.args`): their validation, the argv, and the command line that a plan shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.job.problems import Finding
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -16,58 +16,58 @@ Arguments = Mapping[str, Any] | tuple[Any, ...]
 def script_argv(args: Arguments) -> list[str]:
     """Return the argv of a script: a list as it is, a mapping as `--key value`.
 
-    `true` becomes a bare `--key`, and `null` omits its argument (see `omitted_arguments`); no other value is left out.
+    In a mapping, `true` becomes a bare `--key`, and `null` omits the argument (see `omitted_arguments`).
     """
     if not isinstance(args, Mapping):
-        return [spelled(value) for value in args]
+        return [spelling(value) for value in args]
     argv: list[str] = []
     for key, value in args.items():
         if value is not None:
-            argv += [f"--{key}"] if value is True else [f"--{key}", spelled(value)]
+            argv += [f"--{key}"] if value is True else [f"--{key}", spelling(value)]
     return argv
 
 
 def omitted_arguments(args: Arguments) -> tuple[str, ...]:
-    """Return the arguments of a script that `null` omits, as `--key`."""
+    """Return the arguments of a script whose value is `null`, which omits them, as `--key`."""
     return tuple(f"--{key}" for key, value in args.items() if value is None) if isinstance(args, Mapping) else ()
 
 
-def spelled(value: Any) -> str:
-    """Return a value as the job file spells it: `1e-4` stays `1e-4`."""
+def spelling(value: Any) -> str:
+    """Return a value as it is spelled in the job file: `1e-4` stays `1e-4`."""
     return str(getattr(value, "text", value))
 
 
 def to_document(args: Arguments) -> Any:
-    """Return a script's arguments for a document that is read again: numbers spelled in another way become text."""
+    """Return a script's arguments for a job document: numbers in unusual spelling become text, to keep the spelling."""
     if not isinstance(args, Mapping):
         return [_keep_spelling(value) for value in args]
     return {key: _keep_spelling(value) for key, value in args.items()}
 
 
 def _keep_spelling(value: Any) -> Any:
-    return value if spelled(value) == str(value) else spelled(value)
+    return value if spelling(value) == str(value) else spelling(value)
 
 
-def check_script_arguments(args: Arguments) -> Iterator[Finding]:
-    """Yield what a script cannot be given: argv is text, and `false` has two meanings."""
+def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
+    """Yield an error for each argument that has no unambiguous text in an argv."""
     for key, value in args.items() if isinstance(args, Mapping) else enumerate(args):
         at = ("args", key)
         if value is False and isinstance(args, Mapping):
-            passes = f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
-            hint = f"{passes}; for a flag that is off leave the key out, or write null"
-            yield Finding(f"false can mean --{key} False or no argument, so it is refused", at, hint)
-        elif isinstance(value, dict | list | tuple) or (not isinstance(args, Mapping) and _is_bare(value)):
+            explicit = f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
+            hint = f"{explicit}; to leave the flag out remove the key, or write null"
+            yield Diagnostic(f"false is ambiguous: it can mean --{key} False or no argument", at, hint)
+        elif isinstance(value, dict | list | tuple) or (not isinstance(args, Mapping) and _is_null_or_boolean(value)):
             text = dump_json(value, default=str)
-            message = f"a script's argument is text, and this is {text}"
-            yield Finding(message, at, f"write it in quotes, as the script reads it: '{text}'")
+            message = f"expected text for a script's argument, got {text}"
+            yield Diagnostic(message, at, f"write it in quotes, as the script parses it: '{text}'")
 
 
-def _is_bare(value: object) -> bool:
+def _is_null_or_boolean(value: object) -> bool:
     return value is None or isinstance(value, bool)
 
 
 def command_line(config: RunConfig) -> str:
-    """Return what each rank starts: the script with its argv as a shell reads it, or the Task with its arguments."""
+    """Return what each rank executes: the script with its argv in shell syntax, or the Task with its arguments."""
     if isinstance(config.args, dict):
         given = ", ".join(f"{name}={value!r}" for name, value in config.args.items())
         return f"{config.task}({given})"
@@ -76,7 +76,7 @@ def command_line(config: RunConfig) -> str:
 
 
 def _quote(word: str) -> str:
-    """Return a word as a shell reads it, in one line: what cannot be printed is escaped, as `$'...'` allows."""
+    """Return a word in shell syntax on one line; unprintable characters are escaped in `$'...'`."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(_escape(char) for char in word) + "'"

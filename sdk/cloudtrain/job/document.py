@@ -1,7 +1,7 @@
-"""YAML with a place for every value: what a job file says, and where it says it.
+"""YAML reader that keeps the line and column of every value.
 
-Read with PyYAML's composer (nothing is constructed, so nothing can execute) and resolved by YAML 1.2's rules: `no`,
-`on` and `12:30` are text, `1e-4` is a number.
+PyYAML's composer parses the text and constructs no objects, so that a job file cannot execute code. Scalars follow
+YAML 1.2: `no`, `on` and `12:30` are text, and `1e-4` is a number.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
 _MERGE = "<<"
-_MAX_NUMBER = 100
-"""Longest text that is read as a number."""
+_MAX_NUMBER_CHARACTERS = 100
+"""Longest text that is parsed as a number."""
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
@@ -36,8 +36,8 @@ _STANDARD_TAGS = tuple(
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value was written: `file:line:column`, or an option's text with no line."""
+class SourceLocation:
+    """Where a value comes from: line and column of a file, or the text of a command-line option without a line."""
 
     file: str
     line: int | None = None
@@ -46,50 +46,56 @@ class Place:
 
 @dataclass
 class Document:
-    """A tree of plain values and the place of each.
+    """A tree of plain values, each with its location.
 
     Attributes:
+        file: Name of the file in messages.
         data: dict, list and scalar values.
-        values: Place of each value by path.
-        keys: Place of each mapping key by path.
-        problems: What a job file must not say, such as a field given twice; the rest was read.
+        values: Location of each value by path.
+        keys: Location of each mapping key by path.
+        problems: Parts that job files do not allow, such as a field given twice; `data` has the rest.
     """
 
     file: str
     data: Any
-    values: dict[FieldPath, Place] = field(default_factory=dict)
-    keys: dict[FieldPath, Place] = field(default_factory=dict)
+    values: dict[FieldPath, SourceLocation] = field(default_factory=dict)
+    keys: dict[FieldPath, SourceLocation] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def place_of(self, path: FieldPath, *, key: bool = False) -> Place:
-        """Return the place of a value (or of its key), or of the nearest parent that has one."""
-        if key and path in self.keys:
+    def location_of(self, path: FieldPath, *, is_key: bool = False) -> SourceLocation:
+        """Return the location of a value (or of its key), or of the nearest parent that has one."""
+        if is_key and path in self.keys:
             return self.keys[path]
         for length in range(len(path), -1, -1):
-            place = self.values.get(path[:length])
-            if place is not None:
-                return place
-        return Place(self.file, 1, 1)
+            location = self.values.get(path[:length])
+            if location is not None:
+                return location
+        return SourceLocation(self.file, 1, 1)
 
     def override(self, path: FieldPath, value: Any, origin: str) -> None:
-        """Set one value as `--set` does; `origin` is the option's text for error messages.
+        """Set one value, as `--set` does.
+
+        Args:
+            path: Path of the value. Missing parents are created.
+            value: The new value.
+            origin: Text of the option, for error messages.
 
         Raises:
-            UserError: the path leads through something that is no mapping.
+            UserError: a parent of the value is not a mapping.
         """
         target = self.data
         for depth, part in enumerate(path[:-1], start=1):
-            if target.get(part) is None or isinstance(target[part], bool):  # `spot: true` is a mapping in short
+            if target.get(part) is None or isinstance(target[part], bool):  # `spot: true` is short for a mapping
                 target[part] = {}
             target = target[part]
             if not isinstance(target, dict):
                 kind = "a list" if isinstance(target, list) else "a value"
-                raise UserError(f"{origin}: {dotted(path[:depth])} is {kind} in {self.file}", "replace it as a whole")
+                raise UserError(f"{origin}: {dotted(path[:depth])} is {kind} in {self.file}", "set all of it")
         target[path[-1]] = value
-        for places in (self.values, self.keys):
-            for old in [known for known in places if known[: len(path)] == path]:
-                del places[old]
-            places[path] = Place(origin)
+        for locations in (self.values, self.keys):
+            for old in [known for known in locations if known[: len(path)] == path]:
+                del locations[old]
+            locations[path] = SourceLocation(origin)
 
 
 def read_document(path: Path, *, name: str | None = None) -> Document:
@@ -97,11 +103,11 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
 
     Args:
         path: The file.
-        name: What to call it in messages; the path as given by default.
+        name: Name of the file in messages; by default the path as given.
 
     Raises:
         UserError: the file cannot be read.
-        SpecError: the file is not YAML, or uses what a job file must not.
+        SpecError: the file is not valid YAML, or uses a feature of YAML that job files do not allow.
     """
     label = name or str(path)
     try:
@@ -125,10 +131,14 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
 
 
 def parse_document(text: str, label: str) -> Document:
-    """Read YAML text; `label` names it in messages.
+    """Parse YAML text.
+
+    Args:
+        text: The text.
+        label: Name of the text in messages.
 
     Raises:
-        SpecError: as `read_document`.
+        SpecError: the text is not valid YAML, or uses a feature of YAML that job files do not allow.
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -145,11 +155,11 @@ def parse_document(text: str, label: str) -> Document:
         raise SpecError([Problem(label, 1, 1, "", "nested too deeply", "a job file has four levels")]) from None
     document = Document(label, {})
     if node is None:
-        document.values[()] = Place(label, 1, 1)
+        document.values[()] = SourceLocation(label, 1, 1)
         return document
     reader = _Reader(document)
     document.data = reader.read(node, ())
-    if reader.is_too_much:
+    if reader.is_too_large:
         raise SpecError(document.problems)
     if not isinstance(document.data, dict):
         message = "expected a mapping of fields such as name: and code:"
@@ -158,14 +168,14 @@ def parse_document(text: str, label: str) -> Document:
 
 
 def parse_scalar(text: str, origin: str = "--set") -> Any:
-    """Return the value of one plain scalar or flow collection, as `--set path=value` reads it.
+    """Return the value of a plain scalar or flow collection, such as the value of `--set path=value`.
 
     Args:
         text: The value.
-        origin: The whole option, for messages.
+        origin: Text of the option, for error messages.
 
     Raises:
-        UserError: a list or mapping that is not valid, or a value that a job file must not have.
+        UserError: the text is an invalid list or mapping, or a value that job files do not allow.
     """
     if _SURROGATE.search(text):
         raise UserError(f"{origin}: not UTF-8 text", "give the value in UTF-8")
@@ -182,29 +192,30 @@ def parse_scalar(text: str, origin: str = "--set") -> Any:
 
 
 class _Reader:
-    """Turns composed nodes into values and notes where each was."""
+    """Convert composed YAML nodes to plain values and record the location of each."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
         self.count = 0
-        self.is_too_much = False
+        self.is_too_large = False
 
     def read(self, node: yaml.Node, path: FieldPath) -> Any:
+        """Return the value of a node; `path` is its place in the document."""
         self.count += 1
         mark = node.start_mark
-        self.document.values[path] = Place(self.document.file, mark.line + 1, mark.column + 1)
+        self.document.values[path] = SourceLocation(self.document.file, mark.line + 1, mark.column + 1)
         if self.count > _MAX_NODES or len(path) > _MAX_DEPTH:
-            if not self.is_too_much:
-                self.is_too_much = True
+            if not self.is_too_large:
+                self.is_too_large = True
                 self._report(node, path, "too many or too deeply nested values", "write the values out without aliases")
             return None
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
+            return self._read_mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
-        return self._scalar(node, path)
+        return self._read_scalar(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
+    def _read_mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         inherited: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -213,43 +224,43 @@ class _Reader:
                 continue
             key = key_node.value
             if _SURROGATE.search(key):
-                self._report(key_node, path, "a field name must not hold half a character (a lone surrogate)")
+                self._report(key_node, path, "a field name must not contain a lone surrogate")
                 continue
             if key == _MERGE and key_node.style is None:
                 self._merge(value_node, path, inherited)
                 continue
             if key in mapping:
                 first = self.document.keys[(*path, key)]
-                self._report(key_node, (*path, key), f"given twice; the first is in line {first.line}", "remove one")
+                self._report(key_node, (*path, key), f"given twice; the first is on line {first.line}", "remove one")
                 continue
             mark = key_node.start_mark
-            self.document.keys[(*path, key)] = Place(self.document.file, mark.line + 1, mark.column + 1)
+            self.document.keys[(*path, key)] = SourceLocation(self.document.file, mark.line + 1, mark.column + 1)
             mapping[key] = self.read(value_node, (*path, key))
         return {**{key: value for key, value in inherited.items() if key not in mapping}, **mapping}
 
     def _merge(self, node: yaml.Node, path: FieldPath, inherited: dict[str, Any]) -> None:
-        """Take over the fields of another mapping, as `<<: *anchor` asks; the first of several wins."""
+        """Copy the fields of other mappings, as `<<: *anchor` requests; the first of several mappings wins."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
-                self._report(source, path, "<< takes over the fields of a mapping", "write <<: *anchor")
+                self._report(source, path, "expected a mapping after <<", "write <<: *anchor")
                 continue
             before = dict(self.document.values), dict(self.document.keys)
-            for key, value in self._mapping(source, path).items():
+            for key, value in self._read_mapping(source, path).items():
                 inherited.setdefault(key, value)
-            # What was written here is told here.
+            # Fields that are given here keep their own locations.
             self.document.values.update(before[0])
             self.document.keys.update(before[1])
 
-    def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
+    def _read_scalar(self, node: yaml.Node, path: FieldPath) -> Any:
         if node.tag not in _STANDARD_TAGS:
-            self._report(node, path, f"the tag {node.tag} is not allowed here", "write a plain value")
+            self._report(node, path, f"the YAML tag {node.tag} is not allowed", "write a plain value")
             return None
         text = str(node.value)
         if "\0" in text:
-            self._report(node, path, "a value must not hold the character NUL", "remove it")
+            self._report(node, path, "a value must not contain the character NUL", "remove it")
             return None
         if _SURROGATE.search(text):
-            self._report(node, path, "a value must not hold half a character (a lone surrogate)", "remove it")
+            self._report(node, path, "a value must not contain a lone surrogate", "remove it")
             return text.encode("utf-8", "replace").decode()
         if getattr(node, "style", None) is not None:
             return text
@@ -261,32 +272,34 @@ class _Reader:
         self.document.problems.append(Problem(*where, dotted(path), message, hint))
 
 
-class WrittenInt(int):
-    """A whole number that knows how it was written, such as `007`."""
+class SpelledInt(int):
+    """An integer with its spelling in the file, such as `007`."""
 
     text: str
 
 
-class WrittenFloat(float):
-    """A number that knows how it was written, such as `2.10` or `1e-4`."""
+class SpelledFloat(float):
+    """A number with its spelling in the file, such as `2.10` or `1e-4`."""
 
     text: str
 
 
 def _resolve(text: str) -> Any:
+    """Return the value of a plain scalar by the rules of YAML 1.2."""
     if _NULL.fullmatch(text):
         return None
     if text in _BOOL:
         return _BOOL[text]
-    number: WrittenInt | WrittenFloat
-    if len(text) > _MAX_NUMBER:  # no field needs it, and Python refuses to read very long ones
+    number: SpelledInt | SpelledFloat
+
+    if len(text) > _MAX_NUMBER_CHARACTERS:  # Python refuses to parse very long integers, and no field needs them
         return text
     if _INT.fullmatch(text):
-        number = WrittenInt(text)
+        number = SpelledInt(text)
     elif _FLOAT.fullmatch(text):
-        number = WrittenFloat(text)
+        number = SpelledFloat(text)
     elif _SPECIAL_FLOAT.fullmatch(text):
-        number = WrittenFloat(text.replace(".", "", 1))  # float() reads inf, -INF and NaN
+        number = SpelledFloat(text.replace(".", "", 1))  # float() parses inf, -INF and NaN
     else:
         return text
     number.text = text

@@ -1,4 +1,4 @@
-"""The Task or script that a job names, read as source text: nothing of it is imported."""
+"""Static checks of the Task or script that a job names: its source is parsed and never imported."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.job.document import Place
-from cloudtrain.job.problems import Finding
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.document import SourceLocation
 from cloudtrain.support.field_path import FieldPath
 
 
@@ -19,15 +19,15 @@ def find_module(directory: Path, module: str) -> Path | None:
     return class_source.find_module(directory, module)
 
 
-def check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Yield what is wrong with a Task and its arguments.
+def check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) -> Iterator[Diagnostic]:
+    """Yield the errors in a Task and its arguments that its source proves.
 
-    Only what the text proves: a class that is imported or built otherwise is left to the run itself.
+    A class that is imported or created dynamically is not checked.
 
     Args:
         directory: The code folder.
         task: `module:Class`.
-        arguments: `code.args`; None looks at none.
+        arguments: `code.args`; None skips the check of the arguments.
     """
     from cloudtrain_runtime.contract import task_signatures
 
@@ -35,40 +35,43 @@ def check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) 
         at: FieldPath = found.field or ("code", "task")
         if at[:2] == ("code", "args") and arguments is None:
             continue
-        place = Place(_named(directory / found.file), found.line, found.column) if found.file else None
-        yield Finding(found.message, at, found.hint, is_key=len(at) > len(("code", "args")), place=place)
+        location = None
+        if found.file:
+            location = SourceLocation(_display_path(directory / found.file), found.line, found.column)
+        is_key = len(at) > len(("code", "args"))
+        yield Diagnostic(found.message, at, found.hint, is_key=is_key, location=location)
 
 
-def check_methods(directory: Path, task: str, needed: Mapping[str, FieldPath]) -> Iterator[Finding]:
-    """Yield optional methods that a job needs and its Task does not have, as far as the text proves it.
+def check_methods(directory: Path, task: str, required: Mapping[str, FieldPath]) -> Iterator[Diagnostic]:
+    """Yield an error for each method that a job requires and that its Task's source proves to be missing.
 
     Args:
         directory: The code folder.
         task: `module:Class`.
-        needed: The job's field that needs it, by method.
+        required: Path of the field that requires the method, by the method's name.
     """
     from cloudtrain_runtime.contract import task_signatures
 
-    for method, at in needed.items():
+    for method, at in required.items():
         if task_signatures.lacks_method(directory, task, method):
             name = task.rpartition(":")[2]
-            message = f"it needs a method {method}() of {name}, which tells how its layers are split"
-            yield Finding(message, at, f"write it (docs/how-to/parallelism.md shows one), or remove {at[-1]}")
+            message = f"requires a method {method}() of {name}, which defines how its layers are split"
+            yield Diagnostic(message, at, f"write it (docs/how-to/parallelism.md shows one), or remove {at[-1]}")
 
 
-def check_syntax(path: Path, at: FieldPath) -> Iterator[Finding]:
-    """Yield what keeps Python from reading a file."""
+def check_syntax(path: Path, at: FieldPath) -> Iterator[Diagnostic]:
+    """Yield an error when Python cannot parse a file; `at` is the field that names it."""
     from cloudtrain_runtime.contract.class_source import UnreadableFile, parse
 
     broken = parse(path, str(path))
     if isinstance(broken, UnreadableFile):
         line = f":{broken.line}" if broken.line else ""
         version = ".".join(map(str, sys.version_info[:2]))
-        hint = f"mend it, or, where it needs a newer Python than this {version}, run cloudtrain with that one"
-        yield Finding(f"{path}{line} {broken.message}", at, hint)
+        hint = f"fix it, or, if it needs a newer Python than {version}, run cloudtrain with that version"
+        yield Diagnostic(f"{path}{line} {broken.message}", at, hint)
 
 
-def _named(path: Path) -> str:
-    """Return a path as it is told: from the working folder where it lies below it."""
+def _display_path(path: Path) -> str:
+    """Return a path for messages: relative to the working folder if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

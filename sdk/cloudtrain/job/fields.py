@@ -1,10 +1,10 @@
-"""The kinds of value that a job file holds, and the strict base of its sections."""
+"""Field types of job.yaml, and the strict base class of its sections."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,14 +19,15 @@ from pydantic import (
 )
 
 from cloudtrain.errors import SpecError
-from cloudtrain.job.document import Place
-from cloudtrain.job.problems import (
-    COLLECTING,
-    Finding,
-    explain,
-    fail,
-    fail_with,
+from cloudtrain.job.diagnostics import (
+    DEFER_CROSS_FIELD_CHECKS,
+    Diagnostic,
+    diagnostics_of,
+    field_error,
+    field_errors,
+    to_problem,
 )
+from cloudtrain.job.document import SourceLocation
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import (
     Cadence,
@@ -44,60 +45,70 @@ STEPS_PATTERN = r"^\d{1,9}\s*steps?$"
 BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 
 _S3_URI = re.compile(rf"s3://{BUCKET_PATTERN}(?:/.*)?")
-_S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 small letters, digits, dots or hyphens"
+_S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-_YES_NO = {"yes": True, "on": True, "no": False, "off": False}
+_SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 
 
-def unit(parse: Callable[[object], Any]) -> BeforeValidator:
-    """Return a validator that reads a human value such as `10m`."""
+def parsed_by(parse: Callable[[object], Any]) -> BeforeValidator:
+    """Return a validator that parses a value with a unit, such as `10m`.
+
+    Args:
+        parse: Raises ValueError; in its message a hint may follow after a semicolon.
+    """
 
     def validate(value: object) -> Any:
         try:
             return parse(value)
         except ValueError as error:
             message, _, hint = str(error).partition("; ")
-            raise fail(message, hint=hint) from None
+            raise field_error(message, hint=hint) from None
 
     return BeforeValidator(validate)
 
 
-def _written(form: str) -> PlainSerializer:
-    """Return a serializer to JSON that writes a value with its unit, as it can be read again."""
-    return PlainSerializer(form.format, return_type=str, when_used="json")
+def _serialized_as(template: str) -> PlainSerializer:
+    """Return a serializer to JSON that writes a value with its unit, so that it can be parsed again."""
+    return PlainSerializer(template.format, return_type=str, when_used="json")
 
 
 def matching(pattern: re.Pattern[str], expected: str, hint: str) -> BeforeValidator:
-    """Return a validator that refuses text of another form; `expected` says which form in words."""
+    """Return a validator that rejects text that does not match a pattern.
+
+    Args:
+        pattern: Must match all of the text.
+        expected: The pattern in words.
+        hint: What to do about other text.
+    """
 
     def validate(value: object) -> object:
         if isinstance(value, str) and not pattern.fullmatch(value):
-            raise fail(f'expected {expected}, got "{value}"', hint=hint)
+            raise field_error(f'expected {expected}, got "{value}"', hint=hint)
         return value
 
     return BeforeValidator(validate)
 
 
-def _text(value: object) -> object:
-    """Accept numbers and booleans where text is meant, as environments and tags need, spelled as they were written."""
+def _number_as_text(value: object) -> object:
+    """Return numbers and booleans as the text in the job file, for fields such as environment variables and tags."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(getattr(value, "text", value)) if isinstance(value, int | float) else value
 
 
-def _no_switch(value: object) -> object:
+def _reject_boolean(value: object) -> object:
     if isinstance(value, bool):
-        raise fail(f"expected a number, got {str(value).lower()}", hint="write digits, such as 2")
+        raise field_error(f"expected a number, got {str(value).lower()}", hint="write digits, such as 2")
     return value
 
 
-def switch(value: object) -> object:
-    """Return true and false for `yes`, `on`, `no` and `off`, which YAML 1.2 reads as text."""
-    return _YES_NO.get(value.lower(), value) if isinstance(value, str) else value
+def parse_switch(value: object) -> object:
+    """Return a boolean for `yes`, `on`, `no` and `off`, which are text in YAML 1.2; other values as they are."""
+    return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def s3_problem(uri: str) -> str:
-    """Return what is wrong with a uri that should lie in S3 or on this machine, or an empty string."""
+def s3_uri_error(uri: str) -> str:
+    """Return what is wrong with an S3 uri; an empty string for a valid one and for a local path."""
     if ".." in uri.removeprefix("s3://").partition("/")[0] and uri.startswith("s3://"):
         return f'{_S3_EXPECTED}, got "{uri}"'
     scheme = _SCHEME.match(uri)
@@ -108,35 +119,35 @@ def s3_problem(uri: str) -> str:
 
 Duration = Annotated[
     int,
-    unit(parse_duration),
-    _written("{}s"),
+    parsed_by(parse_duration),
+    _serialized_as("{}s"),
     WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["36h"]}),
 ]
 """Seconds, written `10m`, `36h`, `1h30m`."""
 GigaBytes = Annotated[
     int,
-    unit(lambda value: -(-parse_size(value) // 10**9)),
-    _written("{}GB"),
+    parsed_by(lambda value: -(-parse_size(value) // 10**9)),
+    _serialized_as("{}GB"),
     WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["200GB"]}),
 ]
-"""Whole gigabytes, written `200GB`."""
+"""Gigabytes, rounded up, written `200GB`."""
 MegaBytes = Annotated[
     int,
-    unit(lambda value: -(-parse_size(value) // 10**6)),
-    _written("{}MB"),
+    parsed_by(lambda value: -(-parse_size(value) // 10**6)),
+    _serialized_as("{}MB"),
     WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["25MB"]}),
 ]
-"""Whole megabytes, written `25MB`."""
+"""Megabytes, rounded up, written `25MB`."""
 Dollars = Annotated[
     float,
-    unit(parse_money),
-    _written("{} USD"),
+    parsed_by(parse_money),
+    _serialized_as("{} USD"),
     WithJsonSchema({"type": "string", "pattern": MONEY_PATTERN, "examples": ["500 USD"]}),
 ]
 """US dollars, written `500 USD`."""
 Every = Annotated[
     Cadence,
-    unit(parse_cadence),
+    parsed_by(parse_cadence),
     PlainSerializer(lambda value: f"{value.steps} steps" if value.steps else f"{value.seconds}s", when_used="json"),
     WithJsonSchema(
         {
@@ -147,18 +158,18 @@ Every = Annotated[
     ),
 ]
 """A duration or a number of optimizer steps, written `10m` or `500 steps`."""
-Whole = Annotated[int, BeforeValidator(_no_switch)]
-"""A whole number; true and false are none."""
-Real = Annotated[float, BeforeValidator(_no_switch), Field(allow_inf_nan=False)]
-"""A finite number; true and false are none."""
-Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "number", "boolean"]})]
-"""Text; numbers and booleans are taken as they are written."""
+Integer = Annotated[int, BeforeValidator(_reject_boolean)]
+"""An integer; true and false are rejected."""
+FiniteFloat = Annotated[float, BeforeValidator(_reject_boolean), Field(allow_inf_nan=False)]
+"""A finite number; true and false are rejected."""
+Text = Annotated[str, BeforeValidator(_number_as_text), WithJsonSchema({"type": ["string", "number", "boolean"]})]
+"""Text; numbers and booleans are accepted as the text in the job file."""
 
 
 class Section(BaseModel):
-    """Strict base of every section: unknown fields are errors, instances are frozen.
+    """Strict base class of every section: unknown fields are errors, and instances are frozen.
 
-    What a single value may be stands at its field. What several values may be together stands in `_rules`.
+    Types and validators of fields check single values; `_cross_field_errors` checks several values together.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True)
@@ -169,36 +180,58 @@ class Section(BaseModel):
             try:
                 super().__init__(**fields)
             except ValidationError as error:
-                raise SpecError(explain(type(self), error, _constructor_places(type(self)))) from None
+                constructor = SourceLocation(f"{type(self).__name__}(...)")
+                problems = [to_problem(each, constructor) for each in diagnostics_of(type(self), error)]
+                raise SpecError(problems) from None
 
-        # Says to pydantic that nested sections need not go through this constructor (as its own RootModel does).
+        # Lets pydantic construct nested sections without this constructor, as pydantic's own RootModel does.
         __init__.__pydantic_base_init__ = True
 
-    def _rules(self) -> Iterator[Finding]:
-        """Yield what is wrong between this section's values; paths start here."""
+    def _cross_field_errors(self) -> Iterator[Diagnostic]:
+        """Yield the errors between this section's values; paths begin at this section."""
         yield from ()
 
     @model_validator(mode="after")
-    def _keep_rules(self, info: ValidationInfo) -> Self:
-        # A reader of job files asks for the rules itself, so that one broken section does not hide another's problems.
-        if info.context is not COLLECTING:
-            findings = list(self._rules())
-            if findings:
-                raise fail_with(findings)
+    def _raise_cross_field_errors(self, info: ValidationInfo) -> Self:
+        # The loader of job files calls `cross_field_errors` itself: raised here, an error in one section would hide
+        # those of the others.
+        if info.context is not DEFER_CROSS_FIELD_CHECKS:
+            errors = list(self._cross_field_errors())
+            if errors:
+                raise field_errors(errors)
         return self
 
 
-def broken_rules(section: Section, path: FieldPath = ()) -> Iterator[Finding]:
-    """Yield what is wrong in a section and in every section below it; paths start at the outermost."""
-    for finding in section._rules():  # noqa: SLF001 (every section is one of ours)
-        yield finding.below(path)
+def cross_field_errors(section: Section, path: FieldPath = ()) -> Iterator[Diagnostic]:
+    """Yield the errors between the values of a section and of every section below it.
+
+    Args:
+        section: The outermost section; paths begin here.
+        path: Put before every path.
+    """
+    for diagnostic in section._cross_field_errors():  # noqa: SLF001 (of this module's own base class)
+        yield diagnostic.below(path)
     for name in type(section).model_fields:
         value = getattr(section, name)
         below = value.items() if isinstance(value, dict) else [(None, value)]
         for key, part in below:
             if isinstance(part, Section):
-                yield from broken_rules(part, (*path, name) if key is None else (*path, name, key))
+                yield from cross_field_errors(part, (*path, name) if key is None else (*path, name, key))
 
 
-def _constructor_places(model: type[BaseModel]) -> Callable[[FieldPath, bool], Place]:
-    return lambda _path, _key: Place(f"{model.__name__}(...)")
+def sections_of(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Yield a section and every section below it, each with its dotted path; `<name>` is any key of a mapping."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        is_mapping = getattr(field.annotation, "__origin__", None) is dict
+        part = f"{name}.<name>" if is_mapping else name
+        for kind in _type_arguments(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from sections_of(kind, f"{path}.{part}" if path else part)
+
+
+def _type_arguments(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and everything in its type arguments."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _type_arguments(argument)

@@ -1,4 +1,4 @@
-"""What a job names on this machine: folders, files, the Task's class, local data."""
+"""Checks of what a job refers to on this machine: folders, files, the Task's class, local data."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import nearest
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.entry import check_methods, check_syntax, check_task
-from cloudtrain.job.problems import Finding
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 
 
 @dataclass(frozen=True)
 class References:
-    """What a job names, as paths.
+    """The files and folders that a job refers to.
 
     Attributes:
         directory: The code folder.
         base: Folder that relative data paths start from.
+        task: The Task as `module:Class`, or None.
+        script: Path of the script below the code folder, or None.
+        requirements: Path of the requirements file below the code folder, or None.
+        args: `code.args`.
         data: Uri or path by channel.
         sharded: Channels of which each instance gets a share.
-        methods: Optional methods that the Task must have, with the field that needs it.
+        instances: Number of instances.
+        methods: Methods that the Task must have, each with the path of the field that requires it.
     """
 
     directory: Path
@@ -38,85 +43,87 @@ class References:
     instances: int
     methods: Mapping[str, FieldPath]
 
-    def check(self) -> Iterator[Finding]:
-        """Yield what is not there, or not what it should be."""
-        yield from self._code()
+    def check(self) -> Iterator[Diagnostic]:
+        """Yield an error for each reference that is missing or of the wrong kind."""
+        yield from self._check_code()
         for name, uri in self.data.items():
             if not _has_scheme(uri):
-                yield from self._channel(name, self.base / uri)
+                yield from self._check_channel(name, self.base / uri)
 
-    def _code(self) -> Iterator[Finding]:
+    def _check_code(self) -> Iterator[Diagnostic]:
         at = ("code", "directory")
-        if not is_there(self.directory):
+        if not _exists(self.directory):
             yield from _missing(at, self.directory, "folder")
             return
         if not self.directory.is_dir():
-            yield Finding(f"expected a folder, and {self.directory} is a file", at, "name the folder that holds it")
+            yield Diagnostic(f"expected a folder, but {self.directory} is a file", at, "name the folder that holds it")
             return
         if self.script is not None:
-            yield from self._file("script", self.script)
-            yield from self._syntax(self.directory / self.script)
+            yield from self._check_file("script", self.script)
+            yield from self._check_syntax(self.directory / self.script)
         if self.requirements is not None:
-            yield from self._file("requirements", self.requirements)
+            yield from self._check_file("requirements", self.requirements)
         if self.task is not None:
             yield from check_task(self.directory, self.task, self.args if isinstance(self.args, Mapping) else None)
             yield from check_methods(self.directory, self.task, self.methods)
 
-    def _file(self, field: str, name: str) -> Iterator[Finding]:
+    def _check_file(self, field: str, name: str) -> Iterator[Diagnostic]:
         path = self.directory / name
-        if not is_there(path):
+        if not _exists(path):
             yield from _missing(("code", field), path, "file")
         elif not path.is_file():
-            yield Finding(f"expected a file, and {path} is a folder", ("code", field), "name a file in it")
+            yield Diagnostic(f"expected a file, but {path} is a folder", ("code", field), "name a file in it")
         elif field == "script" and path.suffix != ".py":
-            yield Finding(f"expected a Python script, got {path.name}", ("code", field), "name a file that ends in .py")
+            yield Diagnostic(
+                f"expected a Python script, got {path.name}", ("code", field), "name a file that ends in .py"
+            )
 
-    def _syntax(self, path: Path) -> Iterator[Finding]:
-        if path.suffix == ".py" and is_there(path) and path.is_file():
+    def _check_syntax(self, path: Path) -> Iterator[Diagnostic]:
+        if path.suffix == ".py" and _exists(path) and path.is_file():
             yield from check_syntax(path, ("code", "script"))
 
-    def _channel(self, name: str, path: Path) -> Iterator[Finding]:
+    def _check_channel(self, name: str, path: Path) -> Iterator[Diagnostic]:
         at = ("data", name, "uri")
-        if not is_there(path):
+        if not _exists(path):
             yield from _missing(at, path, "file or folder")
             return
         if not path.is_dir() and not path.is_file():
-            yield Finding(f"expected a file or folder, and {path} is neither", at, "name the data itself")
+            yield Diagnostic(f"expected a file or folder, but {path} is neither", at, "name the data itself")
         elif self.directory.resolve().is_relative_to(path.resolve()):
-            message = f"{path.resolve()} holds the code folder, which would be uploaded whole as data"
-            yield Finding(message, at, "name the folder of the data alone")
-        elif path.is_dir() and not _first_files(path, 1):
-            yield Finding(f"no file lies in {path}", at, "put the data there, or name another folder")
-        elif name in self.sharded and (count := _first_files(path, self.instances)) < self.instances:
+            message = f"{path.resolve()} contains the code folder, which would be uploaded as data"
+            yield Diagnostic(message, at, "name a folder that contains only the data")
+        elif path.is_dir() and not _count_files(path, 1):
+            yield Diagnostic(f"there are no files in {path}", at, "put the data there, or name another folder")
+        elif name in self.sharded and (count := _count_files(path, self.instances)) < self.instances:
             message = f"{count} files for {self.instances} instances: {self.instances - count} would get none"
             hint = f"use at least {self.instances} files, or sharded: false"
-            yield Finding(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
+            yield Diagnostic(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
 
 
 def _has_scheme(uri: str) -> bool:
     return ":/" in uri
 
 
-def is_there(path: Path) -> bool:
-    """Return whether something lies at a path; a name that no file system takes does not."""
+def _exists(path: Path) -> bool:
+    """Return whether a path exists; False for a path that the file system rejects."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long, a NUL, a loop of links, a folder that may not be read
+    except (OSError, ValueError):  # too long, a NUL, a loop of links, or no permission
         return False
 
 
-def _missing(at: tuple[str, ...], path: Path, kind: str) -> Iterator[Finding]:
+def _missing(at: tuple[str, ...], path: Path, kind: str) -> Iterator[Diagnostic]:
     parent = path.parent
     near = None
-    if is_there(parent) and parent.is_dir():
+    if _exists(parent) and parent.is_dir():
         try:
             near = nearest(path.name, [other.name for other in parent.iterdir()])
-        except OSError:  # a folder that may not be read
+        except OSError:  # no permission to list the folder
             near = None
     hint = f'did you mean "{near}"?' if near else "relative paths start at the folder of the job file"
-    yield Finding(f"no such {kind}: {path}", at, hint)
+    yield Diagnostic(f"no such {kind}: {path}", at, hint)
 
 
-def _first_files(path: Path, enough: int) -> int:
-    """Return how many files lie below a path, counting no further than `enough`."""
-    return sum(1 for _ in itertools.islice(data_files(path), enough))
+def _count_files(path: Path, limit: int) -> int:
+    """Return the number of files below a path, at most `limit`, without listing more than needed."""
+    return sum(1 for _ in itertools.islice(data_files(path), limit))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.errors import Problem
-from cloudtrain.job.problems import Finding
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.field_path import FieldPath
@@ -27,7 +27,7 @@ class Notes:
 
     def refuse(self, at: FieldPath, message: str, hint: str, *, is_key: bool = False) -> None:
         """Note that a field of the job, or with `is_key` its name, cannot be as it is."""
-        problem = self._spec.problem_of(Finding(message, at, hint, is_key=is_key))
+        problem = self._spec.problem_of(Diagnostic(message, at, hint, is_key=is_key))
         if problem not in self.problems:
             self.problems.append(problem)
 

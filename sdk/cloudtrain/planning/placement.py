@@ -9,7 +9,8 @@ from datetime import date
 from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
 from cloudtrain.errors import nearest
-from cloudtrain.job.spec import JobSpec, Train
+from cloudtrain.job.sections.train import Train
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Notes
 from cloudtrain.planning.request import LAUNCHER_CLOUDTRAIN, LAUNCHER_TOOLKIT
 from cloudtrain.support.field_path import FieldPath

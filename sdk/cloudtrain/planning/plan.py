@@ -20,7 +20,8 @@ from cloudtrain.catalog import Prices, bundled_prices
 from cloudtrain.errors import SpecError
 from cloudtrain.job.arguments import command_line, omitted_arguments, script_argv
 from cloudtrain.job.script_conventions import Conventions
-from cloudtrain.job.spec import REQUEST_TAG, JobSpec, Parallel
+from cloudtrain.job.sections.train import Parallel
+from cloudtrain.job.spec import REQUEST_TAG, JobSpec
 from cloudtrain.planning.cost import (
     CostPlan,
     Time,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.job.spec import JOB_TAG, Channel, JobSpec
+from cloudtrain.job.sections.data import Channel
+from cloudtrain.job.spec import JOB_TAG, JobSpec
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import (

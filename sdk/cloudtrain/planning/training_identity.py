@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.job.spec import JobSpec, Train
+from cloudtrain.job.sections.train import Train
+from cloudtrain.job.spec import JobSpec
 from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
 from cloudtrain_runtime.contract.training_identity import LENGTH_FIELDS
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.job.script_conventions import Conventions
-from cloudtrain.job.spec import JobSpec, read_document_again
+from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import Resumed, steps_beside
 from cloudtrain.runs.run_files import PLAN, read_fields
@@ -119,7 +119,7 @@ class PreviousRun:
         if "uri" in saved and "://" not in str(saved["uri"]):
             saved["uri"] = _place(self.saved.folder)  # relative to a job file that need not be here
         document["checkpoint"] = {**saved, "resume": self.run}
-        spec = read_document_again(document, f"the job of {self.run}", overrides, instances=instances)
+        spec = load_job_document(document, f"the job of {self.run}", overrides, instances=instances)
         self._refuse_other_code(spec, code)
         return spec
 

@@ -1,8 +1,8 @@
-"""Pydantic's errors in our words: where, what was expected, the nearest legal value."""
+"""Diagnostics about a job: what is wrong with a field, and pydantic's validation errors in cloudtrain's words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -10,105 +10,94 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from cloudtrain.errors import Problem, did_you_mean, nearest
-from cloudtrain.job.document import Place, dotted
+from cloudtrain.job.document import SourceLocation, dotted
 from cloudtrain.support.field_path import FieldPath
 
-COLLECTING = object()
-"""Validation context of a reader that asks for the rules between values itself, after it has read every value."""
+DEFER_CROSS_FIELD_CHECKS = object()
+"""Validation context that skips the checks between fields, because the caller runs them on the validated job."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One mistake, before it is known where its value was written.
+class Diagnostic:
+    """One error in a job, by the path of its field; `Problem` is the same with the location in the job file.
 
     Attributes:
         message: What is wrong and what was expected.
-        at: Path of the field.
+        path: Path of the field.
         hint: The nearest legal value or what to do.
-        about: Every field that was compared, where `at` is not the only one. A finding about a value that is wrong
-            itself says nothing.
-        is_key: Whether the field's name is to blame, not its value.
-        place: Where it stands, if that is a file of the code.
+        compared: Every field that was compared, where `path` is not the only one. When one of them is invalid by
+            itself, the diagnostic is meaningless and is dropped.
+        is_key: Whether the field's name is wrong, not its value.
+        location: The location of the error, if that is a file of the code.
     """
 
     message: str
-    at: FieldPath = ()
+    path: FieldPath = ()
     hint: str = ""
-    about: tuple[FieldPath, ...] = ()
+    compared: tuple[FieldPath, ...] = ()
     is_key: bool = False
-    place: Place | None = None
+    location: SourceLocation | None = None
 
-    def below(self, path: FieldPath) -> Finding:
-        """Return the finding with paths that start further out."""
-        return replace(self, at=(*path, *self.at), about=tuple((*path, *other) for other in self.about))
+    def below(self, prefix: FieldPath) -> Diagnostic:
+        """Return the diagnostic with a prefix before its paths."""
+        return replace(self, path=(*prefix, *self.path), compared=tuple((*prefix, *other) for other in self.compared))
 
     def concerns(self, paths: Iterable[FieldPath]) -> bool:
-        """Return whether one of the compared fields is, holds, or lies in one of these."""
+        """Return whether one of the compared fields is, contains, or is contained in one of these paths."""
         return any(
             field[: len(path)] == path or path[: len(field)] == field
-            for field in (self.about or (self.at,))
+            for field in (self.compared or (self.path,))
             for path in paths
         )
 
 
-def fail(message: str, *, at: FieldPath = (), hint: str = "") -> PydanticCustomError:
-    """Return an error that a validator raises; `at` is the field's path below the model."""
-    return fail_with([Finding(message, at, hint)])
+def field_error(message: str, *, path: FieldPath = (), hint: str = "") -> PydanticCustomError:
+    """Return an error for a validator to raise; `path` is the field's path below the model."""
+    return field_errors([Diagnostic(message, path, hint)])
 
 
-def fail_with(findings: Iterable[Finding]) -> PydanticCustomError:
-    """Return an error that tells several findings."""
-    every = tuple(findings)
-    # Who calls pydantic directly reads the message; our reader takes the findings.
-    told = "; ".join(finding.message for finding in every)
-    return PydanticCustomError("cloudtrain", "{told}", {"findings": every, "told": told})
+def field_errors(diagnostics: Iterable[Diagnostic]) -> PydanticCustomError:
+    """Return one error for a validator to raise that carries several diagnostics."""
+    every = tuple(diagnostics)
+    # The text is for callers of pydantic; `diagnostics_of` reads the diagnostics.
+    text = "; ".join(diagnostic.message for diagnostic in every)
+    return PydanticCustomError("cloudtrain", "{text}", {"diagnostics": every, "text": text})
 
 
-def explain(
-    model: type[BaseModel], error: ValidationError, place_of: Callable[[FieldPath, bool], Place]
-) -> list[Problem]:
-    """Return the problems that a validation error tells, each with its place.
+def to_problem(diagnostic: Diagnostic, location: SourceLocation) -> Problem:
+    """Return the problem that reports a diagnostic.
 
     Args:
-        model: What was validated.
-        error: Pydantic's error.
-        place_of: Returns the place of a path's value, or with True of its key.
+        diagnostic: The diagnostic; a location of its own, in a file of the code, comes first.
+        location: Location of its field.
     """
-    return [place_finding(finding, place_of) for finding in findings_of(model, error)]
+    at = diagnostic.location or location
+    path = "" if diagnostic.location is not None else dotted(diagnostic.path)
+    return Problem(at.file, at.line, at.column, path, diagnostic.message, diagnostic.hint)
 
 
-def place_finding(finding: Finding, place_of: Callable[[FieldPath, bool], Place]) -> Problem:
-    """Return the problem that a finding is, at the place of its value or key, or in the file of the code."""
-    if finding.place is not None:
-        return Problem(finding.place.file, finding.place.line, finding.place.column, "", finding.message, finding.hint)
-    place = place_of(finding.at, finding.is_key)
-    return Problem(place.file, place.line, place.column, dotted(finding.at), finding.message, finding.hint)
-
-
-def findings_of(model: type[BaseModel], error: ValidationError) -> list[Finding]:
-    """Return what a validation error tells."""
-    found: dict[tuple[FieldPath, str], Finding] = {}
+def diagnostics_of(model: type[BaseModel], error: ValidationError) -> list[Diagnostic]:
+    """Return the diagnostics of a validation error of a model, without duplicates."""
+    found: dict[tuple[FieldPath, str], Diagnostic] = {}
     for details in error.errors(include_url=False):
-        for finding in _findings(model, details):
-            found.setdefault((finding.at, finding.message), finding)
-    # A value that fits no member of a union is told once, by the member that says most.
-    told = {finding.at for finding in found.values() if not finding.message.startswith("expected one of")}
+        for diagnostic in _translate(model, details):
+            found.setdefault((diagnostic.path, diagnostic.message), diagnostic)
+    # Each member of a union reports its own error: of these, keep the most specific one.
+    specific = {each.path for each in found.values() if not each.message.startswith("expected one of")}
     return [
-        finding
-        for finding in found.values()
-        if finding.at not in told or not finding.message.startswith("expected one of")
+        each for each in found.values() if each.path not in specific or not each.message.startswith("expected one of")
     ]
 
 
-def _findings(model: type[BaseModel], details: ErrorDetails) -> list[Finding]:
+def _translate(model: type[BaseModel], details: ErrorDetails) -> list[Diagnostic]:
     if details["type"] == "cloudtrain":
         path = _field_path(model, details["loc"])
-        return [finding.below(path) for finding in details["ctx"]["findings"]]
-    path, message, hint = _explain(model, details)
-    return [Finding(message, path, hint, is_key=details["type"] == "extra_forbidden")]
+        return [diagnostic.below(path) for diagnostic in details["ctx"]["diagnostics"]]
+    path, message, hint = _describe(model, details)
+    return [Diagnostic(message, path, hint, is_key=details["type"] == "extra_forbidden")]
 
 
-def _explain(  # noqa: PLR0911 (one return per kind of error)
+def _describe(  # noqa: PLR0911 (one return per kind of error)
     model: type[BaseModel], details: ErrorDetails
 ) -> tuple[FieldPath, str, str]:
     """Return path, message and hint of one of pydantic's errors."""
@@ -148,7 +137,7 @@ _BOUNDS = {
 }
 _EXPECTED = {
     "finite_number": ("a finite number", "write digits, such as 2"),
-    "int_": ("a whole number", "write digits only, such as 2"),
+    "int_": ("an integer", "write digits only, such as 2"),
     "float_": ("a number", "such as 0.1 or 3e-4"),
     "bool_": ("true or false", "write true or false"),
     "string_": ("text", "write it in one line, in quotes where it could be read as something else"),
@@ -158,32 +147,33 @@ _EXPECTED = {
 
 
 def _example(model: type[BaseModel], path: FieldPath) -> str:
-    """Return a hint that shows the field with a legal value, where the model gives one."""
+    """Return a hint with a legal value of the field, or an empty string when the model has no example."""
     section = (_model_at(model, path[:-1]) if path[:-1] else model) if path else None
     field = section.model_fields.get(str(path[-1])) if section is not None else None
     if field is None or not field.examples:
         return ""
-    return f"for example {path[-1]}: {_flow(field.examples[0])}"
+    return f"for example {path[-1]}: {_to_flow_style(field.examples[0])}"
 
 
-def _flow(value: Any) -> str:
-    """Return a value as YAML writes it in one line."""
+def _to_flow_style(value: Any) -> str:
+    """Return a value as YAML in flow style."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_to_flow_style(inner)}" for key, inner in value.items()) + "}"
     return f'"{value}"' if isinstance(value, str) and ":" in value else str(value)
 
 
 def _show(value: object) -> str:
+    """Return a value for a message, shortened."""
     text = repr(value) if not isinstance(value, str) else f'"{value}"'
-    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 (fits a terminal's line)
+    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 (short enough for one line of a terminal)
 
 
 def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath:
-    """Drop the parts of pydantic's location that name union members instead of fields."""
+    """Return pydantic's location without the parts that name union members instead of fields."""
     path: FieldPath = ()
     current: type[BaseModel] | None = model
     for part in loc:
-        if part in _TAGS and path[:2] == ("code", "env") and len(path) == len(_VARIABLE):
+        if part in _VARIABLE_KINDS and path[:2] == ("code", "env") and len(path) == len(_VARIABLE_PATH):
             continue
         if current is not None and isinstance(part, str) and part not in current.model_fields and part != loc[-1]:
             break
@@ -194,9 +184,9 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
     return path
 
 
-_VARIABLE = ("code", "env", "NAME")
-_TAGS = ("Secret", "text")
-"""How pydantic's location tells which kind of variable it has read."""
+_VARIABLE_PATH = ("code", "env", "NAME")
+_VARIABLE_KINDS = ("Secret", "text")
+"""Parts of pydantic's location that name the kind of an environment variable."""
 
 
 def _is_union_tag(part: str) -> bool:
@@ -204,7 +194,7 @@ def _is_union_tag(part: str) -> bool:
 
 
 def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
-    """Return the section that lies at a path, or None when a plain value lies there."""
+    """Return the section at a path, or None when there is a plain value."""
     current: Any = model
     for part in path:
         if not (isinstance(current, type) and issubclass(current, BaseModel)):

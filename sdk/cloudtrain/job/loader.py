@@ -1,0 +1,101 @@
+"""Validation of a job document that finds every error in one pass, and the `--set` overrides."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
+
+from cloudtrain.errors import Problem, UserError
+from cloudtrain.job.diagnostics import DEFER_CROSS_FIELD_CHECKS, diagnostics_of, to_problem
+from cloudtrain.job.document import Document, parse_scalar
+from cloudtrain.job.fields import Section, sections_of
+from cloudtrain.support.field_path import FieldPath
+
+_SectionT = TypeVar("_SectionT", bound=Section)
+
+_MAX_ROUNDS = 20
+"""How often a job with invalid values is validated again, to find the errors that the invalid ones concealed."""
+
+
+def apply_overrides(document: Document, overrides: Iterable[str], *, instances: int | None = None) -> None:
+    """Apply `--set path=value` options to a document, and then `--instances`.
+
+    Raises:
+        UserError: an override is not `path=value`.
+    """
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        path: FieldPath = tuple(name.strip().split("."))
+        if not equals or not all(path):
+            raise UserError(f"--set {text}: expected path=value", "for example --set cluster.spot=true")
+        document.override(path, parse_scalar(value, f"--set {text}"), f"--set {text}")
+    if instances is not None:
+        document.override(("cluster", "instances"), instances, f"--instances {instances}")
+
+
+def validate_document(
+    model: type[_SectionT], document: Document
+) -> tuple[_SectionT | None, list[Problem], set[FieldPath]]:
+    """Validate a document; replace invalid values by legal ones and repeat, until every value has been validated.
+
+    Returns:
+        The model (None when too little is valid), every problem, and the paths of the values that were replaced.
+    """
+    problems: dict[tuple[FieldPath, str], Problem] = {}
+    invalid: set[FieldPath] = set()
+    data = copy.deepcopy(document.data)
+    _drop_empty(data, model)
+    for _ in range(_MAX_ROUNDS):
+        try:
+            spec = model.model_validate(data, context=DEFER_CROSS_FIELD_CHECKS)
+        except ValidationError as error:
+            for diagnostic in diagnostics_of(model, error):
+                if not diagnostic.concerns(invalid):
+                    location = document.location_of(diagnostic.path, is_key=diagnostic.is_key)
+                    problems[diagnostic.path, diagnostic.message] = to_problem(diagnostic, location)
+                if not diagnostic.is_key:
+                    invalid.add(diagnostic.path)
+                _replace(data, diagnostic.path, _required_examples(model))
+        else:
+            return spec, list(problems.values()), invalid
+    return None, list(problems.values()), invalid
+
+
+def _drop_empty(data: Any, section: type[Section]) -> None:
+    """Remove fields without a value, such as a section of which every line is commented out."""
+    for name, field in section.model_fields.items():
+        value = data.get(name) if isinstance(data, dict) else None
+        if value is None and isinstance(data, dict):
+            data.pop(name, None)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Section):
+                _drop_empty(value, kind)
+
+
+def _replace(data: Any, path: FieldPath, examples: Mapping[FieldPath, Any]) -> None:
+    """Remove the value at a path, or replace it by its example where the field is required."""
+    for depth in range(len(path)):
+        if not isinstance(data, dict):
+            return
+        if depth == len(path) - 1 or not isinstance(data.get(path[depth]), dict):
+            data.pop(path[depth], None)
+            example = examples.get(path[: depth + 1]) or examples.get(path[depth : depth + 1])
+            if example is not None:
+                data[path[depth]] = copy.deepcopy(example)
+            return
+        data = data[path[depth]]
+
+
+@functools.cache
+def _required_examples(model: type[Section]) -> Mapping[FieldPath, Any]:
+    """Return examples of the required fields by field name; of two fields of one name, the outer one's."""
+    examples: dict[FieldPath, Any] = {}
+    for _, section in sections_of(model):
+        for name, field in section.model_fields.items():
+            if field.is_required() and field.examples:
+                examples.setdefault((name,), field.examples[0])
+    return examples

@@ -1,0 +1,5 @@
+"""The sections of job.yaml: one module of models for each section.
+
+The docstring below a field is the field's only description: it gives unit, range and default, and is printed in the
+reference page and the JSON schema.
+"""

@@ -1,0 +1,155 @@
+"""The `code` section of job.yaml: the code folder, its entry, arguments, environment and outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag, field_serializer
+
+from cloudtrain.job.arguments import check_script_arguments, to_document
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.fields import Section, Text, matching
+from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+RESERVED_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_GPUS", "CLOUDTRAIN_HOSTS_HERE", "CLOUDTRAIN_HOST_ADDRESSES"),
+    *("CLOUDTRAIN_RENDEZVOUS_PORT", "TRAINING_JOB_NAME"),
+)
+"""Environment variables that the launcher sets for each rank, besides every variable that begins with SM_."""
+
+_SHELL_VARIABLES = ("BASH_ENV", "SHELLOPTS", "PS4")
+"""Bash starts the container and executes commands from these variables (bash(1), "Invocation")."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+"""Source: botocore's model of TrainingEnvironmentKey."""
+_SECRET = re.compile(r"(?:arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:)?[A-Za-z0-9/_+=.@-]{1,512}")
+"""Source: API reference of CreateSecret, 2026-11. AWS appends six characters to the name in an ARN."""
+_TASK_FORM = matching(
+    re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),
+    "module:Class, such as gpt:GPT",
+    "for gpt.py and its class GPT write gpt:GPT",
+)
+
+
+class Secret(Section):
+    """Environment variable whose value the run reads from AWS Secrets Manager, with its role, when it starts."""
+
+    secret: str = Field(examples=["team/wandb"])
+    """Name or ARN of a secret; a name is looked up in the job's region."""
+    key: str | None = Field(None, examples=["api_key"])
+    """Key of a secret that is a JSON object; default: all of the secret's text."""
+    stage: str | None = Field(None, examples=["AWSPREVIOUS"])
+    """Staging label of the version to read; default: the current version."""
+
+    def _cross_field_errors(self) -> Iterator[Diagnostic]:
+        if not _SECRET.fullmatch(self.secret):
+            hint = "to list them: aws secretsmanager list-secrets"
+            yield Diagnostic(f'expected the name or ARN of a secret, got "{self.secret}"', ("secret",), hint)
+        for name in ("key", "stage"):
+            if getattr(self, name) == "":
+                yield Diagnostic("expected a name, got nothing", (name,), "leave it out")
+
+
+def _variable_tag(value: object) -> str:
+    return "Secret" if isinstance(value, Mapping | Secret) else "text"
+
+
+Variable = Annotated[Annotated[Secret, Tag("Secret")] | Annotated[Text, Tag("text")], Discriminator(_variable_tag)]
+
+
+class Code(Section):
+    """The code folder and what is started in it."""
+
+    directory: str = "."
+    """Folder to upload, relative to the job file; .gitignore and .cloudtrainignore are honoured."""
+    task: Annotated[str, _TASK_FORM] | None = Field(None, examples=["gpt:GPT"])
+    """A Task for the shared entrypoint, as module:Class below the directory (exactly one of task and script)."""
+    script: str | None = Field(None, examples=["train.py"])
+    """A Python script that torchrun can start, unchanged, relative to the directory."""
+    args: dict[str, Any] | tuple[Any, ...] = Field(default_factory=dict, examples=[{"layers": 4}])
+    """Keyword arguments of the Task, or argv of the script (a list, or a mapping: --key value, true a bare --key)."""
+    requirements: str | None = Field(None, examples=["requirements.txt"])
+    """Requirements file below the directory, installed in the container before the start."""
+    env: dict[str, Variable] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
+    """Environment variables of every process of the run; reference keys and tokens by {secret: name}."""
+    outputs: tuple[str, ...] = Field((), examples=[["out/", "snapshot.pt"]])
+    """Files, and folders that end with `/`, that a script writes below the directory; kept with its checkpoints."""
+
+    def _cross_field_errors(self) -> Iterator[Diagnostic]:
+        if (self.task is None) == (self.script is None):
+            fields = (("task",), ("script",))
+            message = "give exactly one of task and script"
+            yield Diagnostic(message, (), "task: module:Class, or script: train.py", fields)
+        if self.task is not None and not isinstance(self.args, dict):
+            yield Diagnostic("a Task takes keyword arguments: write a mapping", ("args",), "args: {layers: 4}")
+        for name in ("script", "requirements"):
+            path = getattr(self, name)
+            if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
+                hint = "give it relative to code.directory; only files in that folder are uploaded"
+                yield Diagnostic(f'expected a path below the directory, got "{path}"', (name,), hint)
+        yield from self._variable_errors()
+        yield from self._argument_errors()
+        yield from self._output_errors()
+
+    def _variable_errors(self) -> Iterator[Diagnostic]:
+        for name in self.env:
+            if name in RESERVED_VARIABLES or name.startswith("SM_"):
+                message = "the launcher sets this variable for each rank"
+                yield Diagnostic(message, ("env", name), "remove it", is_key=True)
+            if name in _SHELL_VARIABLES:
+                message = "the shell that starts the container executes this variable"
+                yield Diagnostic(message, ("env", name), "set it in the script, for what needs it", is_key=True)
+        for name in self.secrets:
+            if not _VARIABLE.fullmatch(name):
+                message = "expected the name of a variable: letters, digits and underscores"
+                yield Diagnostic(message, ("env", name), "rename it", is_key=True)
+
+    def _argument_errors(self) -> Iterator[Diagnostic]:
+        """Yield arguments that would change on their way: argv is text, and a Task's arguments are JSON."""
+        if self.script is not None:
+            yield from check_script_arguments(self.args)
+            return
+        try:
+            dump_json(self.args)
+        except (TypeError, ValueError) as error:
+            message = f"arguments are sent as JSON: {error}"
+            yield Diagnostic(message, ("args",), "use text, numbers, lists and mappings")
+
+    def _output_errors(self) -> Iterator[Diagnostic]:
+        if self.outputs and self.script is None:
+            message = "outputs are for scripts; the runtime keeps a Task's model and checkpoints"
+            yield Diagnostic(message, ("outputs",), "have the Task write to context().output_dir", is_key=True)
+        for index, name in enumerate(self.outputs):
+            path = PurePosixPath(name)
+            others = [PurePosixPath(other) for other in self.outputs[:index]]
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                message = f'expected a path below the directory, got "{name}"'
+                yield Diagnostic(message, ("outputs", index), "for example out/ for a folder, snapshot.pt for a file")
+            elif re.search(r"[*?\[]", name):
+                message = f'patterns are not supported, got "{name}"'
+                yield Diagnostic(message, ("outputs", index), "name the folder (out/) or each file")
+            elif any(path.is_relative_to(other) or other.is_relative_to(path) for other in others):
+                yield Diagnostic(f'"{name}" overlaps another output', ("outputs", index), "remove one of the two")
+
+    @field_serializer("args", when_used="json")
+    def _serialize_args(self, args: dict[str, Any] | tuple[Any, ...]) -> Any:
+        return args if self.script is None else to_document(args)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables whose values are in the job file."""
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}
+
+    @property
+    def secrets(self) -> dict[str, SecretConfig]:
+        """The environment variables whose values are in Secrets Manager."""
+        return {
+            name: SecretConfig(value.secret, value.key, value.stage)
+            for name, value in self.env.items()
+            if isinstance(value, Secret)
+        }

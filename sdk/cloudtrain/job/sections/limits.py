@@ -1,0 +1,54 @@
+"""The `limits` section of job.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+
+from cloudtrain.job.diagnostics import field_error
+from cloudtrain.job.fields import Dollars, Duration, Integer, Section, parse_switch
+from cloudtrain.support.units import format_duration
+
+MAX_RUNTIME_SECONDS = 28 * 86400
+"""Source: AWS's reference of StoppingCondition, "maximum 28 days". botocore's model does not have this limit."""
+MIN_HANG_SECONDS = 10
+"""With a shorter limit a slow disk would count as a hang."""
+
+
+def _check_runtime(seconds: int) -> int:
+    if not 60 <= seconds <= MAX_RUNTIME_SECONDS:  # noqa: PLR2004 (a minute)
+        raise field_error(f"expected 1m to 28d, got {format_duration(seconds)}", hint="use 1m to 28d")
+    return seconds
+
+
+def _check_hang(seconds: int) -> int:
+    if not MIN_HANG_SECONDS <= seconds <= MAX_RUNTIME_SECONDS:
+        message = f"expected {MIN_HANG_SECONDS}s to 28d, got {format_duration(seconds)}"
+        raise field_error(message, hint="use 10s to 28d, or off to disable hang detection")
+    return seconds
+
+
+def _parse_off(value: object) -> object:
+    return None if parse_switch(value) is False else value
+
+
+HangLimit = Annotated[
+    Annotated[Duration, AfterValidator(_check_hang)] | None,
+    BeforeValidator(_parse_off),
+    # Serialized as "off", because null in a job file means that the field is not given.
+    PlainSerializer(lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"),
+]
+
+
+class Limits(Section):
+    """Limits of the run's time, cost and retries."""
+
+    runtime: Annotated[Duration, AfterValidator(_check_runtime)] = 86400
+    """Longest training time, 1m to 28d; the run is stopped after it."""
+    cost: Annotated[Dollars, Field(gt=0)] | None = None
+    """Limit of the estimated cost: shortens the default runtime, and rejects a runtime or max_wait that costs more."""
+    retries: Integer = Field(default=0, ge=0, examples=[3])
+    """How often failed workers are restarted from the last checkpoint, at most 30."""
+    hang: HangLimit = 600
+    """End a run without a new step for this long beyond its slowest step so far, 10s to 28d; off disables this."""
