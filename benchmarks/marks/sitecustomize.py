@@ -34,7 +34,7 @@ FUNCTIONS = {
     "cloudtrain_runtime.worker": ("run_rank", "run_task", "run_script"),
     "cloudtrain_runtime.process.process_group": ("join_ranks",),
     "cloudtrain_runtime.task": ("load_task", "checked_datasets"),
-    "cloudtrain_runtime.training.trainer": ("Trainer.__init__", "Trainer._epochs", "Trainer._log"),
+    "cloudtrain_runtime.training.trainer": ("Trainer.__init__", "Trainer._train_epochs", "Trainer._log"),
     "torch.distributed.run": ("run",),
     "torch.distributed.elastic.agent.server.api": ("SimpleElasticAgent._rendezvous",),
     "torch.distributed.elastic.agent.server.local_elastic_agent": ("LocalElasticAgent._start_workers",),

@@ -125,7 +125,6 @@ LONG_FILES = frozenset(
         "cloudtrain/planning/plan.py",
         "cloudtrain_runtime/checkpoint/saving.py",
         "cloudtrain_runtime/checkpoint/script_api.py",
-        "cloudtrain_runtime/training/trainer.py",
     }
 )
 TIMED_TESTS: frozenset[str] = frozenset(

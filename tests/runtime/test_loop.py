@@ -1,7 +1,6 @@
 """The training loop in one process: what it computes, saves and resumes."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,11 @@ from torch.utils.data import Dataset, TensorDataset
 from cloudtrain_runtime import context
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, TrainConfig, parse_event
 from cloudtrain_runtime.errors import JobError, TaskError
+from cloudtrain_runtime.process import run_context
 from cloudtrain_runtime.process.run_context import Context, read_context
 from cloudtrain_runtime.task import Task
-from cloudtrain_runtime.training.trainer import Patience, Trainer
+from cloudtrain_runtime.training.early_stopping import EarlyStoppingState
+from cloudtrain_runtime.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
 
@@ -76,7 +77,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
         folders = {"model_dir": tmp_path / "model", "output_dir": tmp_path / "output"}
         place: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
-        monkeypatch.setattr(sys.modules["cloudtrain_runtime.process.run_context"], "_current", place)
+        monkeypatch.setattr(run_context, "_current", place)
         capfd.readouterr()
         with process_group(place):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
@@ -225,8 +226,8 @@ def test_patience_ends_a_run_and_survives_a_resume(train: Run) -> None:
     rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
     events = train(replace(TRAIN, epochs=50, early_stopping=rule))
     assert max(losses(events)) == 3 * 6  # one evaluation sets the mark, two do not beat it
-    patience = Patience()
-    assert [patience.is_over(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)] == [
+    patience = EarlyStoppingState()
+    assert [patience.should_stop(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)] == [
         False,
         False,
         False,

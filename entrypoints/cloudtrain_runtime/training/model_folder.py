@@ -1,0 +1,35 @@
+"""The model folder that a run leaves: weights, metrics and the analysis by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.distributed.mesh import Mesh
+from cloudtrain_runtime.distributed.parallelize import whole_weights
+from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.training.classification import Analysis
+
+
+def write_model_folder(model: nn.Module, mesh: Mesh, metrics: Mapping[str, Any], analysis: Analysis | None) -> None:
+    """Write model.pt, metrics.json and the analysis. All ranks call this together; rank 0 writes.
+
+    Args:
+        model: The trained model, sharded or not.
+        mesh: The grid of ranks.
+        metrics: Content of metrics.json.
+        analysis: Analysis of a classified split, or None.
+    """
+    weights = whole_weights(model, mesh)
+    if not mesh.place.is_main:
+        return
+    folder = mesh.place.model_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(weights, folder / "model.pt")
+    (folder / "metrics.json").write_text(dump_json(metrics, indent=1) + "\n", encoding="utf-8")
+    if analysis is not None:
+        log_line(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")

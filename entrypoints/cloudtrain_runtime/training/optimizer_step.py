@@ -1,0 +1,167 @@
+"""One optimizer step: forward and backward passes of its micro-batches, clipping, and the update.
+
+Shapes: a batch's first dimension is samples. `loss` is the mean over them, a scalar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.data import Step
+from cloudtrain_runtime.distributed.ddp import synchronised
+from cloudtrain_runtime.distributed.gradients import clip
+from cloudtrain_runtime.distributed.mesh import Mesh
+from cloudtrain_runtime.distributed.parallelize import Spread
+from cloudtrain_runtime.distributed.uneven_inputs import without_effect
+from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.metrics import Meter, Phase
+from cloudtrain_runtime.task import Task, check_batch, checked_loss
+from cloudtrain_runtime.training.nonfinite import Guard
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the optimizer updates the weights with.
+
+    Attributes:
+        optimizer: The Task's optimizer.
+        scaler: The loss scale of fp16.
+        schedule: The learning-rate schedule, or None.
+        guard: Skips steps whose gradient is not finite; None where `train.skip_nonfinite` is not set.
+    """
+
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    schedule: LRScheduler | None
+    guard: Guard | None
+
+
+class OptimizerStep:
+    """Takes optimizer steps on one rank.
+
+    Args:
+        task: The user's Task.
+        train: The job's train section.
+        mesh: The grid of ranks.
+        built: The model on its ranks.
+        autocast: Context manager of a forward pass; entered for each micro-batch.
+        update: Optimizer, loss scale, schedule and guard.
+        meter: Measures the phases of a step.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        train: TrainConfig,
+        mesh: Mesh,
+        built: Spread,
+        autocast: AbstractContextManager[Any],
+        update: Update,
+        meter: Meter,
+    ) -> None:
+        self._task, self._train, self._mesh, self._autocast = task, train, mesh, autocast
+        self._replica, self._pipeline = built.replica, built.pipeline
+        self._parameters = list(built.model.parameters())
+        self._optimizer, self._scaler = update.optimizer, update.scaler
+        self._schedule, self._guard = update.schedule, update.guard
+        self._meter, self._clock = meter, meter.clock
+        self._number = 0
+        # Gradients of the previous step are freed just before the next ones replace them. On a CPU this spares the
+        # kernel from mapping new pages in each step; on a GPU they would occupy memory next to the activations.
+        self._zero_grad_in_forward = mesh.place.device.type == "cpu" and self._pipeline is None
+
+    def run(self, step: Step, number: int, *, is_logged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Take one optimizer step.
+
+        Args:
+            step: Its samples.
+            number: Optimizer steps done, including this one.
+            is_logged: Whether its gradient norm is needed for the log.
+
+        Returns:
+            This rank's share of the mean loss, and the norm of the global gradient where it was computed.
+        """
+        self._number = number
+        plan = step.plan
+        # Each sample has the weight 1 / (samples of the global batch), however unevenly ranks and micro-steps share
+        # them. Gradients are averaged over the data ranks, hence the factor.
+        weight = self._mesh.data_size / plan.samples
+        weights = [micro.count * weight for micro in plan.micro_batches]
+        batches = self._batches(step) if self._guard is None else self._guard.keeping(self._batches(step))
+        forward_backward = self._accumulate if self._pipeline is None else self._pipeline.run
+        total = forward_backward(batches, weights)
+        self._clock.mark(Phase.OPTIMIZER)
+        self._scaler.unscale_(self._optimizer)
+        grad_norm, should_advance_schedule = None, True
+        if self._train.clip_grad_norm is not None or self._guard is not None or is_logged:
+            grad_norm = clip(self._parameters, self._train.clip_grad_norm or math.inf, self._mesh)
+        if self._guard is None:
+            self._scaler.step(self._optimizer)
+        elif grad_norm is not None:
+            should_advance_schedule = self._guard.step(number, total, grad_norm)
+        self._scaler.update()
+        if not self._zero_grad_in_forward:
+            self._zero_grad()
+        if self._schedule is not None and should_advance_schedule:
+            self._schedule.step()
+        return total, grad_norm
+
+    def _batches(self, step: Step) -> Iterator[Any]:
+        """Yield a step's micro-batches, and mark on the clock which phase follows each."""
+        # A pipeline requests all micro-batches before it begins; its forward and backward passes are one phase.
+        phase = Phase.FORWARD if self._pipeline is None else Phase.BACKWARD
+        for micro, batch in step:
+            if self._meter.wants_batch:
+                self._meter.see(batch, micro.samples)
+            self._clock.mark(phase)
+            yield batch
+            self._clock.mark(Phase.DATA)
+        if self._pipeline is not None:
+            self._clock.mark(phase)  # the pipeline has all micro-batches now, and begins
+
+    def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
+        """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
+        shares: list[torch.Tensor] = []
+        for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
+            has_samples = weight != 0.0
+            effect = contextlib.nullcontext() if has_samples else without_effect(self._replica)
+            with synchronised(self._replica, now=left == 0), effect:
+                with self._autocast:
+                    loss = self._loss(batch)
+                    if weight != 1.0:  # a factor of 1 would cost two operations and change nothing
+                        loss = loss * weight
+                self._clock.mark(Phase.BACKWARD)
+                if self._zero_grad_in_forward and not shares:
+                    self._zero_grad()
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            share = loss.detach().float()
+            shares.append(share if has_samples else torch.zeros_like(share))
+        return sum(shares[1:], shares[0])
+
+    def _zero_grad(self) -> None:
+        # Of all parameters, including those that no optimizer has: their gradients would add up from step to step and
+        # count in the norm.
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        if self._number == 1:
+            check_batch(self._task, batch)
+        try:
+            return checked_loss(self._task, self._replica, batch)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            raise TaskError(
+                "the model has parameters that the loss does not depend on, so ranks wait for gradients that never "
+                "arrive: remove these parameters from the model, or set requires_grad_(False) on them"
+            ) from None
