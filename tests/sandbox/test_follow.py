@@ -214,7 +214,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_whole_and_the_run_going(sandbox: Served,
     terminal.press(b"\x03\x03")
     assert terminal.end() == 130
     assert terminal.written.rindex(b"\x1b[?25h") > terminal.written.rindex(b"\x1b[?25l")  # the cursor is back
-    assert f"To come back: {command()} follow sagemaker:{run[1].decode()}" in terminal.text
+    assert f"To attach again: {command()} follow sagemaker:{run[1].decode()}" in terminal.text
     assert "Traceback" not in terminal.text
     name = run[1].decode()
     assert sandbox.describe(name)["TrainingJobStatus"] == "InProgress"

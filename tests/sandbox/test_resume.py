@@ -211,7 +211,7 @@ def test_a_lack_of_capacity_is_waited_out_on_request(
         done = cli("submit", path, "--sandbox", "--wait-for-capacity", "2m", "--json", environ=environ)
         clearing.join()
     assert done.code == 0, done.err
-    assert "no room yet: CapacityError" in done.err
+    assert "no capacity yet: CapacityError" in done.err
     assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], "told before the wait"
     assert done.json["state"] in ("RUNNING", "SUCCEEDED")
     jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="patient")["TrainingJobSummaries"]
@@ -230,7 +230,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(
     assert done.code == 4
     jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="impatient")["TrainingJobSummaries"]
     assert len(jobs) == 1
-    assert "no room yet" not in done.err
+    assert "no capacity yet" not in done.err
 
 
 def test_without_capacity_in_time_it_is_exit_code_3(

@@ -1,4 +1,4 @@
-"""What a followed run looks like under a clock of the test's, and how errors of the cloud are waited out."""
+"""The output of a followed run under a fake clock, and the tolerance of cloud errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cloudtrain.aws.retry import OUTAGE_SECONDS, Backoff, OutagePolicy
-from cloudtrain.console.follow import FOLLOW_OUTAGES, _is_live, _segments, _Thinner, follow
+from cloudtrain.console.follow import FOLLOW_OUTAGES, follow
+from cloudtrain.console.follow_screen import StepThinner, is_live, line_segments
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
 from cloudtrain.errors import CloudError
@@ -34,7 +35,7 @@ from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261121-074043-d30c68"
 BEGAN = datetime(2026, 11, 21, 7, 40, 43, tzinfo=UTC)
-HURRY = OutagePolicy(0.01, 0.02, limit_seconds=0.3, unanswered_limit_seconds=0.3)
+FAST = OutagePolicy(0.01, 0.02, limit_seconds=0.3, unanswered_limit_seconds=0.3)
 
 
 def at(seconds: float) -> datetime:
@@ -42,7 +43,7 @@ def at(seconds: float) -> datetime:
 
 
 def stages(*names_and_seconds: tuple[str, float | None], billed: str = "Downloading Training") -> tuple[Phase, ...]:
-    """Return phases one after the other; the one without seconds lasts."""
+    """Return consecutive phases; one without seconds has not ended."""
     found, began = [], 0.0
     for name, seconds in names_and_seconds:
         ended = None if seconds is None else at(began + seconds)
@@ -58,11 +59,11 @@ def steps(
     head = {"event": "started", "step": first, "total_steps": total, "world_size": 16, "device": "cuda"}
     numbers = range(first + 10, last + 1, 10)
     times = itertools.count(at(began).timestamp() + every, every)
-    told = [
+    events = [
         {"event": "step", "step": step, "epoch": 1, "loss": 2.3139, "samples_per_second": 812.4, "time": time}
         for step, time in zip(numbers, times, strict=False)
     ]
-    return [head, *told]
+    return [head, *events]
 
 
 PENDING = Status(
@@ -136,9 +137,11 @@ FAILED = dataclasses.replace(
 )
 
 
-def drawn(status: Status, width: int, *, now: float = 1400, trouble: str = "", ascii_only: bool = False) -> list[str]:
-    """Return the panel's lines 5 seconds after the status was told."""
-    panel = Panel(status, at(now - 5).timestamp(), trouble, clock=lambda: at(now).timestamp())
+def drawn(
+    status: Status, width: int, *, now: float = 1400, cloud_error: str = "", ascii_only: bool = False
+) -> list[str]:
+    """Return the panel's lines 5 seconds after the status was fetched."""
+    panel = Panel(status, at(now - 5).timestamp(), cloud_error, clock=lambda: at(now).timestamp())
     console = Console(width=width, file=io.StringIO())
     return [line.plain.rstrip() for line in panel.lines(width, console=console, ascii_only=ascii_only)]
 
@@ -354,12 +357,12 @@ spent        18.24 USD, 2 x
 
 
 @pytest.mark.parametrize(("name", "width"), SHOWN)
-def test_the_panel_is_exactly_this(name: str, width: int) -> None:
+def test_panel_text(name: str, width: int) -> None:
     status, now, text = SHOWN[name, width]
     assert drawn(status, width, now=now) == text.splitlines()
 
 
-def test_times_run_and_cost_grows_between_polls() -> None:
+def test_times_and_cost_advance_between_polls() -> None:
     before, after = drawn(TRAINING, 80, now=1400), drawn(TRAINING, 80, now=1410)
     panel = Panel(TRAINING, at(1395).timestamp(), clock=lambda: at(1410).timestamp())
     after = [line.plain.rstrip() for line in panel.lines(80, console=Console(width=80, file=io.StringIO()))]
@@ -373,25 +376,25 @@ def test_times_run_and_cost_grows_between_polls() -> None:
     ]
 
 
-def test_without_a_number_of_steps_there_is_a_counter_and_no_bar() -> None:
+def test_unknown_total_steps_show_a_counter_without_bar() -> None:
     status = dataclasses.replace(TRAINING, progress=fold_events(steps(0, 610, began=175, total=None)))
     assert drawn(status, 80)[2] == "progress     step 610, 1 epochs"
 
 
-def test_a_cloud_that_does_not_answer_is_told_with_the_age_of_what_is_shown() -> None:
-    assert drawn(PENDING, 80, trouble="could not describe the training job")[-2:] == [
+def test_cloud_error_is_shown_with_the_age_of_the_status() -> None:
+    assert drawn(PENDING, 80, cloud_error="could not describe the training job")[-2:] == [
         "cloud        no answer for 5s: could not describe the training job",
         "spent        0.00 USD",
     ]
 
 
-def test_a_limit_that_comes_before_the_end_is_told() -> None:
+def test_time_limit_before_the_end_is_shown() -> None:
     status = dataclasses.replace(TRAINING, ends_by=at(1400 + 600))
-    assert drawn(status, 80)[3] == "limit        its time is over in 10m, 2m55s before training is done"
+    assert drawn(status, 80)[3] == "limit        time limit in 10m, 2m55s before training completes"
     assert not any("limit" in line for line in drawn(dataclasses.replace(TRAINING, ends_by=at(9000)), 80))
 
 
-def test_where_there_is_no_utf8_the_lines_are_ascii() -> None:
+def test_panel_without_utf8_is_ascii() -> None:
     assert all(line.isascii() for status, *_ in SHOWN.values() for line in drawn(status, 80, ascii_only=True))
 
 
@@ -406,10 +409,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, reason: str, steps_: int
         assert all(cell_len(line) <= width for line in drawn(changed, width))
 
 
-# ---------------------------------------------------------------- the rate of steps
-
-
-def test_the_rate_is_that_of_the_last_minutes_and_begins_anew_with_an_attempt() -> None:
+def test_step_rate_is_recent_and_restarts_with_each_attempt() -> None:
     slow_then_fast = [*steps(0, 100, began=0, every=200), *steps(100, 400, began=2000, every=20)[1:]]
     progress = fold_events(slow_then_fast)
     assert len(progress.marks) <= 61
@@ -419,7 +419,7 @@ def test_the_rate_is_that_of_the_last_minutes_and_begins_anew_with_an_attempt() 
     assert fold_events([*slow_then_fast, *steps(390, 400, began=5000)]).seconds_left(at(5020).timestamp()) is None
 
 
-def test_a_run_that_stands_still_takes_longer_and_longer() -> None:
+def test_time_left_grows_while_no_step_completes() -> None:
     progress = fold_events(steps(0, 610, began=175))
     left = [progress.seconds_left(at(1395 + idle).timestamp()) for idle in (0, 20, 600, 6000)]
     assert left[0] == pytest.approx(780)
@@ -430,7 +430,7 @@ def test_a_run_that_stands_still_takes_longer_and_longer() -> None:
     assert fold_events(steps(0, 1000, began=0)).seconds_left(at(99999).timestamp()) == 0
 
 
-def test_progress_of_an_attempt_that_is_over_promises_nothing() -> None:
+def test_an_ended_attempt_gives_no_estimate() -> None:
     restarted = dataclasses.replace(
         TRAINING, phases=stages(("Training", 1400), ("Interrupted", 60), ("Training", None))
     )
@@ -441,18 +441,18 @@ def test_progress_of_an_attempt_that_is_over_promises_nothing() -> None:
 def test_nothing_is_at_risk_while_no_instance_runs() -> None:
     assert TRAINING.usd_at_risk(at(1475).timestamp()) == pytest.approx(50.5 * 100 / 3600, abs=0.01)
     assert INTERRUPTED.usd_at_risk(at(1500).timestamp()) == 0
-    # What ran before the restart is lost already: at risk is what has been paid since.
+    # Work before the restart is lost already; only the cost since then is at risk.
     assert RESUMED.usd_at_risk(at(1900).timestamp()) == pytest.approx(50.5 * 200 / 3600, abs=0.01)
 
 
-def test_what_has_no_known_price_still_tells_its_instances() -> None:
+def test_instances_without_price_are_still_shown() -> None:
     status = dataclasses.replace(TRAINING, cost_usd=None, usd_per_hour=None, instance_type="ml.p4de.24xlarge")
-    assert dict(status_rows(status))["spent"] == "2 x ml.p4de.24xlarge, whose price is not known"
+    assert dict(status_rows(status))["spent"] == "2 x ml.p4de.24xlarge, price unknown"
     unknown = dataclasses.replace(status, instance_type=None)
     assert "spent" not in dict(status_rows(unknown))
 
 
-def test_status_shows_the_same() -> None:
+def test_status_shows_the_same_values() -> None:
     rows = dict(status_rows(TRAINING, at(1400).timestamp()))
     assert rows["phases"] == "Starting 5s -> Pending 2m10s -> Downloading 40s -> Training 20m25s"
     assert rows["progress"] == "610/1,000 steps, 12m55s left (until 08:16 UTC)"
@@ -468,11 +468,8 @@ def test_status_shows_the_same() -> None:
     assert PENDING.to_json()["waiting"]["until"] == at(21600).isoformat()
 
 
-# ---------------------------------------------------------------- following
-
-
-class Cloud:
-    """A backend that answers as a test says: an answer is a status, or an error to raise."""
+class FakeCloud:
+    """A backend with scripted answers: a status to return, or an error to raise. The last one repeats."""
 
     name = "sagemaker"
 
@@ -505,9 +502,9 @@ DONE = dataclasses.replace(STOPPED, state=State.SUCCEEDED, reason="Training job 
 THROTTLED = CloudError("could not describe the training job: AWS says ThrottlingException: Rate exceeded", "wait")
 
 
-def test_a_cloud_that_stumbles_does_not_end_it_and_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    cloud = Cloud(PENDING, THROTTLED, THROTTLED, TRAINING, DONE)
-    outages = dataclasses.replace(HURRY, limit_seconds=60)
+def test_a_short_outage_is_reported_once_and_survived(capsys: pytest.CaptureFixture[str]) -> None:
+    cloud = FakeCloud(PENDING, THROTTLED, THROTTLED, TRAINING, DONE)
+    outages = dataclasses.replace(FAST, limit_seconds=60)
     assert follow(Run(RUN, cloud), as_json=True, outages=outages) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "SUCCEEDED"
@@ -516,35 +513,35 @@ def test_a_cloud_that_stumbles_does_not_end_it_and_is_told_once(capsys: pytest.C
     assert "recovered after " in err
 
 
-def test_a_cloud_that_never_answers_ends_it_with_how_to_come_back() -> None:
+def test_a_long_outage_ends_with_how_to_attach_again() -> None:
     with pytest.raises(CloudError) as raised:
-        follow(Run(RUN, Cloud(PENDING, THROTTLED)), as_json=True, outages=HURRY)
+        follow(Run(RUN, FakeCloud(PENDING, THROTTLED)), as_json=True, outages=FAST)
     assert raised.value.exit_code == 3
     assert f"follow sagemaker:{RUN}" in raised.value.hint
     assert raised.value.hint.startswith("wait\n")
 
 
-def test_an_outage_after_an_answer_is_waited_out_for_longer() -> None:
+def test_an_outage_after_a_success_is_tolerated_longer() -> None:
     assert FOLLOW_OUTAGES.limit_seconds == OUTAGE_SECONDS == 3600, "as documented for every followed run"
     outages = OutagePolicy(0.01, 0.02, limit_seconds=60, unanswered_limit_seconds=0)
-    assert follow(Run(RUN, Cloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages) == 0
+    assert follow(Run(RUN, FakeCloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages) == 0
     with pytest.raises(CloudError):
-        follow(Run(RUN, Cloud(THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages)
+        follow(Run(RUN, FakeCloud(THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages)
 
 
-def test_an_error_that_is_not_the_clouds_surfaces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_is_not_of_the_cloud_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError):
-        follow(Run(RUN, Cloud(ZeroDivisionError("a bug"))), as_json=True, outages=HURRY)
+        follow(Run(RUN, FakeCloud(ZeroDivisionError("a bug"))), as_json=True, outages=FAST)
 
     def broken() -> Iterator[LogLine]:
         yield LogLine("algo-1", "a line")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        follow(Run(RUN, Cloud(PENDING, lines=broken)), as_json=True, outages=HURRY)
+        follow(Run(RUN, FakeCloud(PENDING, lines=broken)), as_json=True, outages=FAST)
 
 
-def test_a_log_that_breaks_off_is_read_again_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_read_again_repeats_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     begun = itertools.count()
 
     def lines() -> Iterator[LogLine]:
@@ -554,13 +551,13 @@ def test_a_log_that_breaks_off_is_read_again_and_repeats_nothing(capsys: pytest.
                 raise CloudError("could not read the log: reset")
             yield LogLine(host, f"line {number}")
 
-    outages = dataclasses.replace(HURRY, limit_seconds=60, unanswered_limit_seconds=60)
-    assert follow(Run(RUN, Cloud(DONE, lines=lines)), as_json=True, outages=outages) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("algo-")]
-    assert told == [f"{host}  line {number}" for host in ("algo-1", "algo-2") for number in range(6)]
+    outages = dataclasses.replace(FAST, limit_seconds=60, unanswered_limit_seconds=60)
+    assert follow(Run(RUN, FakeCloud(DONE, lines=lines)), as_json=True, outages=outages) == 0
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("algo-")]
+    assert shown == [f"{host}  line {number}" for host in ("algo-1", "algo-2") for number in range(6)]
 
 
-def test_a_log_that_cannot_be_read_leaves_the_status_to_follow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_is_followed_without_a_readable_log(capsys: pytest.CaptureFixture[str]) -> None:
     ended = threading.Event()
 
     def lines() -> Iterator[LogLine]:
@@ -568,89 +565,89 @@ def test_a_log_that_cannot_be_read_leaves_the_status_to_follow(capsys: pytest.Ca
             yield from ()
         raise CloudError("could not read the log: AccessDeniedException")
 
-    class Patient(Cloud):
+    class SlowCloud(FakeCloud):
         def status(self, run: str) -> Status:
-            ended.wait(1)  # longer than the log is waited for
+            ended.wait(1)  # longer than the limit for the log
             return super().status(run)
 
-    cloud = Patient(TRAINING, DONE, lines=lines)
-    outages = dataclasses.replace(HURRY, limit_seconds=0.1, unanswered_limit_seconds=0.1)
+    cloud = SlowCloud(TRAINING, DONE, lines=lines)
+    outages = dataclasses.replace(FAST, limit_seconds=0.1, unanswered_limit_seconds=0.1)
     assert follow(Run(RUN, cloud), as_json=True, outages=outages) == 0
     err = capsys.readouterr().err
     assert err.count("could not read the log: AccessDeniedException (retrying; the run continues)") == 1
-    assert "the log is not read any more: could not read the log: AccessDeniedException" in err
+    assert "stopped reading the log: could not read the log: AccessDeniedException" in err
 
 
-def test_a_log_that_is_slow_does_not_delay_the_status() -> None:
+def test_a_slow_log_does_not_delay_the_status() -> None:
     release = threading.Event()
 
     def lines() -> Iterator[LogLine]:
         yield LogLine("algo-1", "first")
         release.wait(30)
 
-    cloud = Cloud(*[TRAINING] * 3, DONE, lines=lines)
+    cloud = FakeCloud(*[TRAINING] * 3, DONE, lines=lines)
     ends: list[int] = []
-    thread = threading.Thread(target=lambda: ends.append(follow(Run(RUN, cloud), as_json=True, outages=HURRY)))
+    thread = threading.Thread(target=lambda: ends.append(follow(Run(RUN, cloud), as_json=True, outages=FAST)))
     thread.start()
     for _ in range(4):
         assert cloud.asked.acquire(timeout=10)
-    assert ends == []  # it waits for the last lines
+    assert ends == []  # `follow` waits for the last lines
     release.set()
     thread.join(10)
     assert ends == [0]
 
 
-def test_a_checkpoint_that_was_told_is_not_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
-    forgetful = dataclasses.replace(DONE, progress=dataclasses.replace(DONE.progress, checkpoint=None))
-    follow(Run(RUN, Cloud(TRAINING, forgetful)), as_json=True, outages=HURRY)
+def test_a_known_checkpoint_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    without_checkpoint = dataclasses.replace(DONE, progress=dataclasses.replace(DONE.progress, checkpoint=None))
+    follow(Run(RUN, FakeCloud(TRAINING, without_checkpoint)), as_json=True, outages=FAST)
     assert json.loads(capsys.readouterr().out)["last_checkpoint"]["step"] == 600
     empty = dataclasses.replace(DONE, progress=fold_events([]))
-    follow(Run(RUN, Cloud(TRAINING, empty)), as_json=True, outages=HURRY)
+    follow(Run(RUN, FakeCloud(TRAINING, empty)), as_json=True, outages=FAST)
     assert json.loads(capsys.readouterr().out)["last_step"] == 610
 
 
-def test_how_it_ends_is_the_exit_code_and_the_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_is_exit_code_and_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     for status, code in ((STOPPED, 5), (FAILED, 4), (DONE, 0)):
-        assert follow(Run(RUN, Cloud(status)), as_json=True, outages=HURRY) == code
+        assert follow(Run(RUN, FakeCloud(status)), as_json=True, outages=FAST) == code
         out, err = capsys.readouterr()
         assert (json.loads(out)["exit_code"], json.loads(out)["reason"]) == (code, status.reason)
         assert "next: " in err
         assert ("user_code" in err or "why " in err) == (code == 4)
 
 
-def test_ctrl_c_leaves_at_once_with_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_exits_at_once_with_the_latest_status(capsys: pytest.CaptureFixture[str]) -> None:
     import signal
 
     def lines() -> Iterator[LogLine]:
         yield LogLine("algo-1", "first")
-        for _ in range(2):  # who asks a second time has the first answer
+        for _ in range(2):  # the second call means that the first answer was handled
             assert cloud.asked.acquire(timeout=10)
         signal.raise_signal(signal.SIGINT)
         threading.Event().wait(30)
 
-    cloud = Cloud(TRAINING, lines=lines)
+    cloud = FakeCloud(TRAINING, lines=lines)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert follow(Run(RUN, cloud), as_json=True, outages=HURRY) == 130
+        assert follow(Run(RUN, cloud), as_json=True, outages=FAST) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "RUNNING"
-    assert f"sagemaker:{RUN} goes on. To come back: cloudtrain follow sagemaker:{RUN}" in err.replace("pytest", "")
+    assert f"sagemaker:{RUN} continues. To attach again: cloudtrain follow sagemaker:{RUN}" in err.replace("pytest", "")
 
 
-def test_a_step_is_told_once_in_ten_seconds_of_the_run() -> None:
+def test_one_step_line_per_ten_seconds_is_shown() -> None:
     events = [event for event in steps(0, 200, began=0, every=3) if event["event"] == "step"]
     lines = [LogLine("algo-1", format_event("step", event)) for event in events]
-    thinner = _Thinner(10)
+    thinner = StepThinner(10)
     assert [index for index, line in enumerate(lines) if thinner.wants(line)] == [0, 4, 8, 12, 16]
     assert thinner.wants(LogLine("algo-1", format_event("evaluation", {"split": "test", "time": 1.0})))
-    assert all(map(_Thinner(0).wants, lines))
+    assert all(map(StepThinner(0).wants, lines))
 
 
 def test_lines_cannot_move_the_cursor() -> None:
     def shown(line: str) -> str:
-        return "".join(segment.text for segment in _segments(line, Console(file=io.StringIO())))
+        return "".join(segment.text for segment in line_segments(line, Console(file=io.StringIO())))
 
     assert shown("10%|#\r20%|##\r30%|###") == "30%|###\n"
     assert shown("\x1b[31mred\x1b[0m \x1b[2J\x1b[H\x1b[3Aup") == "red up\n"
@@ -658,17 +655,17 @@ def test_lines_cannot_move_the_cursor() -> None:
 
 
 @pytest.mark.parametrize("name", ["CI", "JPY_PARENT_PID"])
-def test_a_panel_needs_a_terminal_that_somebody_looks_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_needs_an_interactive_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("CI", raising=False)
-    assert _is_live(Console(file=Terminal()))
-    assert not _is_live(Console(file=io.StringIO(), force_terminal=True))
+    assert is_live(Console(file=Terminal()))
+    assert not is_live(Console(file=io.StringIO(), force_terminal=True))
     monkeypatch.setenv(name, "1")
-    assert not _is_live(Console(file=Terminal()))
+    assert not is_live(Console(file=Terminal()))
     monkeypatch.delenv(name)
     monkeypatch.setenv("TERM", "dumb")
-    assert not _is_live(Console(file=Terminal()))
+    assert not is_live(Console(file=Terminal()))

@@ -16,7 +16,7 @@ from support.jobs import Cli
 import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.console.follow import _state_line
+from cloudtrain.console.follow_screen import state_line
 from cloudtrain.console.runs import explanation_lines, readable, status_rows
 from cloudtrain.errors import UserError
 from cloudtrain.runs.log_lines import LogFilter, LogLine
@@ -116,7 +116,7 @@ def show_everything(status: Status) -> None:
     json.dumps(status.to_json(NOW), allow_nan=False).encode()
     for row in status_rows(status, NOW):
         "".join(row).encode()
-    _state_line(status)
+    state_line(status)
 
 
 def test_every_kind_of_event_has_a_whole_example() -> None:

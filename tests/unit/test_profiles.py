@@ -204,7 +204,7 @@ def test_what_hides_a_stored_value_is_said(cli: Cli, tmp_path: Path) -> None:
     assert done.out.splitlines()[1:4] == [
         "  CLOUDTRAIN_BUCKET hides bucket here: other-bucket",
         f"  {tmp_path}/cloudtrain.toml:1 hides prefix here: beside",
-        "  not there yet: role, region",
+        "  still missing: role, region",
     ]
 
 
@@ -252,7 +252,7 @@ def test_it_shows_where_each_value_comes_from(cli: Cli, written: Path, tmp_path:
     lines = cli("configure", "--show", environ={"CLOUDTRAIN_PROFILE": "big"}, cwd=tmp_path).out.splitlines()
     assert lines[1].split() == ["bucket", "two", "~/.config/cloudtrain/config.toml:6", "[profiles.big]"]
     assert lines[2].split() == ["hides", "one", "~/.config/cloudtrain/config.toml:3"]
-    assert lines[-1].startswith("missing: region; to store what is missing: ")
+    assert lines[-1].startswith("missing: region; to store them: ")
 
 
 def test_profiles_are_listed_and_chosen_by_a_flag(cli: Cli, written: Path) -> None:

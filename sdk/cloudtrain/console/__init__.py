@@ -1,7 +1,7 @@
-"""Text for people, JSON for programs. With `cli/`, the only place that prints.
+"""Output of the command line: text for users, JSON for programs.
 
-People's text about a running command goes to standard error when `--json` asks for one object on standard output. Here
-is what every command needs; what is said of plans, of the account and of runs stands in the modules.
+Only this package and `cli` print. With `--json`, standard output gets one JSON object and all text goes to standard
+error. This module holds what every command needs; the other modules hold the output of one topic each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _PROGRESS_AFTER_SECONDS = 1.0
 
-# ---------------------------------------------------------------- JSON and errors
-
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
@@ -36,22 +34,22 @@ def print_json(content: Mapping[str, Any]) -> None:
 
 
 def print_line_of_json(content: Mapping[str, Any]) -> None:
-    """Print one JSON object on one line, at once: who started this command waits for it."""
+    """Print one JSON object on one line and flush it, for a parent process that waits for it."""
     print(dump_json(content), flush=True)
 
 
 def print_text(text: str) -> None:
-    """Print text to standard output as it is."""
+    """Print text to standard output; add a newline if it lacks one."""
     print(text, end="" if text.endswith("\n") else "\n")
 
 
 def say(text: str) -> None:
-    """Print a line for people to standard error."""
+    """Print a line of text to standard error."""
     print(safe(redact(text)), file=sys.stderr, flush=True)
 
 
 def print_error(error: CloudtrainError, *, as_json: bool) -> None:
-    """Print what is wrong and what to do."""
+    """Print an error and its hint, and with `as_json` the JSON object."""
     if isinstance(error, SpecError):
         print_problems(error, as_json=as_json)
         return
@@ -61,19 +59,19 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
 
 
 def print_json_error(message: str, hint: str, exit_code: int) -> None:
-    """Print an error as the one JSON object."""
+    """Print an error as the command's JSON object."""
     print_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
 
 
 def print_bug(error: Exception, *, as_json: bool) -> None:
-    """Print that it is our fault."""
+    """Print an error that is a bug of cloudtrain."""
     say(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
     if as_json:
         print_json_error(f"bug: {type(error).__name__}: {error}", "", 1)
 
 
 def print_problems(error: SpecError, *, as_json: bool) -> None:
-    """Print every problem of a job, a line each."""
+    """Print the problems of a job, one per line."""
     for problem in error.problems:
         say(str(problem))
     count = len(error.problems)
@@ -85,7 +83,7 @@ def print_problems(error: SpecError, *, as_json: bool) -> None:
 
 
 def print_valid(job: str, name: str, *, as_json: bool) -> None:
-    """Print that a job validates."""
+    """Print that a job is valid."""
     if as_json:
         print_json({"ok": True, "problems": []})
     else:
@@ -93,7 +91,7 @@ def print_valid(job: str, name: str, *, as_json: bool) -> None:
 
 
 def agrees(error: UntrustedSettingsError) -> bool:
-    """Ask on the terminal whether to use the settings of a file beside the job; no where there is no terminal."""
+    """Ask whether to use the settings of a file beside the job; return False without a terminal."""
     if not sys.stdin.isatty():
         return False
     import click
@@ -104,17 +102,14 @@ def agrees(error: UntrustedSettingsError) -> bool:
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
-# ---------------------------------------------------------------- tables
-
-
 def table(rows: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, values one below the other."""
+    """Print names and values in two columns."""
     for line in table_lines(rows):
         print(line)
 
 
 def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines that `table` prints."""
+    """Return names and values in two columns, as lines."""
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
 
@@ -127,17 +122,14 @@ def columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def red(text: str) -> str:
-    """Return text as an alarm, in red where standard output is a terminal that shows colours."""
+    """Return text in red where standard output is a terminal with colours, else unchanged."""
     plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return text if plain else f"\x1b[1;31m{text}\x1b[0m"
 
 
-# ---------------------------------------------------------------- waiting
-
-
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show on a terminal that something takes a while."""
+    """Show a spinner and a text on a terminal during the block."""
     if not sys.stderr.isatty():
         yield
         return
@@ -150,20 +142,19 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that is told (bytes done, bytes in all) and draws a bar on standard error.
+    """Return a callback `(bytes_done, bytes_total)` that draws a progress bar on standard error.
 
-    Only on a terminal, and only when the work takes longer than a second. The bar goes when all is done; what is told
-    then begins anew.
+    The bar appears only on a terminal and after one second, and disappears at 100 %. A later call starts a new bar.
     """
-    began: float | None = None
+    started: float | None = None
     bar: Bar | None = None
     task: TaskID | None = None
 
     def show(done: int, total: int) -> None:
-        nonlocal began, bar, task
+        nonlocal started, bar, task
         now = time.monotonic()
-        began = now if began is None else began
-        if bar is None and now - began >= _PROGRESS_AFTER_SECONDS and sys.stderr.isatty():
+        started = now if started is None else started
+        if bar is None and now - started >= _PROGRESS_AFTER_SECONDS and sys.stderr.isatty():
             bar = _start_bar()
             task = bar.add_task(safe(text), total=total, completed=done)
         if bar is not None and task is not None:
@@ -172,10 +163,10 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
             end()
 
     def end() -> None:
-        nonlocal began, bar
+        nonlocal started, bar
         if bar is not None:
             bar.stop()
-        began = bar = None
+        started = bar = None
 
     try:
         yield show
@@ -194,13 +185,10 @@ def _start_bar() -> Bar:
     return bar
 
 
-# ---------------------------------------------------------------- what to type
-
-
 def program() -> str:
-    """Return what to type to call this command again: its path, where it is not the one on PATH."""
+    """Return the name or path by which this command was called: its path when PATH has another one."""
     called = sys.argv[0]
-    import shutil  # 5 ms that only some commands need
+    import shutil  # its import takes 5 ms and few commands need it
 
     found = shutil.which("cloudtrain")
     is_script = Path(called).name == "cloudtrain"

@@ -1,4 +1,4 @@
-"""What is said of the account: the checks before a submit, and prices."""
+"""Output about the account: the checks before a submit, and prices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORD_WIDTH = max(len(word) for word, _ in _WORDS.values())
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """Print checks, a line each; below it the warning and the fix in full, so that they can be copied."""
+    """Print checks, one per line, each followed by its warning and fix on lines that are not wrapped."""
     from rich.console import Console
     from rich.text import Text
 
@@ -41,7 +41,7 @@ def _count_checks(checks: Sequence[Check]) -> str:
 
 
 def say_checks(checks: Sequence[Check]) -> None:
-    """Print to standard error what a submit could not check, what it warns of, and what its run starts from."""
+    """Print the details, warnings and unknown results of a submit's checks to standard error."""
     for check in checks:
         if check.is_shown:
             say(f"{check.name}: {check.detail}")
@@ -53,7 +53,7 @@ def say_checks(checks: Sequence[Check]) -> None:
 
 
 def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
-    """Return the prices of a region, each with its day and source; those of CPU instances, too."""
+    """Return the prices of a region, including CPU instances, each with its date and source."""
     table = prices.by_region.get(region, {})
     return {
         "region": region,
@@ -67,7 +67,7 @@ def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
 
 
 def print_prices(prices: Prices, region: str, today: date) -> None:
-    """Print the prices of a region's instances with GPUs, cheapest first, and how old they are."""
+    """Print the prices and their age of a region's GPU instances, cheapest first."""
     from cloudtrain.catalog import find_instance
 
     table = prices.by_region.get(region, {})

@@ -1,4 +1,4 @@
-"""What is said of checkpoints."""
+"""Output about checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADER = ("step", "state", "age", "size", "ranks", "torch", "name", "run", "why
 
 
 def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder) -> None:
-    """Print checkpoints in columns, of which those that hold nothing new are left out."""
+    """Print checkpoints in columns; empty columns are left out."""
     if not found:
         print(f"no checkpoints at {folder.uri}")
         return
@@ -28,7 +28,7 @@ def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder
 
 
 def print_verified(found: Sequence[SavedCheckpoint]) -> None:
-    """Print which checkpoints are what was written, and what is wrong with the others."""
+    """Print which checkpoints are intact, and what is wrong with the others."""
     for each in found:
         words = {"complete": f"verified, {format_size(each.bytes)} in {each.files} files"}.get(each.state, each.state)
         print(f"{each.name}  {words}" + (f": {each.why}" if each.why else ""))
@@ -41,14 +41,14 @@ def print_verified(found: Sequence[SavedCheckpoint]) -> None:
 
 
 def print_exported(done: ExportedCheckpoint) -> None:
-    """Print what was made, and of what."""
+    """Print the exported file and its source."""
     print(
         f"{done.path}: {done.tensors:,} tensors, {done.elements:,} elements, {format_size(done.bytes)}, "
         f"of {done.checkpoint.uri}"
     )
     if done.skipped:
-        say(f"left out, because they are no tensors: {', '.join(done.skipped[:3])}" + _more(done.skipped[3:]))
-        say(f"  all of it: {program()} checkpoints export ... --to torch")
+        say(f"left out, because they are not tensors: {', '.join(done.skipped[:3])}" + _more(done.skipped[3:]))
+        say(f"  to export everything: {program()} checkpoints export ... --to torch")
 
 
 def _more(rest: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is said of settings: where they come from, what is stored, what the account has for them."""
+"""Output of `configure`: sources of settings, stored profiles, and candidates of the account."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from cloudtrain.settings.profiles import ProfileChange
     from cloudtrain.settings.settings import Origin, Settings
 
-_MOST_MISFITS = 10
+_MAX_UNSUITABLE = 10
 _DEFAULT = "default"
-
-# ---------------------------------------------------------------- where settings come from
 
 
 def trace_to_json(origins: Sequence[Origin], settings: Settings, profile: str | None) -> dict[str, Any]:
-    """Return each setting, what counts and what that hides, and what is missing."""
+    """Return each setting with its effective value, the values that this one hides, and the missing settings."""
     from cloudtrain.settings.settings import SETTINGS
 
     def one(name: str) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def _origin_to_json(origin: Origin) -> dict[str, Any]:
 
 
 def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | None) -> None:
-    """Print each setting, where it comes from, and below it what it hides."""
+    """Print each setting with its source, and below it the values that it hides."""
     from cloudtrain.settings.settings import SETTINGS
 
     rows: list[tuple[str, str, str]] = []
@@ -56,7 +54,7 @@ def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | No
     if profile is not None:
         print(f"profile: {profile}")
     if settings.missing:
-        print(f"missing: {', '.join(settings.missing)}; to store what is missing: {program()} configure")
+        print(f"missing: {', '.join(settings.missing)}; to store them: {program()} configure")
 
 
 def _place(origin: Origin) -> str:
@@ -74,7 +72,7 @@ def _shown(value: Any) -> str:
 
 
 def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str | None) -> None:
-    """Print the profiles that are stored, the chosen one marked."""
+    """Print the stored profiles; an asterisk marks the selected one."""
     if not profiles:
         print(f"no settings are stored; to store them: {program()} configure")
         return
@@ -89,18 +87,15 @@ def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str
     columns([("", "profile", "region", "bucket", "role"), *rows])
 
 
-# ---------------------------------------------------------------- storing
-
-
 def say_checks(checks: Sequence[Check]) -> None:
-    """Say what the account could not tell."""
+    """Print which checks of the account gave no result."""
     for check in checks:
         if check.result == "unknown":
             say(f"could not check {check.name}: {check.detail}")
 
 
 def say_changes(change: ProfileChange) -> None:
-    """Say what a profile gets, beside what it had."""
+    """Print the changes of a profile."""
     say(f"{_file(change.file)}{_header(change)}")
     rows = []
     for each in change.changes:
@@ -112,10 +107,10 @@ def say_changes(change: ProfileChange) -> None:
 
 
 def print_stored(change: ProfileChange) -> None:
-    """Print what was stored, what hides it here, and what to type next."""
+    """Print what was stored, which values hide it here, and the next command."""
     where = f"{_file(change.file)}{_header(change)}"
-    print(f"stored in {where}" if change.changes else f"{where} has all of it already")
-    with contextlib.suppress(SettingsError):  # a cloudtrain.toml here that is malformed: what needs it tells
+    print(f"stored in {where}" if change.changes else f"{where} has these values already")
+    with contextlib.suppress(SettingsError):  # the next command reports a malformed cloudtrain.toml
         _print_hidden(change)
     if change.profile is not None:
         print(f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}")
@@ -123,7 +118,7 @@ def print_stored(change: ProfileChange) -> None:
 
 
 def _print_hidden(change: ProfileChange) -> None:
-    """Print what counts here instead of what was stored, and what is still missing."""
+    """Print values that take precedence over the stored ones here, and settings that are still missing."""
     from cloudtrain.settings.settings import PROFILE_VARIABLE, REQUIRED, find_origins
 
     environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
@@ -134,7 +129,7 @@ def _print_hidden(change: ProfileChange) -> None:
     known = {*change.settings, *(each.name for each in elsewhere)}
     missing = [name for name in REQUIRED if name not in known]
     if missing:
-        print(f"  not there yet: {', '.join(missing)}")
+        print(f"  still missing: {', '.join(missing)}")
 
 
 def _header(change: ProfileChange) -> str:
@@ -142,31 +137,28 @@ def _header(change: ProfileChange) -> str:
 
 
 def _file(path: Path) -> str:
-    """Return a path as people write it, from their home."""
+    """Return a path with `~` for the home directory."""
     home = Path(os.environ.get("HOME", "~")).expanduser()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
-# ---------------------------------------------------------------- what the account has
-
-
 def say_candidates(what: str, found: Candidates) -> None:
-    """Say what fits, with numbers, what does not and why, and why some could not be looked at."""
+    """Print suitable candidates with numbers, unsuitable ones with reasons, and what could not be listed."""
     fitting = found.fitting
-    misfits = [each for each in found.found if not each.fits]
-    shown = [*fitting, *misfits[:_MOST_MISFITS]]
+    unsuitable = [each for each in found.found if not each.fits]
+    shown = [*fitting, *unsuitable[:_MAX_UNSUITABLE]]
     width = max((len(each.value) for each in shown), default=0)
     rows = [
         (f"  {index}" if index <= len(fitting) else "  -", f"{each.value:<{width}}  {each.detail}")
         for index, each in enumerate(shown, start=1)
     ]
     if rows:
-        say(f"{what}s of the account ({len(fitting)} of {len(found.found)} fit):")
+        say(f"{what}s of the account ({len(fitting)} of {len(found.found)} suitable):")
         for line in table_lines(rows):
             say(line)
-    if len(misfits) > _MOST_MISFITS:
-        say(f"  and {len(misfits) - _MOST_MISFITS} more that do not fit")
+    if len(unsuitable) > _MAX_UNSUITABLE:
+        say(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:
         say(f"{what}s: {found.unanswered}; {found.fix}" if found.fix else f"{what}s: {found.unanswered}")
     elif not fitting:
-        say(f"no {what} of the account fits; infra/ makes one: terraform -chdir=infra apply")
+        say(f"the account has no suitable {what}; to create one: terraform -chdir=infra apply")

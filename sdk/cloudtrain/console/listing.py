@@ -1,4 +1,4 @@
-"""What is said of many runs: a line each."""
+"""Table of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import program, say
-from cloudtrain.console.view import harmless
+from cloudtrain.console.view import one_plain_line
 
 if TYPE_CHECKING:
     from cloudtrain.runs.status import Status
@@ -18,7 +18,7 @@ _HEADER = ("run", "state", "submitted (UTC)", "took", "on", "")
 
 
 def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
-    """Print runs in columns, of which those that hold nothing are left out."""
+    """Print runs in columns; empty columns are left out."""
     if not runs:
         print("no run matches" if is_filtered else "no runs here yet; start one with: cloudtrain submit JOB --local")
         return
@@ -26,14 +26,14 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
     rows = [_HEADER, *(_row(status, now) for status in runs)]
     shown = [index for index in range(len(_HEADER)) if any(row[index] for row in rows[1:])]
     widths = {index: max(len(row[index]) for row in rows) for index in shown}
-    # What a terminal would break is cut; a file or pipe gets all of it.
+    # Long lines are cut on a terminal; a file or pipe gets them in full.
     most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
         print("  ".join(f"{row[index]:<{widths[index]}}" for index in shown).rstrip()[:most])
 
 
 def print_more(arguments: str) -> None:
-    """Print to standard error how to see more runs."""
+    """Print the command that lists more runs to standard error."""
     say(f"more: {program()} list {arguments}")
 
 
@@ -43,28 +43,28 @@ def _row(status: Status, now: datetime) -> tuple[str, ...]:
         status.reference,
         str(status.state),
         f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
-        _took(status, now),
+        _duration(status, now),
         (f"{count} x {name}" if count else name) if name else "",
-        harmless("; ".join(filter(None, (_one_line(status), _pool(status))))),
+        one_plain_line("; ".join(filter(None, (_summary(status), _pool(status))))),
     )
 
 
-def _took(status: Status, now: datetime) -> str:
-    """Return how long a run has taken, or takes by now: from its start, where that is known, else from its submit."""
+def _duration(status: Status, now: datetime) -> str:
+    """Return the run's duration so far: from its start, else from its submit."""
     from cloudtrain.support.units import format_duration
 
-    began = status.started or status.created
+    started = status.started or status.created
     ended = status.ended or (None if status.state.is_final else now)
-    return "" if began is None or ended is None else format_duration(max(0.0, (ended - began).total_seconds()))
+    return "" if started is None or ended is None else format_duration(max(0.0, (ended - started).total_seconds()))
 
 
 def _pool(status: Status) -> str:
-    """Return that a cluster is kept, and paid for, though the run has ended."""
+    """Return a note when a warm pool is kept, and costs money, after the run has ended."""
     return "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
 
 
-def _one_line(status: Status) -> str:
-    """Return how far a run has come and how long it will take, or why it is in its state."""
+def _summary(status: Status) -> str:
+    """Return the run's progress and the time left, or the reason of its state."""
     from cloudtrain.console.view import describe_metric, describe_steps
     from cloudtrain.support.units import format_duration
 

@@ -1,4 +1,4 @@
-"""How log lines are printed: with their host for people, as one JSON object for programs."""
+"""Output of log lines: with their host as text, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "br
 
 
 def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, is_filtered: bool = False) -> int:
-    """Print log lines with their host, events as people read them unless raw; Ctrl-C leaves the run alone."""
+    """Print log lines with their host; format events as text unless `raw`. Ctrl-C does not end the run."""
     prefix = host_prefixes()
     is_empty = True
     try:
@@ -49,9 +49,9 @@ def _print_raw(host: str, line: LogLine, *, flush: bool) -> None:
 
 
 def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
-    """Print one JSON object while its lines arrive, so that a log of any length needs no memory.
+    """Print one JSON object line by line, so that memory does not grow with the log.
 
-    It is whole however that ends: an error in the middle becomes its last key.
+    The object is always complete: an error becomes its last key.
     """
     exit_code, closing = EXIT_DONE, "]"
     print(f'{{\n  "run": {dump_json(run.id)},\n  "lines": [', end="")
@@ -71,7 +71,7 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
 
 
 def host_prefixes() -> Callable[[str], str]:
-    """Return what makes a host's name the prefix of its lines: in a colour of its own, on a terminal that has some."""
+    """Return a function that formats a host's name as prefix of its lines, in a colour per host on a terminal."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return str
     from rich.color import ColorSystem

@@ -1,6 +1,6 @@
-"""The panel below a followed run's log: computed anew whenever it is drawn, so that its times run between polls.
+"""The panel below a followed run's log, computed at each draw so that its times advance between polls.
 
-Only what draws on a terminal imports this module, because it needs rich.
+Only code that draws on a terminal imports this module, because it imports rich.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cloudtrain.console.view import (
     alarm_rows,
     checkpoint_row,
     device_row,
-    harmless,
     limit_row,
     metrics_row,
+    one_plain_line,
     progress_row,
     spent_row,
     state_rows,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LABEL_COLUMNS = 13
 _LEAST_COLUMNS = 34
-"""Where the terminal is narrower, a value begins below its label."""
+"""On a narrower terminal, a value begins below its label."""
 
 _INDENT = 2
 _MOST_LINES_OF_VALUE = 6
@@ -58,22 +58,22 @@ _STYLES = {
 
 @dataclass
 class Panel:
-    """What is drawn. Assign to its fields; the next refresh shows it.
+    """A rich renderable of a run's status. Assign to its fields; the next refresh shows them.
 
     Attributes:
         status: The newest status.
-        told: When that was told, in seconds since the epoch.
-        trouble: What the cloud says instead of a newer one; empty when it answers.
-        clock: Seconds since the epoch.
+        status_time: When it was fetched, in seconds since the epoch.
+        cloud_error: The error message of the last poll; empty when it succeeded.
+        clock: Returns seconds since the epoch.
     """
 
     status: Status
-    told: float
-    trouble: str = ""
+    status_time: float
+    cloud_error: str = ""
     clock: Callable[[], float] = time.time
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it as wide as the terminal is now."""
+        """Draw the panel in the current width of the terminal."""
         yield from self.lines(options.max_width, ascii_only=options.ascii_only, console=console)
 
     def lines(self, width: int, *, console: Console, ascii_only: bool = False) -> Iterator[Text]:
@@ -86,17 +86,17 @@ class Panel:
         now = self.clock()
         done = progress_row(self.status, now)
         for label, value in self._rows(now):
-            if (label, value) == done and self._share is not None:
-                yield from _bar_lines(label, value, self._share, width, console=console, ascii_only=ascii_only)
+            if (label, value) == done and self._fraction is not None:
+                yield from _bar_lines(label, value, self._fraction, width, console=console, ascii_only=ascii_only)
             else:
-                yield from _lines(label, Text(harmless(value)), width, console)
+                yield from _value_lines(label, Text(one_plain_line(value)), width, console)
 
     def _rows(self, now: float) -> Iterator[Row]:
         status = self.status
         yield from state_rows(status, now)
-        if self.trouble:
-            age = format_duration(max(0.0, now - self.told))
-            yield "cloud", f"no answer for {age}: {self.trouble}"
+        if self.cloud_error:
+            age = format_duration(max(0.0, now - self.status_time))
+            yield "cloud", f"no answer for {age}: {self.cloud_error}"
         yield from alarm_rows(status, now)
         yield from warning_rows(status)
         rows = (
@@ -106,21 +106,21 @@ class Panel:
             step_row(status),
             device_row(status),
             checkpoint_row(status, now),
-            spent_row(status, now, told=self.told),
+            spent_row(status, now, status_time=self.status_time),
         )
         yield from (row for row in rows if row is not None)
 
     @property
-    def _share(self) -> float | None:
-        """Part of the steps that are done, or None when their number is not known."""
+    def _fraction(self) -> float | None:
+        """Completed fraction of the steps, or None when their number is unknown."""
         progress = self.status.progress
         if not progress.total_steps or progress.last_step is None:
             return None
         return min(1.0, progress.last_step / progress.total_steps)
 
 
-def _lines(label: str, value: Text, width: int, console: Console) -> Iterator[Text]:
-    """Yield a label and its value beside it, or below it where there is no room."""
+def _value_lines(label: str, value: Text, width: int, console: Console) -> Iterator[Text]:
+    """Yield a label and its value beside it, or below it on a narrow terminal."""
     style = _STYLES.get(label, "dim")
     below = width < _LEAST_COLUMNS
     indent = min(_INDENT, width - 1) if below else _LABEL_COLUMNS
@@ -135,27 +135,27 @@ def _lines(label: str, value: Text, width: int, console: Console) -> Iterator[Te
     for index, line in enumerate(wrapped):
         line.rstrip()
         start = Text(f"{label:<{indent}}", style=style) if index == 0 and not below else Text(" " * indent)
-        whole = Text.assemble(start, line)
-        whole.truncate(width)
-        yield whole
+        row = Text.assemble(start, line)
+        row.truncate(width)
+        yield row
 
 
 def _bar_lines(
-    label: str, value: str, share: float, width: int, *, console: Console, ascii_only: bool
+    label: str, value: str, fraction: float, width: int, *, console: Console, ascii_only: bool
 ) -> Iterator[Text]:
-    """Yield a bar and the words beside it, or below it where there is no room."""
+    """Yield a progress bar and the text beside it, or below it on a narrow terminal."""
     full, empty = ("#", "-") if ascii_only else ("━", "─")
     least, most = _BAR_COLUMNS
-    words = f"{share:.0%}  {value}"
+    words = f"{fraction:.0%}  {value}"
     room = width - (_LABEL_COLUMNS if width >= _LEAST_COLUMNS else _INDENT)
     beside = room - len(words) - 2
     columns = min(most, beside if beside >= least else room)
-    done = round(columns * share)
+    done = round(columns * fraction)
     bar = Text.assemble((full * done, "green"), (empty * (columns - done), "dim"))
     if columns < least:
-        yield from _lines(label, Text(words), width, console)
+        yield from _value_lines(label, Text(words), width, console)
     elif beside >= least:
-        yield from _lines(label, Text.assemble(bar, "  ", words), width, console)
+        yield from _value_lines(label, Text.assemble(bar, "  ", words), width, console)
     else:
-        yield from _lines(label, bar, width, console)
-        yield from (line for line in _lines("", Text(words), width, console) if line.plain)
+        yield from _value_lines(label, bar, width, console)
+        yield from (line for line in _value_lines("", Text(words), width, console) if line.plain)

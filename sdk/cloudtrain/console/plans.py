@@ -1,4 +1,4 @@
-"""What is said of a plan and of the code that travels."""
+"""Output about a plan and the files of its bundle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from cloudtrain.planning.plan import LengthPlan, Plan
     from cloudtrain_runtime.contract import ParallelConfig, SecretConfig
 
-_MOST_LINES = 40
+_MAX_LINES = 40
 
 
 def print_plan(plan: Plan) -> None:
-    """Print a plan as a table; `say_warnings` prints its warnings."""
+    """Print a plan as a table, without its warnings."""
     from cloudtrain.support.units import format_duration, format_size
 
     cluster = plan.cluster
@@ -68,9 +68,9 @@ def print_plan(plan: Plan) -> None:
 
 @contextmanager
 def warnings_at_end() -> Iterator[Callable[[Plan], None]]:
-    """Give a callback for a plan, and print the plan's warnings when the block ends.
+    """Return a callback for a plan, and print the plan's warnings when the block ends.
 
-    Output of the command may go to a file in the code folder, which must not change while it is packed.
+    The command's output may be redirected to a file in the code folder, which must not change while it is packed.
     """
     plans: list[Plan] = []
     try:
@@ -108,19 +108,19 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
     return [("source", f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}")]
 
 
-def _parallel(spread: ParallelConfig, world_size: int) -> str:
-    """Return how the model is spread, such as `pipeline 2 (1f1b) x fsdp 4 x tensor 2`."""
-    data = world_size // spread.group_size or "?"
-    shards = f" in shards of {spread.shard}" if spread.shard else ""
-    parts = [f"pipeline {spread.pipeline} ({spread.schedule})"] if spread.pipeline > 1 else []
-    parts.append(f"{spread.data} {data}{shards}")
-    parts += [f"tensor {spread.tensor}"] if spread.tensor > 1 else []
+def _parallel(parallel: ParallelConfig, world_size: int) -> str:
+    """Return the parallelism, such as `pipeline 2 (1f1b) x fsdp 4 x tensor 2`."""
+    data = world_size // parallel.group_size or "?"
+    shards = f" in shards of {parallel.shard}" if parallel.shard else ""
+    parts = [f"pipeline {parallel.pipeline} ({parallel.schedule})"] if parallel.pipeline > 1 else []
+    parts.append(f"{parallel.data} {data}{shards}")
+    parts += [f"tensor {parallel.tensor}"] if parallel.tensor > 1 else []
     return " x ".join(parts)
 
 
 def _length(length: LengthPlan) -> str:
     if length.steps is None:
-        return f"{length.epochs} epochs; how many steps these are, the dataset tells"
+        return f"{length.epochs} epochs; the number of steps depends on the dataset"
     samples = f", {length.samples:,} samples" if length.samples is not None else ""
     return f"{length.steps:,} steps{samples}"
 
@@ -147,33 +147,33 @@ def _cost(plan: Plan) -> str:
 
 
 def print_files(contents: Contents, *, show_all: bool) -> None:
-    """Print what travels and what stays behind; folders in one line where the list would be long."""
+    """Print the included and the excluded files; where the list would be long, one line per folder."""
     from cloudtrain.bundle import printable_name
     from cloudtrain.support.units import format_size
 
     rows = [(entry.size, printable_name(entry.name), entry.why) for entry in contents.entries]
-    for size, name, why in rows if show_all or len(rows) <= _MOST_LINES else _by_folder(rows):
+    for size, name, why in rows if show_all or len(rows) <= _MAX_LINES else _by_folder(rows):
         print(f"{format_size(size):>10}  {name}  ({why})")
     info = contents.info
     print(f"{format_size(info.bytes):>10}  in {info.files} files, sha256 {info.digest}")
     if contents.left_out:
-        print("left out:")
+        print("excluded:")
         lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
-        for left_bytes, name, reason in lines if show_all else lines[:_MOST_LINES]:
+        for left_bytes, name, reason in lines if show_all else lines[:_MAX_LINES]:
             print(f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})")
-        if not show_all and len(lines) > _MOST_LINES:
-            print(f"{'':>10}  and {len(lines) - _MOST_LINES} more, named with --all")
+        if not show_all and len(lines) > _MAX_LINES:
+            print(f"{'':>10}  and {len(lines) - _MAX_LINES} more, named with --all")
         if any(left.by_default for left in contents.left_out):
-            print("  a line such as !/model.pt in .cloudtrainignore lets something travel")
+            print("  to include a file: a line such as !/model.pt in .cloudtrainignore")
     if contents.refused:
-        say("refused, because they look like secrets:")
+        say("rejected, because they look like secrets:")
         for finding in contents.refused:
             say(f"  {printable_name(str(finding))}")
         say(f"  {contents.way_out}")
 
 
 def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
-    """Return files of the root as they are, and one row for each folder in it."""
+    """Return the files of the root folder, and one row for each of its subfolders."""
     sums: dict[tuple[str, str], list[int]] = {}
     for size, name, why in rows:
         top, slash, _ = name.partition("/")

@@ -1,4 +1,4 @@
-"""What is said of the cluster that a run leaves behind."""
+"""Rows about a run's warm pool: the cluster that is kept for the next job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pool_rows(status: Status) -> list[tuple[str, str]]:
-    """Return the rows of a status that tell about its warm pool; none where it keeps none."""
+    """Return the rows of a status about its warm pool; none when the run has no warm pool."""
     from cloudtrain.planning.warm_pool import clock_time
     from cloudtrain.support.units import format_duration
 
@@ -23,8 +23,8 @@ def pool_rows(status: Status) -> list[tuple[str, str]]:
     if pool.is_available:
         until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
         price = f" at {status.usd_per_hour:,.2f} USD per hour" if status.usd_per_hour is not None else ""
-        said = f"kept{until}{price} ({paid} so far)"
-        return [("warm pool", said), ("", f"end it: {program()} stop {status.reference} --pool")]
+        text = f"kept{until}{price} ({paid} so far)"
+        return [("warm pool", text), ("", f"end it: {program()} stop {status.reference} --pool")]
     if pool.reused_by:
         return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]
     if pool.status == "InUse":

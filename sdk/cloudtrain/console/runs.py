@@ -1,4 +1,4 @@
-"""What is said of runs: status, lists, logs, and why one has failed. How one is followed stands in `follow`."""
+"""Output about one run: submit, status, events and explanation. `follow` shows a run until it ends."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def print_submitted(run: Run, *, as_json: bool) -> None:
-    """Print the run's id, which is the answer unless that is JSON, and for people how to come back to it."""
+    """Print the run's id to standard output, unless that gets JSON, and the next commands to standard error."""
     if run.attached:
-        say(f"{run.reference} is the same request and code, so nothing was started (another beside it: --new)")
+        say(f"{run.reference} is the same request and code, so nothing was started (to start another run: --new)")
     else:
         say(f"{run.reference} submitted")
     called = program()
@@ -50,20 +50,20 @@ def print_submitted(run: Run, *, as_json: bool) -> None:
 
 
 def status_json(run: Run, status: Status) -> dict[str, Any]:
-    """Return the status of a run as `submit --json` prints it: with the warnings of its plan before the run's own."""
+    """Return the status of a run with the warnings of its plan before its own, as `submit --json` prints it."""
     content = status.to_json()
     return {**content, "warnings": [*run.warnings, *content["warnings"]]}
 
 
 def say_sent(run: Run) -> None:
-    """Print which run the command waits for now: Ctrl-C ends the command, not the run."""
-    say(f"{run.reference} waits for its instances and goes on after Ctrl-C")
-    say(f"  to end it: {program()} stop {run.reference}")
+    """Print which run the command waits for."""
+    say(f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run")
+    say(f"  to stop it: {program()} stop {run.reference}")
 
 
 def say_waiting(reason: str, seconds: float) -> None:
-    """Print why a submit is tried again, and when."""
-    say(f"no room yet: {reason.strip().splitlines()[0]}; again in {format_duration(max(1, round(seconds)))}")
+    """Print why and when a submit is retried."""
+    say(f"no capacity yet: {reason.strip().splitlines()[0]}; retry in {format_duration(max(1, round(seconds)))}")
 
 
 def print_status(status: Status) -> None:
@@ -93,31 +93,39 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
-    shown = {**plain_metrics(status), **{name: progress.metrics[name] for name in _ALSO if name in progress.metrics}}
+    shown = {
+        **plain_metrics(status),
+        **{name: progress.metrics[name] for name in _STATUS_METRICS if name in progress.metrics},
+    }
     rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]
     seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
     rows += [row for row in seen if row is not None]
-    rows += [("" if name == "checkpoint" else name, place) for name, place in place_rows(status)[1:]]
-    spent = spent_row(status, moment, told=moment)
+    rows += [("" if name == "checkpoint" else name, place) for name, place in location_rows(status)[1:]]
+    spent = spent_row(status, moment, status_time=moment)
     return [*rows, *([] if spent is None else [spent]), *pool_rows(status)]
 
 
-_ALSO = ("train/samples_per_second", "train/grad_norm")
-"""What the table of a status shows and the live view has elsewhere, or not at all."""
+_STATUS_METRICS = ("train/samples_per_second", "train/grad_norm")
+"""Metrics that `status` lists although the live view does not."""
 
 
-def place_rows(status: Status) -> list[tuple[str, str]]:
-    """Return where what a run leaves lies, its name first."""
+def location_rows(status: Status) -> list[tuple[str, str]]:
+    """Return the run's reference and the locations of its checkpoint and outputs."""
     checkpoint = status.progress.checkpoint
     newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
     return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
 
 
 def detached(run: Run, verb: str) -> int:
-    """Say that a run goes on and by which verb to come back; return the exit code."""
+    """Print that a run continues and how to attach to it again; return the exit code.
+
+    Args:
+        run: The run.
+        verb: The command that attaches to it.
+    """
     say("")
-    say(f"{run.reference} goes on. To come back: {program()} {verb} {run.reference}")
-    say(f"To end it: {program()} stop {run.reference}")
+    say(f"{run.reference} continues. To attach again: {program()} {verb} {run.reference}")
+    say(f"To stop it: {program()} stop {run.reference}")
     return EXIT_INTERRUPTED
 
 
@@ -141,17 +149,17 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
     rows += [("" if index else "last lines", line) for index, line in enumerate(found.last_lines)]
     if len(found.ranks) > 1:
         rows.append(
-            ("told by", f"ranks {_spans(found.ranks)}" + (f" on {', '.join(found.hosts)}" if found.hosts else ""))
+            ("reported by", f"ranks {_spans(found.ranks)}" + (f" on {', '.join(found.hosts)}" if found.hosts else ""))
         )
     if found.action:
-        rows.append(("do", found.action))
+        rows.append(("action", found.action))
     if found.failure is not None:
-        rows.append(("whole log", f"{program()} logs {reference}"))
+        rows.append(("full log", f"{program()} logs {reference}"))
     return table_lines(rows)
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    """Return numbers in order as people write them: `0-7, 9`."""
+    """Return sorted numbers as ranges: `0-7, 9`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -162,16 +170,16 @@ def _spans(ranks: Sequence[int]) -> str:
 
 
 def next_command(status: Status, job: str | None) -> str:
-    """Return what to type after a run has ended. `job` are the words that name the job again."""
+    """Return the next command after a run has ended. `job` is the job file and its options as typed."""
     if status.exit_code == 0 and status.backend == "local" and job is not None:
-        return f"{program()} plan {job}   (the same job on SageMaker: what would be sent, and its price)"
+        return f"{program()} plan {job}   (the request and price of the same job on SageMaker)"
     if status.exit_code == 0 or status.progress.checkpoint is None:
         return f"{program()} logs {status.reference}"
     return f"{program()} resume {status.reference}"
 
 
 def readable(line: LogLine) -> str | None:
-    """Return a log line as people read it; None for an event that has no news for them."""
+    """Return a log line with its event as text; None for an event that users need not see."""
     from cloudtrain_runtime.contract import parse_event
 
     event = parse_event(line.text)
@@ -181,7 +189,7 @@ def readable(line: LogLine) -> str | None:
     try:
         return describe(event)
     except (KeyError, TypeError, ValueError):
-        return last_drawn(line.text)  # an optional field is missing: the event is of another version, or a script's own
+        return last_drawn(line.text)  # fields are missing: an event of another version, or of a script
 
 
 def _started(event: Mapping[str, Any]) -> str:
@@ -193,7 +201,7 @@ def _started(event: Mapping[str, Any]) -> str:
 
 
 def _step(event: Mapping[str, Any]) -> str:
-    # The first step always waits: loader workers start.
+    # The first step always waits for the loader's workers to start.
     wait = (event.get("data_wait") or 0) if event["step"] > 1 else 0
     slow = f"  {wait:.0%} of the step waits for data" if wait > HIGH_DATA_WAIT else ""
     return (
@@ -212,7 +220,7 @@ def _best(event: Mapping[str, Any]) -> str:
 
 
 def _skipped(event: Mapping[str, Any]) -> str:
-    return f"step {event['step']} left out, its gradient is not finite; loss {_number(event['loss'])}"
+    return f"step {event['step']} skipped: its gradient is not finite; loss {_number(event['loss'])}"
 
 
 def _checkpoint(event: Mapping[str, Any]) -> str:
@@ -235,17 +243,17 @@ def _bandwidth(event: Mapping[str, Any]) -> str:
 
 def _pipeline(event: Mapping[str, Any]) -> str:
     stages = zip(event["links"], event["stage_seconds"], strict=True)
-    told = ", ".join(f"{modules} ({1e3 * seconds:.3g} ms)" for modules, seconds in stages)
-    return f"pipeline: modules by stage {told}; the slowest takes {event['imbalance']:.2f} x the mean"
+    text = ", ".join(f"{modules} ({1e3 * seconds:.3g} ms)" for modules, seconds in stages)
+    return f"pipeline: modules by stage {text}; the slowest takes {event['imbalance']:.2f} x the mean"
 
 
 def _missed(event: Mapping[str, Any]) -> str:
     alarm = f"ALARM, {event['missed']} in a row: " if event.get("alarm") else ""
-    return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {event.get('detail') or 'no reason told'}"
+    return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {event.get('detail') or 'unknown reason'}"
 
 
 def _failed(event: Mapping[str, Any]) -> str:
-    """Return what its message, which stands on a line of its own, does not say."""
+    """Return the exit code; the message is printed on a line of its own."""
     why = ", after another rank's failure" if event.get("secondary") else ""
     return f"ends with exit code {event['exit_code']}{why}"
 

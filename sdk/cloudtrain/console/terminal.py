@@ -1,8 +1,8 @@
-"""What may reach a terminal: text, tabs, newlines and colours.
+"""Filter for terminal output: only text, tabs, newlines and colours pass.
 
-Logs, reasons, names and errors hold text that others have written. A terminal would obey escape sequences in it: set
-the window's title or the clipboard, move the cursor, answer as if the user had typed. `filtered_streams` puts one
-filter in front of standard output and standard error.
+Logs, reasons, names and errors contain text of third parties. Escape sequences in it could set the window's title or
+the clipboard, move the cursor, or send input as if the user had typed it. `filtered_streams` puts one filter in front
+of standard output and standard error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _SEQUENCE = re.compile(
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, the clipboard
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: the cursor, the screen, colours
-    r"|\x1b[ -/]*[0-~]?"  # other escapes, and the beginning of one that does not end
-    r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"  # control characters but tab and newline
+    r"|\x1b[ -/]*[0-~]?"  # other escapes, and unterminated ones
+    r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"  # control characters except tab and newline
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
@@ -30,7 +30,7 @@ def plain(text: str) -> str:
 
 
 def safe(text: str) -> str:
-    """Return a text without control characters and escape sequences but colours, which end with their line."""
+    """Return a text without control characters and escape sequences except colours, which end with their line."""
     if text.isprintable() or _SEQUENCE.search(text) is None:
         return text
     return "\n".join(_safe_line(line) for line in text.split("\n"))
@@ -51,22 +51,22 @@ def _safe_line(line: str) -> str:
 
 
 def last_drawn(text: str) -> str:
-    """Return the part of a line that remains visible where a progress bar has drawn over it."""
+    """Return the part of a line that stays visible after carriage returns, such as a progress bar's last state."""
     return text.rstrip("\r").rpartition("\r")[2]
 
 
 class FilteredStream:
-    """A text stream that passes on only what may reach a terminal.
+    """A text stream that filters what may not reach a terminal.
 
     Args:
-        stream: The stream to write to. Its other attributes are this one's, too.
+        stream: The stream to write to. Other attributes are forwarded to it.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
 
     def write(self, text: str) -> int:
-        """Write a text. What the stream's encoding lacks is written with backslash escapes."""
+        """Write a text. Characters that the stream's encoding lacks become backslash escapes."""
         kept = safe(text)
         try:
             self.unfiltered.write(kept)
@@ -76,7 +76,7 @@ class FilteredStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write texts one after the other."""
+        """Write several texts."""
         for line in lines:
             self.write(line)
 
@@ -85,7 +85,7 @@ class FilteredStream:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """Return the stream behind the filter, for what draws on the terminal itself and for `--raw`."""
+    """Return the stream behind the filter, for code that draws on the terminal and for `--raw`."""
     return stream.unfiltered if isinstance(stream, FilteredStream) else stream
 
 

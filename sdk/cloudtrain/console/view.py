@@ -1,4 +1,4 @@
-"""How a run stands, as rows of a name and a value: the same for `status` and for the live view of `follow`."""
+"""A run's status as rows of a label and a value, for `status` and the live view of `follow`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.runs.status import Phase, Status, Waiting
 
 Row = tuple[str, str]
-"""What a line is about, and what it says."""
+"""Label and value of a line."""
 
 _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
@@ -39,7 +39,7 @@ _YEAR_SECONDS = 365 * _DAY_SECONDS
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
-    """Yield the state with the phases so far, why it is so, and what is waited for.
+    """Yield the state with the phases so far, its reason, and what the run waits for.
 
     Args:
         status: The run's status.
@@ -49,7 +49,7 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
     reason = status.reason.strip().split("\n")[0]
     if status.waiting is not None:
         yield "waiting", reason
-        yield "for", _wanted(status.waiting, now)
+        yield "for", _describe_request(status.waiting, now)
     elif reason and status.is_ending and status.exit_code != EXIT_DONE:
         yield "reason", reason
     elif reason and status.progress.last_step is None:
@@ -57,7 +57,7 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
 
 
 def progress_row(status: Status, now: float) -> Row | None:
-    """Return how far training has come and how long it will take, or None while nothing is known of it."""
+    """Return the completed steps and the time left, or None while they are unknown."""
     done = describe_steps(status)
     if not done:
         return None
@@ -72,17 +72,17 @@ def progress_row(status: Status, now: float) -> Row | None:
 
 
 def limit_row(status: Status, now: float) -> Row | None:
-    """Return when the run's limits end it, where that is soon or before training is done; else None."""
+    """Return when the run's time limit ends it, if that is soon or before training completes; else None."""
     if status.ends_by is None:
         return None
     until, left = status.ends_by.timestamp() - now, status.seconds_left(now)
     if left is not None and left > until:
-        return "limit", f"its time is over in {_span(until)}, {format_duration(left - until)} before training is done"
-    return ("limit", f"its time is over in {_span(until)}") if left is None and until < _SOON_SECONDS else None
+        return "limit", f"time limit in {_duration(until)}, {format_duration(left - until)} before training completes"
+    return ("limit", f"time limit in {_duration(until)}") if left is None and until < _SOON_SECONDS else None
 
 
 def metrics_row(status: Status) -> Row | None:
-    """Return the latest metrics in one line, those of the whole run before those of a step, or None."""
+    """Return the latest metrics in one line, or None: first the training loss, then test metrics, then the others."""
     metrics = plain_metrics(status)
     rate = status.progress.metrics.get("train/samples_per_second")
     names = sorted(metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] != "test", name))
@@ -93,17 +93,17 @@ def metrics_row(status: Status) -> Row | None:
 
 
 def describe_metric(value: float | None) -> str:
-    """Return a metric's value for people."""
+    """Return a metric's value as text."""
     return "not finite" if value is None else f"{value:.4g}"
 
 
 def plain_metrics(status: Status) -> dict[str, float | None]:
-    """Return the metrics that are not shown in another form."""
+    """Return the metrics that have no row of their own."""
     return {name: value for name, value in status.progress.metrics.items() if name not in _SHOWN_ELSEWHERE}
 
 
 def step_row(status: Status) -> Row | None:
-    """Return where the time of a step goes, in one line, or None while that is not known."""
+    """Return the duration of a step and the share of each part, or None while they are unknown."""
     metrics = status.progress.metrics
     parts = {part: metrics.get(f"train/{part}_seconds") for part in STEP_PARTS}
     known = {part: seconds for part, seconds in parts.items() if seconds is not None}
@@ -115,7 +115,7 @@ def step_row(status: Status) -> Row | None:
 
 
 def device_row(status: Status) -> Row | None:
-    """Return tokens per second, utilisation and memory of a rank, or None where nothing is known of them."""
+    """Return tokens per second, utilisation and peak memory of a rank, or None while they are unknown."""
     metrics = status.progress.metrics
     tokens, mfu, memory = (metrics.get(f"train/{name}") for name in ("tokens_per_second", "mfu", "memory_bytes"))
     parts = [] if tokens is None else [f"{tokens:,.0f} tokens/s"]
@@ -125,9 +125,9 @@ def device_row(status: Status) -> Row | None:
 
 
 def warning_rows(status: Status) -> list[Row]:
-    """Return what makes the run slower than it could be, and what its hosts report."""
-    slow = [("slow", harmless(text)) for text in status.warnings()]
-    return [*slow, *(("warning", harmless(text)) for text in status.host_warnings())]
+    """Return warnings about what slows the run down, and those that its hosts report."""
+    slow = [("slow", one_plain_line(text)) for text in status.warnings()]
+    return [*slow, *(("warning", one_plain_line(text)) for text in status.host_warnings())]
 
 
 def _short(seconds: float) -> str:
@@ -135,7 +135,7 @@ def _short(seconds: float) -> str:
 
 
 def checkpoint_row(status: Status, now: float) -> Row | None:
-    """Return the last complete checkpoint, its age, and what would be paid again if the run died now; or None.
+    """Return the last complete checkpoint, its age and the cost of the work since then, or None.
 
     Args:
         status: The run's status.
@@ -150,59 +150,59 @@ def checkpoint_row(status: Status, now: float) -> Row | None:
 
 
 def alarm_rows(status: Status, now: float) -> list[Row]:
-    """Return what is wrong with the run's checkpoints. `now` is in seconds since the epoch."""
-    return [("alarm", harmless(text)) for text in status.alarms(now)]
+    """Return the alarms about the run's checkpoints. `now` is in seconds since the epoch."""
+    return [("alarm", one_plain_line(text)) for text in status.alarms(now)]
 
 
-def spent_row(status: Status, now: float, *, told: float) -> Row | None:
-    """Return what the run has cost so far and on what; None where nothing is paid for.
+def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
+    """Return the cost of the run so far and of what; None where the run costs nothing.
 
     Args:
         status: The run's status.
         now: Seconds since the epoch.
-        told: When the status was told: what has been spent since then is added.
+        status_time: When the status was fetched, in seconds since the epoch. The cost since then is added.
     """
-    cost = status.cost_by(now, told=told)
+    cost = status.cost_by(now, told=status_time)
     if status.backend == "local" or (cost is None and status.instance_type is None):
         return None
     if cost is None:
-        return "spent", f"{status.instances or 1} x {status.instance_type}, whose price is not known"
-    goes_on = not status.state.is_final
-    parts = [f"{'at most ' if status.is_spot and goes_on else ''}{cost:,.2f} USD"]
+        return "spent", f"{status.instances or 1} x {status.instance_type}, price unknown"
+    is_live = not status.state.is_final
+    parts = [f"{'at most ' if status.is_spot and is_live else ''}{cost:,.2f} USD"]
     if status.instance_type:
         parts.append(f"{status.instances or 1} x {status.instance_type}" + (" spot" if status.is_spot else ""))
-    if not goes_on:
+    if not is_live:
         parts.append(f"{format_duration(status.billable_seconds)} billed")
     elif status.usd_per_hour is not None:
         parts.append(f"{status.usd_per_hour:,.2f} USD/h" + (" on demand" if status.is_spot else ""))
     return "spent", ", ".join(parts)
 
 
-def harmless(text: str) -> str:
-    """Return one line without what moves a terminal's cursor or changes its colours."""
+def one_plain_line(text: str) -> str:
+    """Return text as one line without cursor movements and colours."""
     return plain(text).replace("\n", "")
 
 
 def describe_phases(status: Status, now: float) -> str:
     """Return the stages of a run with how long each took: `Pending 2m10s -> Downloading 40s -> Training 3h12m`.
 
-    Of many, the earliest are one sum, and those of no time are left out, but for what has ended an attempt. A backend
-    that keeps none tells how long the run takes.
+    Of many stages, the first ones are summed up. Stages of zero seconds are left out, except those that have ended an
+    attempt. For a backend without stages the result is the run's duration.
     """
     if not status.phases:
         if status.started is None:
             return ""
         ended = now if status.ended is None else status.ended.timestamp()
-        return f"for {_span(ended - status.started.timestamp())}"
+        return f"for {_duration(ended - status.started.timestamp())}"
     spans = _merged(status.phases, now)
-    earlier, shown = spans[:-_PHASES], spans[-_PHASES:]
-    words = [f"{_span(sum(seconds for _, seconds in earlier))} before"] if earlier else []
-    words += [f"{name} {_span(seconds)}" if _lasts(seconds) else name for name, seconds in shown]
+    first, shown = spans[:-_PHASES], spans[-_PHASES:]
+    words = [f"{_duration(sum(seconds for _, seconds in first))} before"] if first else []
+    words += [f"{name} {_duration(seconds)}" if _is_visible(seconds) else name for name, seconds in shown]
     return " -> ".join(words)
 
 
 def describe_steps(status: Status) -> str:
-    """Return how far training has come: `610/1000 steps`, or an empty string."""
+    """Return the completed steps: `610/1000 steps`, or an empty string while they are unknown."""
     progress = status.progress
     if progress.last_step is None:
         return ""
@@ -213,26 +213,26 @@ def describe_steps(status: Status) -> str:
 
 
 def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
-    """Return names and seconds of phases, those of one name in a row as one."""
+    """Return names and seconds of phases; consecutive phases of the same name are merged."""
     spans = [
         (phase.name, (now if phase.ended is None else phase.ended.timestamp()) - phase.started.timestamp())
         for phase in phases
-        if phase.ended is None or phase.name in _BREAKS or _lasts((phase.ended - phase.started).total_seconds())
+        if phase.ended is None or phase.name in _BREAKS or _is_visible((phase.ended - phase.started).total_seconds())
     ]
     groups = itertools.groupby(spans, key=lambda span: span[0])
     return [(name, sum(seconds for _, seconds in group)) for name, group in groups]
 
 
-def _lasts(seconds: float) -> bool:
+def _is_visible(seconds: float) -> bool:
     return round(seconds) > 0
 
 
-def _wanted(waiting: Waiting, now: float) -> str:
+def _describe_request(waiting: Waiting, now: float) -> str:
     types = " or ".join(waiting.types)
-    until = f", gives up in {_span(waiting.until.timestamp() - now)} ({waiting.limit})" if waiting.until else ""
+    until = f", gives up in {_duration(waiting.until.timestamp() - now)} ({waiting.limit})" if waiting.until else ""
     return f"{waiting.instances} x {types}{until}"
 
 
-def _span(seconds: float) -> str:
-    """Return a duration; clocks that differ make none negative."""
+def _duration(seconds: float) -> str:
+    """Return a duration; a negative one, from clocks that differ, is zero."""
     return format_duration(max(0.0, seconds))

@@ -1,0 +1,206 @@
+"""Output of a followed run: a live panel below the log on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from cloudtrain.console import say
+from cloudtrain.console.logs import HOST_COLOURS
+from cloudtrain.console.runs import readable
+from cloudtrain.console.terminal import last_drawn, safe
+from cloudtrain.console.view import describe_phases, one_plain_line, progress_row, state_rows
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.segment import Segment
+
+    from cloudtrain.console.panel import Panel
+    from cloudtrain.runs.log_lines import LogLine
+    from cloudtrain.runs.status import Status
+
+_DRAW_SECONDS = 0.25
+_PROGRESS_SECONDS = 60.0
+_SILENCE_SECONDS = 300.0
+"""Longest time without a line: some CI services end jobs that print nothing for ten minutes."""
+
+
+class Screen(Protocol):
+    """Where a followed run is shown."""
+
+    def print(self, lines: Sequence[LogLine]) -> None:
+        """Print log lines."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Print a message."""
+        ...
+
+    def show(self, status: Status, status_time: float, cloud_error: str) -> None:
+        """Show the run's status.
+
+        Args:
+            status: The newest status.
+            status_time: When it was fetched, in seconds since the epoch.
+            cloud_error: The error message of the last poll; empty when it succeeded.
+        """
+        ...
+
+
+@contextlib.contextmanager
+def open_screen(out: Console) -> Iterator[Screen]:
+    """Open a live panel on a terminal, or plain lines elsewhere; restore the terminal at the end."""
+    if not is_live(out):
+        yield _PlainScreen(out)
+        return
+    from rich.live import Live
+
+    live = Live(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=sys.stderr.isatty())
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield _LiveScreen(out, live)
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        raise
+    finally:
+        live.stop()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def is_live(out: Console) -> bool:
+    """Return whether a panel can be redrawn: not in a pipe, a notebook or a CI log."""
+    is_recorded = bool(os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"))
+    return out.file.isatty() and out.is_terminal and not out.is_dumb_terminal and not is_recorded
+
+
+def ignore_interrupts() -> None:
+    """Ignore further Ctrl-C: this process ends, and must restore the terminal first."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class StepThinner:
+    """A filter that passes one step line per interval of the run's time, and every other line.
+
+    Args:
+        seconds: The interval.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: float | None = None
+
+    def wants(self, line: LogLine) -> bool:
+        """Return whether to show a line."""
+        event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+        if event is None or event["event"] != "step" or event.get("time") is None:
+            return True
+        if self._last is not None and 0 <= event["time"] - self._last < self._seconds:
+            return False
+        self._last = event["time"]
+        return True
+
+
+class _PlainScreen:
+    """Log lines, and a line about the status when it changes and at intervals."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._shown: tuple[str, ...] = ()
+        self._last_message_time = time.monotonic()
+
+    def print(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            if (text := readable(line)) is not None:
+                print(safe(f"{line.host}  {text}"), file=self._out.file)
+        self._out.file.flush()
+
+    def say(self, text: str) -> None:
+        say(text)
+        self._last_message_time = time.monotonic()
+
+    def show(self, status: Status, status_time: float, cloud_error: str) -> None:  # noqa: ARG002 (a message reports it)
+        if status.state.is_final:
+            return
+        phase = status.phases[-1].name if status.phases else ""
+        shown = (str(status.state), phase, status.reason)
+        silent_seconds = time.monotonic() - self._last_message_time
+        if shown != self._shown:
+            self._shown = shown
+            self.say(state_line(status))
+        elif (row := progress_row(status, time.time())) is not None and silent_seconds >= _PROGRESS_SECONDS:
+            self.say(f"{row[0]}: {row[1]}")
+        elif silent_seconds >= _SILENCE_SECONDS:
+            self.say(f"{status.state}: {describe_phases(status, time.time())}")
+
+
+def state_line(status: Status) -> str:
+    """Return the state in one line: `QUEUED (Pending): Training job waiting for capacity; for 2 x ml.p4d.24xlarge`."""
+    phase = f" ({status.phases[-1].name})" if status.phases else ""
+    words = [value for label, value in state_rows(status, time.time()) if label != str(status.state)]
+    return f"{status.state}{phase}" + (f": {'; for '.join(words)}" if words else "")
+
+
+class _LiveScreen:
+    """A panel below lines that scroll, drawn four times a second."""
+
+    def __init__(self, out: Console, live: Live) -> None:
+        self._out, self._live = out, live
+        self._panel: Panel | None = None
+        self._colours: dict[str, str] = {}
+        self._drawn_time = 0.0
+
+    def print(self, lines: Sequence[LogLine]) -> None:
+        from rich.segment import Segment, Segments
+        from rich.style import Style
+
+        segments: list[Segment] = []
+        for line in lines:
+            if (text := readable(line)) is None:
+                continue
+            colour = self._colours.setdefault(line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)])
+            segments.append(Segment(f"{line.host}  ", Style(color=colour)))
+            segments += line_segments(text, self._out)
+        if segments:
+            self._out.print(Segments(segments), soft_wrap=True, end="")
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self._out.print(Text(one_plain_line(text), style="yellow"), soft_wrap=True)
+
+    def show(self, status: Status, status_time: float, cloud_error: str) -> None:
+        from cloudtrain.console.panel import Panel
+
+        if self._panel is None:
+            self._panel = Panel(status, status_time)
+            self._live.update(self._panel)
+            self._live.start()
+        self._panel.status, self._panel.status_time, self._panel.cloud_error = status, status_time, cloud_error
+        if time.monotonic() - self._drawn_time >= _DRAW_SECONDS:
+            self._live.refresh()
+            self._drawn_time = time.monotonic()
+
+
+def line_segments(line: str, out: Console) -> Iterator[Segment]:
+    """Yield a line with its colours and without cursor movements; of a progress bar its last state.
+
+    Text without colours is not parsed by rich, which would take five times as long.
+    """
+    from rich.segment import Segment
+    from rich.text import Text
+
+    text = safe(last_drawn(line))
+    if "\x1b" in text:
+        yield from Text.from_ansi(text).render(out)
+    else:
+        yield Segment(text)
+    yield Segment.line()
