@@ -226,7 +226,8 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
     """Follow one run as `cloudtrain follow` does, which also retries a run that does not answer at first."""
     from cloudtrain.aws.errors import aws_errors
     from cloudtrain.aws.retry import OutageTolerance
-    from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
+    from cloudtrain.backends.sagemaker.log_tail import JobSnapshot
+    from cloudtrain.backends.sagemaker.logs import JobLogs
     from cloudtrain.console.follow import FOLLOW_OUTAGES
     from cloudtrain.errors import UnreachableError
     from cloudtrain.runs.log_lines import ALL_LINES
@@ -234,10 +235,10 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
     logs, sagemaker = clients
     name = _RUN.format(number)
 
-    def look() -> JobNow:
+    def look() -> JobSnapshot:
         with aws_errors("describe the training job"):
             job = sagemaker.describe_training_job(TrainingJobName=name)
-        return JobNow(job["SecondaryStatus"], has_ended=job["TrainingJobStatus"] != "InProgress")
+        return JobSnapshot(job["SecondaryStatus"], has_ended=job["TrainingJobStatus"] != "InProgress")
 
     outages = OutageTolerance(policy=FOLLOW_OUTAGES)
     while time.monotonic() < until:

@@ -12,7 +12,7 @@ from support.jobs import EXAMPLES, Cli
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.job_states import ACTIVE_STATES, FINAL_STATES, map_state
-from cloudtrain.backends.sagemaker.logs import LOG_GROUP, Stream, list_streams
+from cloudtrain.backends.sagemaker.log_streams import LOG_GROUP, LogStream, list_streams
 from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
@@ -148,7 +148,7 @@ def test_logs_come_from_cloudwatch_each_line_once(cli: Cli, logged: str) -> None
 
 def test_followed_logs_repeat_nothing(logged: str) -> None:
     """The contract is proven in test_logs.py; this is that a server written by others reads it in the same way."""
-    stream = Stream(list_streams(client("logs"), (logged,)).names[0])
+    stream = LogStream(list_streams(client("logs"), (logged,)).names[0])
     assert len(stream.take(client("logs"))) == 4
     assert stream.take(client("logs")) == []
     assert stream.is_at_end

@@ -10,7 +10,7 @@ from support.aws_frontend import Answer, Front, Request
 from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
-from cloudtrain.backends.sagemaker.logs import LOG_GROUP
+from cloudtrain.backends.sagemaker.log_streams import LOG_GROUP
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

@@ -18,7 +18,8 @@ from support.cloudwatch_server import (
 from support.jobs import Cli
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
-from cloudtrain.backends.sagemaker.logs import JobLogs, JobNow
+from cloudtrain.backends.sagemaker.log_tail import JobSnapshot
+from cloudtrain.backends.sagemaker.logs import JobLogs
 from cloudtrain.errors import CloudError, RunNotFoundError, UnreachableError
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.settings.settings import Settings
@@ -76,24 +77,24 @@ def by_host(lines: list[LogLine]) -> dict[str, list[str]]:
     return found
 
 
-def ended() -> JobNow:
-    return JobNow("Completed", has_ended=True, ended_seconds_ago=3600)
+def ended() -> JobSnapshot:
+    return JobSnapshot("Completed", has_ended=True, ended_seconds_ago=3600)
 
 
 class Job:
     """The state of a job that a test changes while a tail looks."""
 
     def __init__(self) -> None:
-        self.now = JobNow("Training", has_ended=False)
+        self.now = JobSnapshot("Training", has_ended=False)
 
-    def __call__(self) -> JobNow:
+    def __call__(self) -> JobSnapshot:
         return self.now
 
     def end(self) -> None:
-        self.now = JobNow("Completed", has_ended=True)
+        self.now = JobSnapshot("Completed", has_ended=True)
 
 
-def tail(client: Any, job: Callable[[], JobNow], *, only: LogFilter = ALL_LINES, **options: Any) -> list[LogLine]:
+def tail(client: Any, job: Callable[[], JobSnapshot], *, only: LogFilter = ALL_LINES, **options: Any) -> list[LogLine]:
     return list(JobLogs(client, scale=SCALE).follow(RUN, only, job, **options))
 
 
@@ -139,7 +140,7 @@ def test_what_was_ingested_late_is_waited_for_after_the_end(serving: Service) ->
     service, client = serving()
     service.write(stream("algo-1"), ["first"])
     service.write(stream("algo-1"), ["the reason of the failure"], delay=0.02)
-    found = tail(client, lambda: JobNow("Failed", has_ended=True))
+    found = tail(client, lambda: JobSnapshot("Failed", has_ended=True))
     assert [line.text for line in found] == ["first", "the reason of the failure"]
 
 
@@ -163,7 +164,7 @@ def test_streams_of_later_attempts_are_found(serving: Service) -> None:
     service.write(stream("algo-1"), ["a1"])
     assert next(lines).text == "a1"
     before = service.calls["DescribeLogStreams"]
-    job.now = JobNow("Interrupted", has_ended=False)
+    job.now = JobSnapshot("Interrupted", has_ended=False)
     service.write(stream("algo-1", 2), ["a2"])
     assert next(lines).text == "a2"
     assert service.calls["DescribeLogStreams"] == before + 1
@@ -235,9 +236,9 @@ def test_a_followed_run_survives_an_outage_and_tells_it_once(serving: Service) -
 
 def test_a_job_that_cannot_be_looked_at_does_not_hold_its_log_up(serving: Service) -> None:
     service, client = serving()
-    answers = iter([JobNow("Training", has_ended=False)])
+    answers = iter([JobSnapshot("Training", has_ended=False)])
 
-    def look() -> JobNow:
+    def look() -> JobSnapshot:
         for answer in answers:
             return answer
         raise UnreachableError("could not describe the training job: nobody answers")
@@ -263,7 +264,7 @@ def test_a_refusal_ends_a_tail(serving: Service) -> None:
     service, client = serving(limits={"GetLogEvents": 0})
     service.write(stream("algo-1"), ["a"])
 
-    def refuse() -> JobNow:
+    def refuse() -> JobSnapshot:
         raise CloudError("could not describe the training job: AWS says AccessDeniedException")
 
     with pytest.raises(CloudError, match="AccessDenied"):

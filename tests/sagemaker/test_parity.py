@@ -441,7 +441,7 @@ def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[st
     archive.write_bytes(b"code")
     backend = SageMakerBackend(account)
     requests: list[dict[str, Any]] = []
-    backend._client("sagemaker").meta.events.register(  # noqa: SLF001 (the one seam where a request can be seen)
+    backend._aws.client("sagemaker").meta.events.register(  # noqa: SLF001 (the one seam where a request can be seen)
         f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params)
     )
     # moto's answer to a request without InstanceType is beside the point: what was sent counts.

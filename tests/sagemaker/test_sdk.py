@@ -118,7 +118,7 @@ def test_the_last_lines_are_printed_where_nobody_reads_line_by_line(aws: dict[st
 def test_the_import_changes_nothing_that_others_see(aws: dict[str, str]) -> None:
     program = """
 import boto3, gc, json, logging, sys
-from cloudtrain.backends.sagemaker.sdk_check import load_sdk, start_loading
+from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_loading
 
 def seen():
     names = ("", "sagemaker", "sagemaker.config", "botocore", "boto3")
@@ -143,7 +143,7 @@ def test_what_the_import_prints_is_dropped_and_what_others_print_is_not(stand_in
     (folder / "threads.py").write_text("import threading\nimporting, printed = threading.Event(), threading.Event()\n")
     program = """
 import threads
-from cloudtrain.backends.sagemaker.sdk_check import load_sdk, start_loading
+from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_loading
 
 start_loading()
 assert threads.importing.wait(60)
@@ -161,7 +161,7 @@ def test_an_import_that_fails_beside_others_is_made_again_alone(stand_in: Callab
         "    raise ImportError('cannot import name TrainingInput from partially initialized module')\n"
         "TrainingInput = None\n"
     )
-    program = "from cloudtrain.backends.sagemaker.sdk_check import load_sdk\nprint(load_sdk().PyTorch)"
+    program = "from cloudtrain.backends.sagemaker.sdk_import import load_sdk\nprint(load_sdk().PyTorch)"
     assert run(program, folder) == "found\n"
 
 
@@ -176,7 +176,7 @@ def test_an_sdk_of_another_version_is_told(cli: Cli, aws: dict[str, str], stand_
 def test_only_our_own_settings_are_not_checked_again(aws: dict[str, str]) -> None:
     program = """
 import boto3
-from cloudtrain.backends.sagemaker.sdk_check import NO_TELEMETRY, load_sdk, quiet
+from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, load_sdk, quiet
 sdk = load_sdk()
 import jsonschema, sagemaker.utils
 from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH as path

@@ -18,7 +18,7 @@ import pytest
 from support.aws_frontend import Answer, Front, Request
 from support.jobs import Cli, command, until
 
-from cloudtrain.backends.sagemaker.uploads import PART_BYTES, Sent, Uploads
+from cloudtrain.backends.sagemaker.uploads import PART_BYTES, UploadResult, Uploads
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 
@@ -183,16 +183,16 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def send(archive: Path) -> Sent:
+def send(archive: Path) -> UploadResult:
     uploads = Uploads(s3())
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
     return uploads.send()
 
 
 def test_an_archive_is_uploaded_once(aws: dict[str, str], archive: Path) -> None:
-    assert send(archive) == Sent(files=1, bytes=7, kept=0)
+    assert send(archive) == UploadResult(files=1, bytes=7, kept=0)
     assert body_of("code/sourcedir.tar.gz") == b"archive"
-    assert send(archive) == Sent(files=0, bytes=0, kept=1)
+    assert send(archive) == UploadResult(files=0, bytes=0, kept=1)
 
 
 @pytest.mark.parametrize("torn", [b"", b"arch", b"archive and more"])
@@ -208,7 +208,7 @@ def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, fi
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
     headers = {"Last-Modified": modified, "ETag": '"0"'}
     front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", Answer(b"archive", 200, headers))
-    assert send(archive) == Sent(files=files, bytes=7 * files, kept=1 - files)
+    assert send(archive) == UploadResult(files=files, bytes=7 * files, kept=1 - files)
 
 
 @pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
@@ -220,7 +220,7 @@ def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path,
         front.say(f"{method} /{BUCKET}/code/sourcedir.tar.gz", there)
     uploads = Uploads(s3())
     uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
-    assert uploads.send() == Sent(files=files, bytes=7 * files, kept=1 - files)
+    assert uploads.send() == UploadResult(files=files, bytes=7 * files, kept=1 - files)
     del front.rules[f"GET /{BUCKET}/code/sourcedir.tar.gz"]
     assert keys() == ["code/sourcedir.tar.gz"] * files
     assert not files or body_of("code/sourcedir.tar.gz") == b"archive"
@@ -236,7 +236,7 @@ def test_an_earlier_runs_archive_of_which_s3_does_not_tell_is_left(front: Front,
     front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", DENIED)
     uploads = Uploads(s3())
     uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
-    assert uploads.send() == Sent(files=0, bytes=0, kept=1)
+    assert uploads.send() == UploadResult(files=0, bytes=0, kept=1)
 
 
 def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_folder_is_uploaded_but_for_what_lies_there(aws: dict[str, str], data:
     put("run/data/deep/two", b"torn file")
     uploads = Uploads(s3())
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
-    assert uploads.send() == Sent(files=2, bytes=5, kept=1)
+    assert uploads.send() == UploadResult(files=2, bytes=5, kept=1)
     assert keys() == ["run/data/deep/er/drei ü", "run/data/deep/two", "run/data/one"]
     assert body_of("run/data/deep/two") == b"22"
 
@@ -301,11 +301,11 @@ def test_progress_counts_the_bytes_of_all_files(aws: dict[str, str], data: Path,
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
     sent = uploads.send(lambda done, of: told.append((done, of)))
-    assert sent == Sent(files=5, bytes=total, kept=0)
+    assert sent == UploadResult(files=5, bytes=total, kept=0)
     assert told[-1] == (total, total)
     assert {of for _, of in told} == {total}
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert uploads.send() == Sent(files=0, bytes=0, kept=0)
+    assert uploads.send() == UploadResult(files=0, bytes=0, kept=0)
 
 
 def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:

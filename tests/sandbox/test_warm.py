@@ -327,15 +327,15 @@ def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Se
     assert sandbox.describe("goes-on-261120-101500-1a2b3c")["TrainingJobStatus"] == "InProgress"
     stopped = cli("stop", "goes-on-261120-101500-1a2b3c", "--pool", "--json", environ=environ)
     assert (stopped.code, stopped.json["state"]) == (0, "STOPPED")
-    assert "keeps no warm pool: the job asked for none" in stopped.err
+    assert "has no warm pool: the job does not request one" in stopped.err
     ended = cli("stop", following, "--pool", "--json", environ=environ)
     assert (ended.code, ended.json["warm_pool"]["status"]) == (0, "Terminated")
     again = cli("stop", following, "--pool", environ=environ)
     assert again.code == 2
-    assert "keeps no warm pool: it has ended already" in again.err
+    assert "has no warm pool: it has ended already" in again.err
     assert f"see: cloudtrain status sagemaker:{following}" in again.err
     gone = cli("stop", run, "--pool", environ=environ)
-    assert f"{following} has taken it over" in gone.err
+    assert f"{following} uses it now" in gone.err
 
 
 def _usd_per_hour(cli: Cli, name: str) -> float:

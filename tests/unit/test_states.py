@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cloudtrain.backends.sagemaker.job_states import (
     map_state,
-    read_end,
+    read_deadline,
     read_instances,
     read_phases,
     read_reason,
@@ -203,7 +203,7 @@ def test_every_story_is_told(status: str, passed: list[tuple[str, float]], spot:
         assert read_reason(job, NOW)
     waiting = read_waiting(job)
     assert waiting is None or (waiting.types == ("ml.p4d.24xlarge",) and not state.is_final)
-    assert read_end(job, NOW) is None or waiting is None
+    assert read_deadline(job, NOW) is None or waiting is None
     assert 0 <= seconds_on_instances(read_phases(job), NOW) <= 2 * 86400 + 80_000
     assert state is not State.SUCCEEDED or "Completed" in (status, job["SecondaryStatus"])
 
@@ -231,11 +231,11 @@ def test_what_is_waited_for_and_how_long() -> None:
 
 def test_when_the_limits_end_it() -> None:
     job = described("InProgress", *TRAINED)
-    assert read_end(job, at(640)) == at(640 + 3600 - 540)
+    assert read_deadline(job, at(640)) == at(640 + 3600 - 540)
     limits = {"MaxRuntimeInSeconds": 7100, "MaxWaitTimeInSeconds": 7200}
     spot = described("InProgress", *TRAINED, EnableManagedSpotTraining=True, StoppingCondition=limits)
-    assert read_end(spot, at(640)) == at(7200)
-    assert read_end(described("InProgress", *QUEUED), NOW) is None
+    assert read_deadline(spot, at(640)) == at(7200)
+    assert read_deadline(described("InProgress", *QUEUED), NOW) is None
 
 
 def test_the_mapping_alone_is_total() -> None:

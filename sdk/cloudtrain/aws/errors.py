@@ -103,7 +103,7 @@ def _unreachable(action: str, error: Exception) -> CloudError:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        return no_credentials()
+        return missing_credentials_error()
     passing = (
         exceptions.HTTPClientError,
         exceptions.IncompleteReadError,
@@ -126,7 +126,7 @@ def configured_region() -> str | None:
     return found
 
 
-def no_credentials() -> CloudError:
+def missing_credentials_error() -> CloudError:
     """Return what is said where there are no credentials."""
     return CloudError(
         "there are no AWS credentials",

@@ -53,9 +53,9 @@ class SageMakerSubmission:
 
     def submit(self, decided: Plan) -> Run:
         """Return the live run of this request, or start one. Its warnings are those of the plan and the checks."""
-        if not self._new and (live := self._cloud.find_live(decided)) is not None:
+        if not self._new and (live := self._cloud.find_active_run(decided)) is not None:
             return live.with_warnings(decided.warnings)
-        self._cloud.start_loading()
+        self._cloud.start_sdk_import()
         pending = None if self._skip_check else self._cloud.start_checks(decided)
         bundle = None if self._pack is None else self._pack()
         if pending is not None:
@@ -115,7 +115,7 @@ class SageMakerSubmission:
         """Start a run with a random id: an id of time and request may belong to a submit of the same second."""
         renamed = decided.rename(make_run_id(decided.job, datetime.now(UTC), secrets.token_hex(3)))
         run = self._send(renamed, bundle)
-        self._cloud.hand_over(renamed)
+        self._cloud.take_over_lock(renamed)
         return run
 
     def _send(self, decided: Plan, bundle: Bundle | None) -> Run:

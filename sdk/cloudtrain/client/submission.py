@@ -153,7 +153,7 @@ def resume(
     if backend.name == SANDBOX and (found := find_sandbox()) is not None:
         current = found.settings(current)
     account = previous.settings(current)
-    cloud = cast("SageMakerBackend", backend).under(account)
+    cloud = cast("SageMakerBackend", backend).with_settings(account)
     cloud.check_ready()
     data_stamp = stamp_data(spec)
     resumed = resumed or find_resume_source(spec, account, local=False, cloud=cloud)

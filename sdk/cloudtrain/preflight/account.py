@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cloudtrain.aws.errors import aws_errors, no_credentials
+from cloudtrain.aws.errors import aws_errors, missing_credentials_error
 from cloudtrain.errors import CloudError
 from cloudtrain.preflight import caller, network, storage
 from cloudtrain.preflight.base import (
@@ -90,7 +90,7 @@ def open_account(settings: Settings, session: Any = None) -> Account:
     with aws_errors("find credentials"):
         session = session or boto3.Session(region_name=settings.region)
         if session.get_credentials() is None:
-            raise no_credentials()
+            raise missing_credentials_error()
     return Account(settings, session)
 
 

@@ -336,7 +336,7 @@ class LocalBackend:
         Raises:
             UserError: always.
         """
-        raise UserError(f"{self.name}:{run} keeps no warm pool", "only a run on SageMaker has one (cluster.keep_alive)")
+        raise UserError(f"{self.name}:{run} has no warm pool", "only a run on SageMaker has one (cluster.keep_alive)")
 
     def _kill_all(self, run: str) -> None:
         from cloudtrain.backends.container.process_tree import kill, processes_of_run

@@ -1,4 +1,4 @@
-"""Runs on SageMaker: upload, send exactly the plan, and tell the truth about it."""
+"""The SageMaker backend."""
 
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 

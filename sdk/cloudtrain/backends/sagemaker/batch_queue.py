@@ -65,7 +65,7 @@ class _Known:
     names: tuple[str, ...] = field(default=())
 
 
-class Queues:
+class BatchQueues:
     """The service jobs of an account.
 
     Args:

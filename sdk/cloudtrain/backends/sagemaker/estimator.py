@@ -1,4 +1,4 @@
-"""The CreateTrainingJob call as a real `sagemaker.pytorch.PyTorch` makes it, held to the plan."""
+"""CreateTrainingJob through a real `sagemaker.pytorch.PyTorch` estimator, compared with the plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.backends.sagemaker.sdk_check import NO_TELEMETRY, load_sdk, quiet
+from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, load_sdk, suppress_output
 from cloudtrain.errors import DriftError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.request import distribution_argument
@@ -20,7 +20,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
     """Create the training job through a real `sagemaker.pytorch.PyTorch` estimator.
 
     Raises:
-        DriftError: it was about to send something else than the plan.
+        DriftError: the estimator was about to send something else than the plan.
         MissingExtraError: the SageMaker SDK is not installed.
     """
     guard = DriftGuard(plan.request)
@@ -28,20 +28,20 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
         events = client.meta.events
         events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
         try:
-            # wait=True would swallow Ctrl-C; we watch ourselves.
+            # wait=True would swallow Ctrl-C.
             estimator.fit(inputs, wait=False, job_name=plan.run)
         finally:
             events.unregister("provide-client-params.sagemaker.CreateTrainingJob", guard)
 
 
 def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]:
-    """Return the document that a real estimator makes for AWS Batch, once it is known to be the plan's; send nothing.
+    """Return the document that a real estimator renders for AWS Batch, after a comparison with the plan. Send nothing.
 
-    These are the calls of the SDK's own `aws_batch.TrainingQueue.submit`. Its last one is left to us: it takes neither
-    our session nor a client token, drops a priority of 0, and ends every run after a day unless it is told otherwise.
+    These are the calls of the SDK's `aws_batch.TrainingQueue.submit` except for the last one, which takes neither our
+    session nor a client token, drops a priority of 0, and ends every run after a day by default.
 
     Raises:
-        DriftError: it is something else than the plan.
+        DriftError: the document differs from the plan.
         MissingExtraError: the SDK is not installed.
     """
     with _estimator(plan, session, client) as (estimator, inputs):
@@ -57,17 +57,17 @@ def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]
 
 @contextlib.contextmanager
 def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the estimator of a plan, and its inputs, with the SDK kept quiet meanwhile."""
+    """Yield the estimator of a plan and its inputs, and suppress the SDK's output."""
     sdk = load_sdk()
-    with quiet():
+    with suppress_output():
         sagemaker_session = sdk.Session(
             boto_session=session,
             sagemaker_client=client,
-            # No training job is created with these three, but each would take its time to be made.
+            # Not used for training jobs. The SDK would otherwise create these three clients, which takes time.
             sagemaker_runtime_client=client,
             sagemaker_featurestore_runtime_client=client,
             sagemaker_metrics_client=client,
-            default_bucket=split_uri(plan.locations.output)[0],  # else it asks STS at a fixed address
+            default_bucket=split_uri(plan.locations.output)[0],  # without it, the SDK calls STS at a hard-coded address
             sagemaker_config=NO_TELEMETRY,
         )
         board = plan.request.get("TensorBoardOutputConfig")
@@ -83,14 +83,14 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
                 input_mode=channel.get("InputMode"),
             )
             for channel in plan.request["InputDataConfig"]
-            # With network isolation the SDK adds this one itself and refuses it as an input.
+            # With network isolation the SDK adds this channel itself and rejects it as an input.
             if not (channel["ChannelName"] == CODE_CHANNEL and plan.request.get("EnableNetworkIsolation"))
         }
         yield estimator, inputs
 
 
 def estimator_arguments(plan: Plan) -> dict[str, Any]:
-    """Return the estimator's arguments, read off the request; v2 takes a mistyped one without a word."""
+    """Return the estimator's arguments for a plan. v2 silently accepts mistyped arguments."""
     request = plan.request
     algorithm, resources, stopping = (
         request["AlgorithmSpecification"],
@@ -135,19 +135,19 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
 
 
 class DriftGuard:
-    """Compares what the estimator is about to send with the plan, and adds what v2 has no argument for.
+    """Botocore hook that compares the estimator's request with the plan before it is sent.
 
-    Registered as a botocore hook: it runs after the estimator has decided and before anything is sent.
+    It first adds the fields for which v2 has no argument.
     """
 
     def __init__(self, planned: Mapping[str, Any]) -> None:
         self.planned = planned
 
     def __call__(self, params: dict[str, Any], **_event: Any) -> None:
-        """Complete the parameters; stop the call when they differ from the plan.
+        """Complete the parameters and compare them with the plan.
 
         Raises:
-            DriftError: they differ.
+            DriftError: the parameters differ from the plan.
         """
         self._complete(params)
         differences = list(compare(self.planned, params))
@@ -173,7 +173,7 @@ class DriftGuard:
 
 
 def compare(planned: Any, sent: Any, path: str = "") -> Iterator[str]:
-    """Yield the differences between two documents, a line each. Lists of named things are compared by name."""
+    """Yield the differences between two documents, one line each. Items of lists are compared by name."""
     if isinstance(planned, Mapping) and isinstance(sent, Mapping):
         for key in sorted({*planned, *sent}):
             below = f"{path}.{key}" if path else str(key)
@@ -190,7 +190,7 @@ def compare(planned: Any, sent: Any, path: str = "") -> Iterator[str]:
 
 
 def _by_name(items: list[Any]) -> dict[str, Any]:
-    """Key list items by their name where they have one (their order means nothing), else by position."""
+    """Key list items by their name if they have one (their order is irrelevant), or else by position."""
     named: dict[str, Any] = {}
     for index, item in enumerate(items):
         name = str(index)

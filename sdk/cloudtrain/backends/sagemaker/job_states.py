@@ -232,7 +232,7 @@ def read_instances(job: Mapping[str, Any]) -> int:
     return int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or preferred or 1)
 
 
-def read_end(job: Mapping[str, Any], now: datetime) -> datetime | None:
+def read_deadline(job: Mapping[str, Any], now: datetime) -> datetime | None:
     """Return when its limits end a job that has instances, or None where none does."""
     limits, created = job.get("StoppingCondition", {}), job.get("CreationTime")
     phases = read_phases(job)

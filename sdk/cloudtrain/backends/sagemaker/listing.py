@@ -44,12 +44,12 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
         return
     for job in _search(client, wanted) if wanted.tags else _list(client, wanted):
         if is_run_id(job["TrainingJobName"]):
-            status = status_of(job, backend)
+            status = read_summary(job, backend)
             if wanted.accepts(status):
                 yield status
 
 
-def status_of(job: Mapping[str, Any], backend: str) -> Status:
+def read_summary(job: Mapping[str, Any], backend: str) -> Status:
     """Return what an entry of a list tells; most of them tell little."""
     instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
     state, now = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")), datetime.now(UTC)

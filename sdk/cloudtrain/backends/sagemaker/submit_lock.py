@@ -1,8 +1,8 @@
-"""Who submits what: one claim per request and code, in S3, so that any number of submits end with one job.
+"""Submit locks in S3: one per request and code, so that concurrent submits create only one job.
 
-A claim is an object named by a plan's identity that holds a run id. S3 writes it for the first who asks and refuses the
-others (`If-None-Match`, and `If-Match` to replace one: conditional writes, which S3 has known since 2024), so all who
-submit the same thing at the same time take the same run id, and SageMaker takes a training job's name once.
+A lock is an object that is named by a plan's identity and contains a run id. S3 writes it for the first submit and
+refuses the others (conditional writes with `If-None-Match`, and `If-Match` to replace one). So concurrent submits of
+the same request use the same run id, and SageMaker accepts the name of a training job only once.
 """
 
 from __future__ import annotations
@@ -17,79 +17,79 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 _FOLDER = "requests"
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404")
-"""The last two are S3's answer to `If-Match` where the object has been deleted meanwhile."""
+"""S3 answers `If-Match` with the last two if the object has been deleted in the meantime."""
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What stands in S3: `run` is empty where it is no run id; `age_seconds` and `etag` are as S3 tells them."""
+class SubmitLock:
+    """A lock in S3. `run` is empty if the content is no run id; `age_seconds` and `etag` come from S3."""
 
     run: str
     age_seconds: float
     etag: str
 
 
-class Claims:
-    """The claims below one prefix.
+class SubmitLocks:
+    """The submit locks below a prefix.
 
     Args:
-        s3: boto3 client.
-        base: Uri of the prefix.
+        s3: boto3 client of S3.
+        base: URI of the prefix.
     """
 
     def __init__(self, s3: Any, base: str) -> None:
         self._s3 = s3
         self._base = f"{base.rstrip('/')}/{_FOLDER}"
 
-    def read(self, identity: str) -> Claim | None:
-        """Return the claim on a request, or None when there is none."""
+    def read(self, identity: str) -> SubmitLock | None:
+        """Return the lock of a request, or None if there is none."""
         from botocore.exceptions import ClientError
 
         try:
-            answer = self._s3.get_object(**self._place(identity))
+            answer = self._s3.get_object(**self._location(identity))
         except ClientError as error:
-            # Of what is not there S3 says AccessDenied to whom may not list the bucket.
+            # Without permission to list the bucket, S3 answers AccessDenied for a missing object.
             if error.response["Error"]["Code"] in ("NoSuchKey", "404", "AccessDenied", "403"):
                 return None
             raise
         body = answer["Body"].read()
-        # Both times are S3's own: this machine's clock may be wrong.
+        # Both times come from S3: this machine's clock may be wrong.
         now = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        return Claim(_run_of(body), _seconds_between(answer["LastModified"], now), answer["ETag"])
+        return SubmitLock(_parse_run(body), _seconds_between(answer["LastModified"], now), answer["ETag"])
 
-    def write(self, identity: str, run: str, *, over: Claim | None) -> bool:
-        """Claim a request for a run; return False when somebody else was faster.
+    def acquire(self, identity: str, run: str, *, replace: SubmitLock | None) -> bool:
+        """Write a lock; return False if another submit was faster.
 
         Args:
-            identity: The request's.
-            run: The run's id.
-            over: The claim to replace; None where there must be none.
+            identity: Identity of the plan.
+            run: Run id.
+            replace: The lock to replace, or None if there must be none.
         """
-        condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over.etag}
+        condition = {"IfNoneMatch": "*"} if replace is None else {"IfMatch": replace.etag}
         return self._put(identity, run, condition)
 
     def overwrite(self, identity: str, run: str) -> None:
-        """Claim a request whatever stands there."""
+        """Write a lock unconditionally."""
         self._put(identity, run, {})
 
     def _put(self, identity: str, run: str, condition: dict[str, str]) -> bool:
         from botocore.exceptions import ClientError
 
         try:
-            self._s3.put_object(**self._place(identity), Body=dump_json({"run": run}).encode(), **condition)
+            self._s3.put_object(**self._location(identity), Body=dump_json({"run": run}).encode(), **condition)
         except ClientError as error:
             if error.response["Error"]["Code"] in _REFUSED:
                 return False
             raise
         return True
 
-    def _place(self, identity: str) -> dict[str, str]:
+    def _location(self, identity: str) -> dict[str, str]:
         bucket, key = split_uri(f"{self._base}/{identity}.json")
         return {"Bucket": bucket, "Key": key}
 
 
-def _run_of(body: bytes) -> str:
-    """Return the run id that a claim holds; empty when somebody has written something else there."""
+def _parse_run(body: bytes) -> str:
+    """Return the run id in a lock; empty if the content is something else."""
     try:
         content = json.loads(body)
     except ValueError:

@@ -25,19 +25,19 @@ from cloudtrain.support.s3_uri import split_uri
 
 PART_BYTES = 8 * 2**20
 """Size of a part, and from which size on a file is sent in parts."""
-AT_ONCE = 10
+MAX_CONCURRENCY = 10
 """Requests at once; botocore keeps as many connections (max_pool_connections)."""
 
-_KEPT_DAYS = 30
+_MAX_ARCHIVE_AGE_DAYS = 30
 """Age from which on an archive is sent again, so that a lifecycle rule for old code takes none that a job needs."""
 
-_NOT_THERE = ("404", "NoSuchKey", "NotFound")
-_NOT_TOLD = ("403", "AccessDenied")
+_NOT_FOUND = ("404", "NoSuchKey", "NotFound")
+_ACCESS_DENIED = ("403", "AccessDenied")
 """S3's answer about an object that is not there to who may not list the bucket (API reference of HeadObject)."""
 
 
 @dataclass(frozen=True)
-class Sent:
+class UploadResult:
     """What an upload did.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class _Item:
+class _FileUpload:
     """One file, and the object that it becomes."""
 
     path: Path
@@ -62,7 +62,7 @@ class _Item:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _ExistingObject:
     """An object that is there, or of which S3 does not tell: then without a size."""
 
     size: int | None
@@ -78,7 +78,7 @@ class Uploads:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._items: list[_Item] = []
+        self._items: list[_FileUpload] = []
         self._kept = 0
 
     def add_archive(self, path: Path, uri: str) -> None:
@@ -90,7 +90,7 @@ class Uploads:
         Raises:
             botocore.exceptions.ClientError: S3 refused.
         """
-        item = _Item(path, *split_uri(uri), _size(path))
+        item = _FileUpload(path, *split_uri(uri), _size(path))
         found = self._look(item.bucket, item.key)
         if found is not None and found.size == item.size and not found.is_old:
             self._kept += 1
@@ -120,7 +120,7 @@ class Uploads:
             return
         path = folder / Path(key).name
         self._client.download_file(bucket, key, str(path))
-        self._items.append(_Item(path, bucket, key, _size(path)))
+        self._items.append(_FileUpload(path, bucket, key, _size(path)))
 
     def add_folder(self, path: Path, uri: str) -> None:
         """Add every file of a folder, or one file, but for those that lie there with the size that they have here.
@@ -132,7 +132,7 @@ class Uploads:
             botocore.exceptions.ClientError: S3 refused.
         """
         bucket, prefix = split_uri(f"{uri.rstrip('/')}/")
-        items = [_Item(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)]
+        items = [_FileUpload(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)]
         if not items:
             raise UserError(f"{path} holds no file to upload", "name a folder that holds the data")
         there = self._sizes_below(bucket, prefix)
@@ -140,7 +140,7 @@ class Uploads:
         self._kept += len(items) - len(missing)
         self._items += missing
 
-    def send(self, progress: ProgressCallback | None = None) -> Sent:
+    def send(self, progress: ProgressCallback | None = None) -> UploadResult:
         """Send what was added; return when all of it is in place.
 
         Args:
@@ -153,7 +153,7 @@ class Uploads:
         items, self._items = self._items, []
         total = sum(item.size for item in items)
         self._transfer([(str(item.path), item.bucket, item.key) for item in items], _counted(progress, total))
-        return Sent(len(items), total, self._kept)
+        return UploadResult(len(items), total, self._kept)
 
     def put_texts(self, texts: Mapping[str, str]) -> None:
         """Put texts in place, by uri.
@@ -169,7 +169,7 @@ class Uploads:
         config = TransferConfig(
             multipart_threshold=PART_BYTES,
             multipart_chunksize=PART_BYTES,
-            max_concurrency=AT_ONCE,
+            max_concurrency=MAX_CONCURRENCY,
             preferred_transfer_client="classic",  # the other one, if installed, ends otherwise when it is interrupted
         )
         subscribers = [] if told is None else [ProgressCallbackInvoker(told)]
@@ -179,21 +179,21 @@ class Uploads:
             for each in waiting:
                 each.result()
 
-    def _look(self, bucket: str, key: str) -> _Found | None:
+    def _look(self, bucket: str, key: str) -> _ExistingObject | None:
         """Return what lies there, or None."""
         from botocore.exceptions import ClientError
 
         try:
             answer = self._client.head_object(Bucket=bucket, Key=key)
         except ClientError as error:
-            if error.response["Error"]["Code"] in _NOT_TOLD:
-                return _Found(size=None, is_old=False)
-            if error.response["Error"]["Code"] not in _NOT_THERE:
+            if error.response["Error"]["Code"] in _ACCESS_DENIED:
+                return _ExistingObject(size=None, is_old=False)
+            if error.response["Error"]["Code"] not in _NOT_FOUND:
                 raise
             return None
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # both times are S3's own
-        is_old = now - answer["LastModified"] > timedelta(days=_KEPT_DAYS)
-        return _Found(int(answer["ContentLength"]), is_old)
+        is_old = now - answer["LastModified"] > timedelta(days=_MAX_ARCHIVE_AGE_DAYS)
+        return _ExistingObject(int(answer["ContentLength"]), is_old)
 
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
         """Return sizes by key; nothing where the caller may not list."""
@@ -203,7 +203,7 @@ class Uploads:
         try:
             return {entry["Key"]: int(entry["Size"]) for page in pages for entry in page.get("Contents", ())}
         except ClientError as error:
-            if error.response["Error"]["Code"] not in _NOT_TOLD:
+            if error.response["Error"]["Code"] not in _ACCESS_DENIED:
                 raise
             return {}
 

@@ -1,4 +1,4 @@
-"""The import of the SageMaker SDK (v2, whose support ends on 2027-07-06): beside other work, without side effects."""
+"""Import of the SageMaker SDK v2 in the background, without side effects. Support of v2 ends on 2027-07-06."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NO_TELEMETRY: Mapping[str, Any] = {
     "SchemaVersion": "1.0",
     "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
 }
-"""Settings of a session. Telemetry is on by default in v2 and would send the account id and error texts."""
+"""Configuration of a session. By default, v2 sends telemetry with the account id and error messages."""
 
-_CHATTY = ("sagemaker", "sagemaker.config", "botocore", "boto3")
+_VERBOSE_LOGGERS = ("sagemaker", "sagemaker.config", "botocore", "boto3")
 
 
 class Sdk(NamedTuple):
-    """What is used of it."""
+    """The classes of the SDK that cloudtrain uses."""
 
     PyTorch: Any
     Session: Any
@@ -32,32 +32,32 @@ class Sdk(NamedTuple):
     TrainingInput: Any
 
 
-def start_loading() -> None:
-    """Begin to import the SDK in the background; it takes longer than all else of a submit.
+def start_import() -> None:
+    """Start to import the SDK in the background; the import takes longer than the rest of a submit.
 
-    boto3 is imported before: what two threads import at once, one of them may see half of.
+    Import boto3 before: if two threads import a module at the same time, one can see it incomplete.
     """
     _loading()
 
 
 def load_sdk() -> Sdk:
-    """Return the SDK when it is imported.
+    """Wait for the import and return the SDK.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the SDK is not installed.
     """
     loading = _loading()
     loading.join()
     if loading.sdk is not None:
         return loading.sdk
     try:
-        return _import()  # tells why it failed, or, alone now, does not fail
+        return _import()  # raises the reason, or succeeds because no other thread imports now
     except ImportError:
-        raise no_sdk() from None
+        raise missing_sdk_error() from None
 
 
-def no_sdk() -> MissingExtraError:
-    """Return what is said where the SageMaker SDK is not installed."""
+def missing_sdk_error() -> MissingExtraError:
+    """Return the error for a missing SageMaker SDK."""
     return MissingExtraError(
         "sending through the SageMaker SDK needs sagemaker 2.x",
         "pip install 'cloudtrain[sagemaker]', or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
@@ -65,19 +65,16 @@ def no_sdk() -> MissingExtraError:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the SDK's greetings and notes of its progress to itself, and the user's logging and hooks as they are.
-
-    Only what this thread prints is dropped.
-    """
+def suppress_output() -> Iterator[None]:
+    """Suppress the SDK's output in this thread, and restore the user's logging and hooks."""
     hook = sys.excepthook
-    loggers = [logging.getLogger(name) for name in _CHATTY]
+    loggers = [logging.getLogger(name) for name in _VERBOSE_LOGGERS]
     levels = [logger.level for logger in loggers]
-    # A logger without a handler gets one from the SDK: that of its settings prints to standard output, the root's
-    # prints what every library says.
+    # The SDK adds a handler to these loggers if they have none: one would print the SDK's settings to standard output,
+    # the other the messages of all libraries.
     guarded = [logging.getLogger(name) for name in ("", "sagemaker.config")]
     guard = logging.NullHandler()
-    stdout = _Muted(sys.stdout)
+    stdout = _MutedStdout(sys.stdout)
     sys.stdout = stdout
     for logger in loggers:
         logger.setLevel(max(logger.level, logging.WARNING))
@@ -95,7 +92,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Loading(threading.Thread):
-    """The import, in a thread that does not keep the process from ending."""
+    """The import in a daemon thread, which does not delay the end of the process."""
 
     def __init__(self) -> None:
         super().__init__(name="import of the SageMaker SDK", daemon=True)
@@ -113,9 +110,9 @@ def _loading() -> _Loading:
 
 
 def _import() -> Sdk:
-    """Import the SDK: the one function that does."""
+    """Import the SDK."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-    with quiet(), _uncollected():
+    with suppress_output(), _without_garbage_collection():
         from sagemaker import utils
         from sagemaker.debugger.debugger import TensorBoardOutputConfig
         from sagemaker.inputs import TrainingInput
@@ -126,10 +123,10 @@ def _import() -> Sdk:
 
 
 def _accept_settings(utils: Any) -> None:
-    """Let the SDK check our settings when a session is made, and not again at each of 20 looks into them.
+    """Skip the SDK's validation of our own settings.
 
-    Each check is one of the settings' schema against the schema of schemas, and together they take longer than all
-    else that an estimator does. Settings of anybody else are checked as before.
+    The SDK validates them at each of 20 reads, and validates their schema, too, which takes longer than all other work
+    of an estimator. Other settings are validated as before.
     """
     check = getattr(utils, "validate_sagemaker_config", None)
     if check is None:
@@ -143,25 +140,25 @@ def _accept_settings(utils: Any) -> None:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Make a million objects that stay without a collector that looks through them again and again."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector, which would scan the SDK's million permanent objects again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if gc.get_freeze_count() == 0:
-            # What is frozen and thawed is old, so no collection of the young goes through it.
+            # Freezing moves the objects to the oldest generation, which young collections skip.
             gc.freeze()
             gc.unfreeze()
         if was_on:
             gc.enable()
 
 
-class _Muted:
-    """Standard output for all threads but the one that made it, whose text is dropped.
+class _MutedStdout:
+    """Standard output that drops the text of the thread that created it.
 
-    What it lacks it takes from the stream that it stands for.
+    All other attributes are those of the wrapped stream.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -169,11 +166,11 @@ class _Muted:
         self._thread: int | None = threading.get_ident()
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
+        """Write the text, or drop it."""
         return len(text) if threading.get_ident() == self._thread else int(self._stream.write(text))
 
     def end(self) -> None:
-        """Give its place back where it has it still, and drop nothing any more."""
+        """Restore standard output, and drop nothing any more."""
         self._thread = None
         if sys.stdout is self:
             sys.stdout = self._stream

@@ -1,0 +1,65 @@
+"""The boto3 session and clients of a backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.aws.errors import aws_errors, make_client
+from cloudtrain.aws.retry import client_retries
+from cloudtrain.errors import SettingsError
+from cloudtrain.settings.settings import Settings
+from cloudtrain_runtime.contract.bucket_owner import expect_owner
+
+_TIMEOUTS: Mapping[str, Mapping[str, float]] = {"logs": {"connect_timeout": 10, "read_timeout": 30}}
+"""Seconds. botocore's 60 s are too long for a log that is followed over a dead connection."""
+
+
+class Clients:
+    """Clients of AWS services, each created once.
+
+    Args:
+        settings: Region and account.
+        session: boto3 session; by default one from the environment.
+    """
+
+    def __init__(self, settings: Settings, session: Any = None) -> None:
+        self._settings = settings
+        self._session = session
+        self._clients: dict[str, Any] = {}
+        self._lock = threading.RLock()  # boto3 sessions are not thread-safe, clients are
+
+    def session(self) -> Any:
+        """Return the boto3 session."""
+        if self._session is None:
+            import boto3
+
+            with aws_errors("read the AWS configuration"):
+                self._session = boto3.Session(region_name=self._settings.region)
+        return self._session
+
+    def client(self, service: str) -> Any:
+        """Return the client of a service.
+
+        Raises:
+            SettingsError: no region is set.
+        """
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._make(service)
+            return self._clients[service]
+
+    def _make(self, service: str) -> Any:
+        from botocore.config import Config
+
+        if self._settings.region is None:
+            raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
+        with aws_errors(f"reach {service}"):
+            config = Config(retries=client_retries(), **_TIMEOUTS.get(service, {}))
+            client = make_client(self.session(), service, config=config)
+        if service == "s3":
+            # All buckets belong to the account of the role, because CreateTrainingJob takes no role of another account.
+            # Asking STS would need one more endpoint, which a private network may not reach.
+            expect_owner(client, lambda _: self._settings.account)
+        return client

@@ -1,0 +1,198 @@
+"""Log streams in CloudWatch: list them and read their pages."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.errors import UnreachableError
+from cloudtrain.runs.log_lines import LogLine
+from cloudtrain_runtime.contract import sort_hosts
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+"""Source: "Log Groups and Streams That Amazon SageMaker AI Logs", SageMaker developer guide, 2026."""
+
+_PAGES_PER_COLLECTION = 16
+"""Failed calls leave reference cycles of exceptions and incomplete pages, which Python would keep for long. A
+collection takes some hundredths of a second."""
+
+_INCOMPLETE_ATTEMPTS = 3
+PAGE_FIELDS = ("events", "nextForwardToken", "nextBackwardToken")
+
+
+@dataclass(frozen=True)
+class LogStreams:
+    """Names of a run's streams, in the order of the hosts.
+
+    Attributes:
+        listed_at: When AWS listed them, in seconds since the epoch by its own clock, or None if unknown.
+        created_at: When the newest stream was created, by the same clock.
+    """
+
+    names: tuple[str, ...] = ()
+    listed_at: float | None = None
+    created_at: float | None = None
+
+
+def list_streams(client: Any, jobs: Sequence[str]) -> LogStreams:
+    """Return the log streams of training jobs, job by job; none if there is no log group yet.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    found = [_streams_of(client, job) for job in jobs]
+    return LogStreams(
+        tuple(name for streams in found for name in streams.names),
+        next((streams.listed_at for streams in found if streams.listed_at is not None), None),
+        max((streams.created_at for streams in found if streams.created_at is not None), default=None),
+    )
+
+
+def _streams_of(client: Any, job: str) -> LogStreams:
+    streams: list[Mapping[str, Any]] = []
+    listed_at: float | None = None
+    token: dict[str, str] = {}
+    while True:
+        page = call_logs(
+            client.describe_log_streams,
+            "logStreams",
+            logGroupName=LOG_GROUP,
+            logStreamNamePrefix=f"{job}/",
+            **token,
+        )
+        if page is None:
+            return LogStreams()
+        listed_at = listed_at or aws_time(page)
+        streams += page["logStreams"]
+        if not page.get("nextToken"):
+            break
+        token = {"nextToken": page["nextToken"]}
+    names = sort_hosts([stream["logStreamName"] for stream in streams])
+    created = max((stream.get("creationTime", 0) for stream in streams), default=0)
+    return LogStreams(tuple(names), listed_at, created / 1000 if created else None)
+
+
+def seconds_between(now: float | None, then: float | None) -> float:
+    """Return the seconds between two times of AWS's clock; 0 if one is unknown."""
+    return 0.0 if now is None or then is None else max(0.0, now - then)
+
+
+def aws_time(answer: Mapping[str, Any]) -> float | None:
+    """Return the time of a response, in seconds since the epoch by AWS's clock, or None."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
+
+
+@dataclass
+class LogStream:
+    """A stream and the position up to which it has been read.
+
+    Attributes:
+        since: Seconds since the epoch from which lines are read, or None.
+        is_at_end: Whether the last page was the end for now.
+        newest_event_age_seconds: Time since the newest event of the last page was ingested, by AWS's clock.
+    """
+
+    name: str
+    since: float | None = None
+    is_at_end: bool = False
+    newest_event_age_seconds: float = 0.0
+    _token: str | None = None
+    _events_read: int = 0
+    _events_to_skip: int = 0
+    _pages: int = 0
+
+    @property
+    def host(self) -> str:
+        """The host that writes to it, for example `algo-1`."""
+        return self.name.rpartition("/")[2].rpartition("-")[0]
+
+    def line(self, event: Mapping[str, Any]) -> LogLine:
+        """Return an event of the stream as a line."""
+        return LogLine(self.host, event["message"], event["timestamp"] / 1000)
+
+    def read_page(self, client: Any) -> list[Mapping[str, Any]]:
+        """Return the next page. It can be empty before the end. After the end, a later call can return more.
+
+        Raises:
+            CloudError: AWS refused or cannot be reached. The next call requests the same page.
+        """
+        page = self._get_page(client)
+        if page is None:  # listed, but not there yet or deleted
+            self.is_at_end = True
+            return []
+        events: list[Mapping[str, Any]] = page["events"]
+        token = page["nextForwardToken"]
+        self.is_at_end = token == self._token
+        # Advance the token only now that the page is complete.
+        self._token = token
+        if events and "ingestionTime" in events[-1]:
+            self.newest_event_age_seconds = seconds_between(aws_time(page), events[-1]["ingestionTime"] / 1000)
+        again = min(self._events_to_skip, len(events))
+        self._events_to_skip = 0 if self.is_at_end else self._events_to_skip - again
+        self._events_read += len(events) - again
+        self._pages += 1
+        if self._pages % _PAGES_PER_COLLECTION == 0:
+            gc.collect()
+        return events[again:]
+
+    def _get_page(self, client: Any) -> Mapping[str, Any] | None:
+        arguments: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamName": self.name, "startFromHead": True}
+        if self.since is not None:
+            arguments["startTime"] = max(0, int(self.since * 1000))
+        if self._token is not None:
+            try:
+                return call_logs(client.get_log_events, *PAGE_FIELDS, **arguments, nextToken=self._token)
+            except _ExpiredTokenError:
+                # Tokens expire after 24 hours, for example while a laptop sleeps. Start again and skip what was read.
+                self._token, self._events_to_skip = None, self._events_read
+        return call_logs(client.get_log_events, *PAGE_FIELDS, **arguments)
+
+
+class _ExpiredTokenError(Exception):
+    """The token has expired."""
+
+
+def call_logs(
+    operation: Callable[..., Mapping[str, Any]], *required: str, **arguments: Any
+) -> Mapping[str, Any] | None:
+    """Call CloudWatch and return its response, or None if the group or stream does not exist.
+
+    A truncated response is requested again. botocore raises ResponseParserError for some of these and returns a
+    response without fields for others.
+
+    Args:
+        operation: Method of the client.
+        required: Fields that every complete response has.
+        arguments: Arguments of the operation.
+
+    Raises:
+        _ExpiredTokenError: the token has expired.
+        CloudError: AWS refused or cannot be reached.
+    """
+    from botocore.exceptions import ClientError
+    from botocore.parsers import ResponseParserError
+
+    with aws_errors("read the log"):
+        for _ in range(_INCOMPLETE_ATTEMPTS):
+            try:
+                answer = operation(**arguments)
+            except ResponseParserError:
+                continue
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code == "ResourceNotFoundException":
+                    return None
+                if code == "InvalidParameterException" and "nextToken" in arguments:
+                    raise _ExpiredTokenError from None
+                raise
+            if all(name in answer for name in required):
+                return answer
+    raise UnreachableError("could not read the log: the responses are truncated", "check the network, or a proxy in it")
