@@ -149,15 +149,15 @@ def test_logs_come_from_cloudwatch_each_line_once(cli: Cli, logged: str) -> None
 def test_followed_logs_repeat_nothing(logged: str) -> None:
     """The contract is proven in test_logs.py; this is that a server written by others reads it in the same way."""
     stream = LogStream(list_streams(client("logs"), (logged,)).names[0])
-    assert len(stream.take(client("logs"))) == 4
-    assert stream.take(client("logs")) == []
+    assert len(stream.read_page(client("logs"))) == 4
+    assert stream.read_page(client("logs")) == []
     assert stream.is_at_end
     client("logs").put_log_events(
         logGroupName=LOG_GROUP,
         logStreamName=stream.name,
         logEvents=[{"timestamp": int(time.time() * 1000) + 1000, "message": "later"}],
     )
-    assert [event["message"] for event in stream.take(client("logs"))] == ["later"]
+    assert [event["message"] for event in stream.read_page(client("logs"))] == ["later"]
 
 
 def test_a_run_is_followed_to_its_end(logged: str) -> None:
