@@ -236,11 +236,11 @@ def test_it_asks_and_shows_what_fits(front: Front) -> None:
     until(lambda: shown.shows('did you mean "us-west-2"?'), 60)
     shown.press(b"\n")
     until(lambda: shown.shows(f"execution role (number or name) [{ROLE}]"), 60)
-    assert "execution roles of the account (1 of 4 fit)" in shown.text
+    assert "execution roles of the account (1 of 4 suitable)" in shown.text
     assert re.search(r"-  \S+role/function +does not trust sagemaker.amazonaws.com", shown.text)
     shown.press(b"\n")
     until(lambda: shown.shows("bucket (number or name)"), 60)
-    assert "buckets of the account (2 of 4 fit)" in shown.text
+    assert "buckets of the account (2 of 4 suitable)" in shown.text
     assert "-  european-bucket   is in eu-west-1" in shown.text
     answer(
         shown,
