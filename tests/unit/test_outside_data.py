@@ -17,7 +17,7 @@ import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import state_line
-from cloudtrain.console.runs import explanation_lines, readable, status_rows
+from cloudtrain.console.runs import explanation_lines, format_log_line, status_rows
 from cloudtrain.errors import UserError
 from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
@@ -133,7 +133,7 @@ def test_no_odd_field_of_an_event_breaks_a_reader(kind: str) -> None:
     for line in lines:
         text = f"CLOUDTRAIN {line}"
         event = parse_event(text)
-        readable(LogLine("algo-1", text))
+        format_log_line(LogLine("algo-1", text))
         LogFilter(rank=0).wants(LogLine("algo-1", text))
         if event is None:
             continue

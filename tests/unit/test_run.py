@@ -214,10 +214,10 @@ def test_alarms_are_shown() -> None:
 
 
 def test_checkpoint_events_are_told() -> None:
-    from cloudtrain.console.runs import readable
+    from cloudtrain.console.runs import format_log_line
 
     def told(event: Mapping[str, Any]) -> str:
-        return readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+        return format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
     place = {"uri": "file:///c/step-00000010", "time": 50.0}
     saved = {"event": "checkpoint", **place, "step": 10, "bytes": 5e6, "seconds": 2.0}
@@ -228,19 +228,19 @@ def test_checkpoint_events_are_told() -> None:
 
 
 def test_the_stages_of_a_pipeline_are_told() -> None:
-    from cloudtrain.console.runs import readable
+    from cloudtrain.console.runs import format_log_line
 
     event = {"event": "pipeline", "links": [3, 4], "stage_seconds": [0.00155, 0.00154], "imbalance": 1.0032}
-    told = readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+    told = format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
     assert told == "pipeline: modules by stage 3 (1.55 ms), 4 (1.54 ms); the slowest takes 1.00 x the mean"
 
 
 def test_the_first_step_may_wait_for_data() -> None:
-    from cloudtrain.console.runs import readable
+    from cloudtrain.console.runs import format_log_line
 
     def told(step: int) -> str:
         event = {"event": "step", "step": step, "epoch": 0, "loss": 1.0, "samples_per_second": 9.0, "data_wait": 0.7}
-        return readable(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+        return format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
     assert "data" not in told(1)
     assert "70% of the step waits for data" in told(10)

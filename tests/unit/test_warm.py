@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.console.pools import pool_rows
+from cloudtrain.console.warm_pool import pool_rows
 from cloudtrain.planning.warm_pool import differences, read_pool, tell_start
 from cloudtrain.runs.status import State, Status
 

@@ -107,7 +107,7 @@ def _run(argv: list[str]) -> int:
         result = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
         message = "interrupted; whether something was started tells: cloudtrain list"
-        console.say(message)
+        console.print_message(message)
         if as_json:
             console.print_json_error(message, "cloudtrain list", EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
@@ -136,7 +136,7 @@ def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: boo
     from cloudtrain.client.account import trust_settings
 
     try:
-        if "--trust" not in argv and not console.agrees(error):
+        if "--trust" not in argv and not console.confirm_trust(error):
             console.print_error(error, as_json=as_json)
             return error.exit_code
         trust_settings(error.file, error.values)
@@ -149,6 +149,6 @@ def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: boo
 
 
 def _report_bug(error: Exception, *, as_json: bool) -> int:
-    console.say(traceback.format_exc().rstrip())
+    console.print_message(traceback.format_exc().rstrip())
     console.print_bug(error, as_json=as_json)
     return EXIT_BUG

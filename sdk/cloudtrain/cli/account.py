@@ -33,7 +33,7 @@ def check(
 
     settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = jobs.validate(job, overrides, instances=instances, settings=settings)
-    with console.waiting("asking the account"):
+    with console.spinner("asking the account"):
         checks = jobs.check(spec, settings=settings)
     if as_json:
         console.print_json({"checks": [each.to_json() for each in checks]})

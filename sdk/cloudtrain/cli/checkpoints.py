@@ -51,7 +51,7 @@ def list_(run: str, as_json: bool) -> int:
     from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
-    with console.waiting("looking for checkpoints"):
+    with console.spinner("looking for checkpoints"):
         folder = checkpoint_folder(run)
         found = folder.list()
     if as_json:
@@ -74,7 +74,7 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
     from cloudtrain.console import checkpoints as shown
     from cloudtrain.runs.checkpoints import DAMAGED, UNREADABLE
 
-    with console.progress("reading") as progress:
+    with console.progress_bar("reading") as progress:
         found = checkpoint_folder(run).verify(step, progress)
     if as_json:
         console.print_json({"checkpoints": [each.to_json() for each in found]})
@@ -103,7 +103,7 @@ def export(run: str, form: str, step: int | None, output: Path | None, part: str
     from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
-    with console.waiting("exporting"):
+    with console.spinner("exporting"):
         done = checkpoint_folder(run).export(form, step=step, target=output, part=part)
     if as_json:
         console.print_json(done.to_json())

@@ -154,14 +154,14 @@ def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, 
 
     def confirm(change: ProfileChange) -> None:
         waiting.close()
-        shown.say_checks(checks)
+        shown.print_unknown_checks(checks)
         if change.changes:
-            shown.say_changes(change)
+            shown.print_changes(change)
             _confirm(change, asked=asked, yes=yes)
 
     with _nothing_written(), ExitStack() as waiting:
         if not offline:
-            waiting.enter_context(console.waiting("asking the account"))
+            waiting.enter_context(console.spinner("asking the account"))
         change = account.configure(
             values, profile=_profile(), offline=offline, on_checks=checks.extend, confirm=confirm
         )
@@ -188,7 +188,7 @@ def _nothing_written() -> Iterator[None]:
     try:
         yield
     except (click.Abort, KeyboardInterrupt):
-        console.say("\nnothing was stored")
+        console.print_message("\nnothing was stored")
         raise
 
 
@@ -207,7 +207,7 @@ def _ask() -> dict[str, Any]:
     profiles = list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
     with _nothing_written():
-        console.say("Enter keeps what stands in brackets; Ctrl-C leaves everything as it was.")
+        console.print_message("Enter keeps what stands in brackets; Ctrl-C leaves everything as it was.")
         region = _ask_for("region", "region", known.get("region") or default_region(), None)
         found = _find(region)
         role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
@@ -227,10 +227,10 @@ def _find(region: str) -> dict[str, Candidates]:
     from cloudtrain.client.account import find_candidates
 
     try:
-        with console.waiting("looking for roles and buckets"):
+        with console.spinner("looking for roles and buckets"):
             return find_candidates(region)
     except CloudError as error:
-        console.say(f"nothing is looked up: {error.message}")
+        console.print_message(f"nothing is looked up: {error.message}")
         return {}
 
 
@@ -239,7 +239,7 @@ def _choose(name: str, what: str, found: Candidates | None, before: Any, region:
     from cloudtrain.console import configure as shown
 
     if found is not None:
-        shown.say_candidates(what, found)
+        shown.print_candidates(what, found)
     fitting = found.fitting if found is not None else ()
     default = before or (fitting[0].value if len(fitting) == 1 else None)
     numbered = {str(index): each.value for index, each in enumerate(fitting, start=1)}

@@ -60,11 +60,11 @@ def plan(
     """Show everything that a submit would send. Offline, without credentials."""
     from cloudtrain.client import jobs
     from cloudtrain.client.account import find_settings
-    from cloudtrain.console.plans import print_plan, say_warnings
+    from cloudtrain.console.plans import print_plan, print_warnings
 
     settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = jobs.validate(job, overrides, instances=instances, local=local, settings=settings)
-    with console.progress("reading the code") as progress:
+    with console.progress_bar("reading the code") as progress:
         decided = jobs.plan(spec, local=local, settings=settings, progress=progress)
     if only_request:
         console.print_json(decided.request)
@@ -72,7 +72,7 @@ def plan(
         console.print_json(decided.to_json())
     else:
         print_plan(decided)
-        say_warnings(decided)
+        print_warnings(decided)
     return 0
 
 
@@ -86,7 +86,7 @@ def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all:
     from cloudtrain.console.plans import print_files
 
     spec = jobs.validate(job, overrides, instances=instances)
-    with console.progress("reading the code") as progress:
+    with console.progress_bar("reading the code") as progress:
         contents = jobs.files(spec, progress=progress)
     if as_json:
         console.print_json(contents.to_json())
@@ -148,15 +148,15 @@ def submit(
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.callbacks import Callbacks
     from cloudtrain.console import runs
-    from cloudtrain.console.account import say_checks
+    from cloudtrain.console.account import print_check_messages
     from cloudtrain.console.plans import warnings_at_end
 
     settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = jobs.validate(job, overrides, instances=instances, local=local, settings=settings)
     with (
         warnings_at_end() as on_plan,
-        console.progress("packing the code") as progress,
-        console.progress("uploading") as upload_progress,
+        console.progress_bar("packing the code") as progress,
+        console.progress_bar("uploading") as upload_progress,
     ):
         run = submission.submit(
             spec,
@@ -168,9 +168,9 @@ def submit(
             wait_for_capacity=wait_for_capacity,
             callbacks=Callbacks(
                 on_plan=on_plan,
-                on_checks=say_checks,
-                on_wait=runs.say_waiting,
-                on_sent=runs.say_sent,
+                on_checks=print_check_messages,
+                on_wait=runs.print_retry,
+                on_sent=runs.print_waiting_for_instances,
                 progress=progress,
                 upload_progress=upload_progress,
             ),
@@ -222,7 +222,7 @@ def resume(
     from cloudtrain.client import submission
     from cloudtrain.client.callbacks import Callbacks
     from cloudtrain.console import runs
-    from cloudtrain.console.account import say_checks
+    from cloudtrain.console.account import print_check_messages
     from cloudtrain.console.plans import warnings_at_end
 
     with warnings_at_end() as on_plan:
@@ -233,7 +233,7 @@ def resume(
             from_step=from_step,
             skip_check=skip_check,
             new=new,
-            callbacks=Callbacks(on_plan=on_plan, on_checks=say_checks),
+            callbacks=Callbacks(on_plan=on_plan, on_checks=print_check_messages),
         )
     runs.print_submitted(started, as_json=as_json)
     if follow:

@@ -10,7 +10,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import is_trusting, json_option, log_options, run_argument
-from cloudtrain.console import listing
+from cloudtrain.console import run_list
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
 from cloudtrain.runs.log_lines import LogFilter
@@ -46,7 +46,7 @@ def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> i
     from cloudtrain.console.logs import print_logs, print_logs_json
 
     handle = get_run(run)
-    lines = handle.logs(follow=follow, only=only, on_trouble=console.say)
+    lines = handle.logs(follow=follow, only=only, on_trouble=console.print_message)
     if as_json:
         return print_logs_json(handle, lines, follow=follow)
     return print_logs(handle, lines, follow=follow, raw=raw, is_filtered=only != LogFilter())
@@ -96,25 +96,25 @@ def list_(
         sagemaker={"local": False, "sagemaker": True}.get(only or ""),
         on_unreachable=None if only == "sagemaker" else _say_unreachable,
     )
-    with console.waiting("looking for runs"):
+    with console.spinner("looking for runs"):
         # One more than are shown tells whether there are more; it comes from a page that has been asked for already.
         runs = list(itertools.islice(found, limit + 1))
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
         return 0
-    listing.print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
+    run_list.print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
     if len(runs) > limit:
         given = [("--name", name), *(("--state", each) for each in states), *(("--tag", each) for each in tags)]
         given += [("--since", since or ""), ("--until", until or ""), ("-n", str(2 * limit))]
         words = [f"--{only}"] if only else []
-        listing.print_more(shlex.join([*words, *(word for pair in given if pair[1] for word in pair)]))
+        run_list.print_more(shlex.join([*words, *(word for pair in given if pair[1] for word in pair)]))
     return 0
 
 
 def _say_unreachable(error: CloudtrainError) -> None:
     if isinstance(error, UntrustedSettingsError) and is_trusting():
         raise error
-    console.say(f"the account's runs are not shown: {error}")
+    console.print_message(f"the account's runs are not shown: {error}")
 
 
 def _wanted(
@@ -177,7 +177,7 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
         raise UserError(f"{handle.reference} goes on; its warm pool can only be ended after it", hint)
     handle.stop()
     # Asked before the stop: a run that waits in a queue ends at once.
-    console.say(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
+    console.print_message(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
     found = handle.wait() if wait and not is_over else handle.status()
     if pool:
         try:
@@ -185,7 +185,7 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
         except UserError as error:
             if is_over:
                 raise
-            console.say(error.message)  # what was asked for is so: nothing is kept
+            console.print_message(error.message)  # what was asked for is so: nothing is kept
         found = handle.status()
     if as_json:
         console.print_json(found.to_json())

@@ -52,6 +52,6 @@ def sandbox(
         most_processes=processes,
         stop_grace_seconds=grace,
         weather_file=weather,
-        on_ready=console.print_line_of_json,
+        on_ready=console.print_json_line,
     )
     return 0

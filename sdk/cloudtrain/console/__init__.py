@@ -33,7 +33,7 @@ def print_json(content: Mapping[str, Any]) -> None:
     print(redact(dump_json(content, indent=2, default=str)))
 
 
-def print_line_of_json(content: Mapping[str, Any]) -> None:
+def print_json_line(content: Mapping[str, Any]) -> None:
     """Print one JSON object on one line and flush it, for a parent process that waits for it."""
     print(dump_json(content), flush=True)
 
@@ -43,7 +43,7 @@ def print_text(text: str) -> None:
     print(text, end="" if text.endswith("\n") else "\n")
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a line of text to standard error."""
     print(safe(redact(text)), file=sys.stderr, flush=True)
 
@@ -53,7 +53,7 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
     if isinstance(error, SpecError):
         print_problems(error, as_json=as_json)
         return
-    say(f"error: {error}")
+    print_message(f"error: {error}")
     if as_json:
         print_json_error(error.message, error.hint, error.exit_code)
 
@@ -65,7 +65,7 @@ def print_json_error(message: str, hint: str, exit_code: int) -> None:
 
 def print_bug(error: Exception, *, as_json: bool) -> None:
     """Print an error that is a bug of cloudtrain."""
-    say(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
+    print_message(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
     if as_json:
         print_json_error(f"bug: {type(error).__name__}: {error}", "", 1)
 
@@ -73,9 +73,9 @@ def print_bug(error: Exception, *, as_json: bool) -> None:
 def print_problems(error: SpecError, *, as_json: bool) -> None:
     """Print the problems of a job, one per line."""
     for problem in error.problems:
-        say(str(problem))
+        print_message(str(problem))
     count = len(error.problems)
-    say(f"{count} problem{'s' if count != 1 else ''}")
+    print_message(f"{count} problem{'s' if count != 1 else ''}")
     if as_json:
         fields = ("file", "line", "column", "path", "message", "hint")
         problems = [{name: getattr(problem, name) for name in fields} for problem in error.problems]
@@ -90,19 +90,19 @@ def print_valid(job: str, name: str, *, as_json: bool) -> None:
         print(f"{job}: {name} is valid")
 
 
-def agrees(error: UntrustedSettingsError) -> bool:
+def confirm_trust(error: UntrustedSettingsError) -> bool:
     """Ask whether to use the settings of a file beside the job; return False without a terminal."""
     if not sys.stdin.isatty():
         return False
     import click
 
-    say(f"{error.file} beside the job gives settings of an account:")
+    print_message(f"{error.file} beside the job gives settings of an account:")
     for line in table_lines([(f"  {name}", value) for name, value in error.values.items()]):
-        say(line)
+        print_message(line)
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
-def table(rows: Sequence[tuple[str, str]]) -> None:
+def print_table(rows: Sequence[tuple[str, str]]) -> None:
     """Print names and values in two columns."""
     for line in table_lines(rows):
         print(line)
@@ -114,7 +114,7 @@ def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
 
 
-def columns(rows: Sequence[Sequence[str]]) -> None:
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of cells, each column as wide as its widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -128,7 +128,7 @@ def red(text: str) -> str:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
+def spinner(text: str) -> Iterator[None]:
     """Show a spinner and a text on a terminal during the block."""
     if not sys.stderr.isatty():
         yield
@@ -141,7 +141,7 @@ def waiting(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     """Return a callback `(bytes_done, bytes_total)` that draws a progress bar on standard error.
 
     The bar appears only on a terminal and after one second, and disappears at 100 %. A later call starts a new bar.
@@ -179,13 +179,13 @@ def _start_bar() -> Bar:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bar = Bar(*columns, console=Console(file=unfiltered(sys.stderr), stderr=True), transient=True)
+    parts = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Bar(*parts, console=Console(file=unfiltered(sys.stderr), stderr=True), transient=True)
     bar.start()
     return bar
 
 
-def program() -> str:
+def command_name() -> str:
     """Return the name or path by which this command was called: its path when PATH has another one."""
     called = sys.argv[0]
     import shutil  # its import takes 5 ms and few commands need it

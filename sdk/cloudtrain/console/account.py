@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import columns, program, say
+from cloudtrain.console import command_name, print_columns, print_message
 
 if TYPE_CHECKING:
     from cloudtrain.catalog import Prices
@@ -40,16 +40,16 @@ def _count_checks(checks: Sequence[Check]) -> str:
     return f"{len(checks)} checks: " + ", ".join(f"{count} {verb}" for count, verb in counts if count)
 
 
-def say_checks(checks: Sequence[Check]) -> None:
+def print_check_messages(checks: Sequence[Check]) -> None:
     """Print the details, warnings and unknown results of a submit's checks to standard error."""
     for check in checks:
         if check.is_shown:
-            say(f"{check.name}: {check.detail}")
+            print_message(f"{check.name}: {check.detail}")
         if check.warning:
-            say(f"warning: {check.warning}")
+            print_message(f"warning: {check.warning}")
     names = [check.name for check in checks if check.result == "unknown"]
     if names:
-        say(f"could not check: {', '.join(names)} (why: {program()} check JOB)")
+        print_message(f"could not check: {', '.join(names)} (why: {command_name()} check JOB)")
 
 
 def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
     table = prices.by_region.get(region, {})
     if not table:
         print(f"no price is known for {region}; known regions: {', '.join(prices.regions)}")
-        print(f"to fetch them, with AWS credentials: {program()} prices --region {region} --refresh")
+        print(f"to fetch them, with AWS credentials: {command_name()} prices --region {region} --refresh")
         return
     rows = []
     for name, price in sorted(table.items(), key=lambda entry: (entry[1].usd_per_hour, entry[0])):
@@ -82,10 +82,10 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
             each = price.usd_per_hour / instance.gpus
             gpus = f"{instance.gpus} x {instance.gpu}"
             rows.append((name, gpus, f"{price.usd_per_hour:,.4f}", f"{each:,.4f}", price.as_of))
-    columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
+    print_columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
     others = len(table) - len(rows)
     print(f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago")
     if others:
-        print(f"{others} instance types without GPUs: {program()} prices --region {region} --json")
+        print(f"{others} instance types without GPUs: {command_name()} prices --region {region} --json")
     for source in dict.fromkeys(price.source for price in table.values()):
         print(f"source of {source.date}: {source.name}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import columns, program, say
+from cloudtrain.console import command_name, print_columns, print_message
 from cloudtrain.support.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder
     now = time.time()
     rows = [_row(each, now, own=folder.run) for each in found]
     shown = [index for index in range(len(_HEADER)) if any(row[index] for row in rows)]
-    columns([[row[index] for index in shown] for row in (_HEADER, *rows)])
+    print_columns([[row[index] for index in shown] for row in (_HEADER, *rows)])
 
 
 def print_verified(found: Sequence[SavedCheckpoint]) -> None:
@@ -35,9 +35,9 @@ def print_verified(found: Sequence[SavedCheckpoint]) -> None:
     damaged = [each for each in found if each.state == "damaged"]
     unreadable = [each for each in found if each.state == "unreadable"]
     if unreadable:
-        say(f"{len(unreadable)} of {len(found)} cannot be read with the PyTorch that is installed here")
+        print_message(f"{len(unreadable)} of {len(found)} cannot be read with the PyTorch that is installed here")
     if damaged:
-        say(f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before")
+        print_message(f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before")
 
 
 def print_exported(done: ExportedCheckpoint) -> None:
@@ -47,8 +47,10 @@ def print_exported(done: ExportedCheckpoint) -> None:
         f"of {done.checkpoint.uri}"
     )
     if done.skipped:
-        say(f"left out, because they are not tensors: {', '.join(done.skipped[:3])}" + _more(done.skipped[3:]))
-        say(f"  to export everything: {program()} checkpoints export ... --to torch")
+        print_message(
+            f"left out, because they are not tensors: {', '.join(done.skipped[:3])}" + _more(done.skipped[3:])
+        )
+        print_message(f"  to export everything: {command_name()} checkpoints export ... --to torch")
 
 
 def _more(rest: Sequence[str]) -> str:

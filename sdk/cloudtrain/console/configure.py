@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import columns, program, say, table_lines
+from cloudtrain.console import (
+    command_name,
+    print_columns,
+    print_message,
+    table_lines,
+)
 from cloudtrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -50,11 +55,11 @@ def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | No
         for index, each in enumerate(places):
             value = _shown(each.value)
             rows.append((name, value, _place(each)) if index == 0 else ("", f"hides {value}", _place(each)))
-    columns(rows)
+    print_columns(rows)
     if profile is not None:
         print(f"profile: {profile}")
     if settings.missing:
-        print(f"missing: {', '.join(settings.missing)}; to store them: {program()} configure")
+        print(f"missing: {', '.join(settings.missing)}; to store them: {command_name()} configure")
 
 
 def _place(origin: Origin) -> str:
@@ -74,7 +79,7 @@ def _shown(value: Any) -> str:
 def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str | None) -> None:
     """Print the stored profiles; an asterisk marks the selected one."""
     if not profiles:
-        print(f"no settings are stored; to store them: {program()} configure")
+        print(f"no settings are stored; to store them: {command_name()} configure")
         return
     rows = [
         (
@@ -84,26 +89,26 @@ def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str
         )
         for name, settings in profiles.items()
     ]
-    columns([("", "profile", "region", "bucket", "role"), *rows])
+    print_columns([("", "profile", "region", "bucket", "role"), *rows])
 
 
-def say_checks(checks: Sequence[Check]) -> None:
+def print_unknown_checks(checks: Sequence[Check]) -> None:
     """Print which checks of the account gave no result."""
     for check in checks:
         if check.result == "unknown":
-            say(f"could not check {check.name}: {check.detail}")
+            print_message(f"could not check {check.name}: {check.detail}")
 
 
-def say_changes(change: ProfileChange) -> None:
+def print_changes(change: ProfileChange) -> None:
     """Print the changes of a profile."""
-    say(f"{_file(change.file)}{_header(change)}")
+    print_message(f"{_file(change.file)}{_header(change)}")
     rows = []
     for each in change.changes:
         mark = "+" if each.before is None else "-" if each.after is None else "~"
         had = f"{_shown(each.before)} -> " if mark == "~" else ""
         rows.append((f"  {mark} {each.name}", f"{had}{_shown(each.before if each.after is None else each.after)}"))
     for line in table_lines(rows):
-        say(line)
+        print_message(line)
 
 
 def print_stored(change: ProfileChange) -> None:
@@ -114,7 +119,7 @@ def print_stored(change: ProfileChange) -> None:
         _print_hidden(change)
     if change.profile is not None:
         print(f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}")
-    print(f"next: {program()} check JOB, then {program()} submit JOB")
+    print(f"next: {command_name()} check JOB, then {command_name()} submit JOB")
 
 
 def _print_hidden(change: ProfileChange) -> None:
@@ -142,7 +147,7 @@ def _file(path: Path) -> str:
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
-def say_candidates(what: str, found: Candidates) -> None:
+def print_candidates(what: str, found: Candidates) -> None:
     """Print suitable candidates with numbers, unsuitable ones with reasons, and what could not be listed."""
     fitting = found.fitting
     unsuitable = [each for each in found.found if not each.fits]
@@ -153,12 +158,12 @@ def say_candidates(what: str, found: Candidates) -> None:
         for index, each in enumerate(shown, start=1)
     ]
     if rows:
-        say(f"{what}s of the account ({len(fitting)} of {len(found.found)} suitable):")
+        print_message(f"{what}s of the account ({len(fitting)} of {len(found.found)} suitable):")
         for line in table_lines(rows):
-            say(line)
+            print_message(line)
     if len(unsuitable) > _MAX_UNSUITABLE:
-        say(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
+        print_message(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:
-        say(f"{what}s: {found.unanswered}; {found.fix}" if found.fix else f"{what}s: {found.unanswered}")
+        print_message(f"{what}s: {found.unanswered}; {found.fix}" if found.fix else f"{what}s: {found.unanswered}")
     elif not fitting:
-        say(f"the account has no suitable {what}; to create one: terraform -chdir=infra apply")
+        print_message(f"the account has no suitable {what}; to create one: terraform -chdir=infra apply")

@@ -14,7 +14,14 @@ from cloudtrain.aws.retry import OutagePolicy
 from cloudtrain.console import print_json, print_json_error, table_lines
 from cloudtrain.console.follow_screen import Screen, StepThinner, ignore_interrupts, is_live, open_screen
 from cloudtrain.console.run_monitor import POLL_LINES_SECONDS, RunMonitor
-from cloudtrain.console.runs import detached, explanation_lines, location_rows, next_command, status_json, status_rows
+from cloudtrain.console.runs import (
+    explanation_lines,
+    location_rows,
+    next_command,
+    print_detached,
+    status_json,
+    status_rows,
+)
 from cloudtrain.console.terminal import safe, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.runs.log_lines import ALL_LINES
@@ -92,14 +99,14 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> None:
         if is_over:
             monitor.check()  # a thread may have failed since the first check
         for message in monitor.take_messages():
-            screen.say(message)
+            screen.print_message(message)
         if monitor.latest_status is not None:
             screen.show(monitor.latest_status, monitor.status_time, monitor.cloud_error)
         if is_over:
             return
         if monitor.is_waiting_for_lines and silent_seconds > _LATE_LINES_SECONDS and not has_warned:
             has_warned = True
-            screen.say("the run has ended; waiting for the last lines of its log")
+            screen.print_message("the run has ended; waiting for the last lines of its log")
 
 
 def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
@@ -110,7 +117,7 @@ def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
         print_json_error(
             "interrupted before the state was known", f"cloudtrain status {run.reference}", EXIT_INTERRUPTED
         )
-    return detached(run, "follow")
+    return print_detached(run, "follow")
 
 
 def _console(*, as_json: bool) -> Console:

@@ -11,11 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cloudtrain.console import say
+from cloudtrain.console import print_message
 from cloudtrain.console.logs import HOST_COLOURS
-from cloudtrain.console.runs import readable
+from cloudtrain.console.runs import format_log_line
+from cloudtrain.console.status_fields import (
+    describe_phases,
+    one_plain_line,
+    progress_row,
+    state_rows,
+)
 from cloudtrain.console.terminal import last_drawn, safe
-from cloudtrain.console.view import describe_phases, one_plain_line, progress_row, state_rows
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 if TYPE_CHECKING:
@@ -40,7 +45,7 @@ class Screen(Protocol):
         """Print log lines."""
         ...
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Print a message."""
         ...
 
@@ -119,12 +124,12 @@ class _PlainScreen:
 
     def print(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
-            if (text := readable(line)) is not None:
+            if (text := format_log_line(line)) is not None:
                 print(safe(f"{line.host}  {text}"), file=self._out.file)
         self._out.file.flush()
 
-    def say(self, text: str) -> None:
-        say(text)
+    def print_message(self, text: str) -> None:
+        print_message(text)
         self._last_message_time = time.monotonic()
 
     def show(self, status: Status, status_time: float, cloud_error: str) -> None:  # noqa: ARG002 (a message reports it)
@@ -135,11 +140,11 @@ class _PlainScreen:
         silent_seconds = time.monotonic() - self._last_message_time
         if shown != self._shown:
             self._shown = shown
-            self.say(state_line(status))
+            self.print_message(state_line(status))
         elif (row := progress_row(status, time.time())) is not None and silent_seconds >= _PROGRESS_SECONDS:
-            self.say(f"{row[0]}: {row[1]}")
+            self.print_message(f"{row[0]}: {row[1]}")
         elif silent_seconds >= _SILENCE_SECONDS:
-            self.say(f"{status.state}: {describe_phases(status, time.time())}")
+            self.print_message(f"{status.state}: {describe_phases(status, time.time())}")
 
 
 def state_line(status: Status) -> str:
@@ -164,7 +169,7 @@ class _LiveScreen:
 
         segments: list[Segment] = []
         for line in lines:
-            if (text := readable(line)) is None:
+            if (text := format_log_line(line)) is None:
                 continue
             colour = self._colours.setdefault(line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)])
             segments.append(Segment(f"{line.host}  ", Style(color=colour)))
@@ -172,7 +177,7 @@ class _LiveScreen:
         if segments:
             self._out.print(Segments(segments), soft_wrap=True, end="")
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         from rich.text import Text
 
         self._out.print(Text(one_plain_line(text), style="yellow"), soft_wrap=True)

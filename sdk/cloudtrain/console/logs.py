@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import say
-from cloudtrain.console.runs import detached, readable
+from cloudtrain.console import print_message
+from cloudtrain.console.runs import format_log_line, print_detached
 from cloudtrain.console.terminal import unfiltered
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -29,12 +29,12 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, i
             is_empty = False
             if raw:
                 _print_raw(prefix(line.host), line, flush=follow)
-            elif (text := readable(line)) is not None:
+            elif (text := format_log_line(line)) is not None:
                 print(f"{prefix(line.host)}  {text}", flush=follow)
     except KeyboardInterrupt:
-        return detached(run, "logs -f")
+        return print_detached(run, "logs -f")
     if is_empty:
-        say("no line of the log matches" if is_filtered else "the log is empty")
+        print_message("no line of the log matches" if is_filtered else "the log is empty")
     return EXIT_DONE
 
 
@@ -62,7 +62,7 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
     except CloudtrainError as error:
-        say(f"error: {error}")
+        print_message(f"error: {error}")
         exit_code = error.exit_code
         content = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         closing += f',\n  "error": {dump_json(content)}'

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from cloudtrain.console.view import (
+from cloudtrain.console.status_fields import (
     Row,
     alarm_rows,
     checkpoint_row,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import say, table
+from cloudtrain.console import print_message, print_table
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
@@ -61,7 +61,7 @@ def print_plan(plan: Plan) -> None:
         rows.append(("spot", f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training"))
     if plan.target != "local":
         rows.append(("cost", _cost(plan)))
-    table(rows)
+    print_table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
 
@@ -77,13 +77,13 @@ def warnings_at_end() -> Iterator[Callable[[Plan], None]]:
         yield plans.append
     finally:
         for plan in plans[-1:]:
-            say_warnings(plan)
+            print_warnings(plan)
 
 
-def say_warnings(plan: Plan) -> None:
+def print_warnings(plan: Plan) -> None:
     """Print the warnings of a plan to standard error."""
     for warning in plan.warnings:
-        say(f"warning: {warning}")
+        print_message(f"warning: {warning}")
 
 
 def _queue(queue: Mapping[str, Any]) -> str:
@@ -166,10 +166,10 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
         if any(left.by_default for left in contents.left_out):
             print("  to include a file: a line such as !/model.pt in .cloudtrainignore")
     if contents.refused:
-        say("rejected, because they look like secrets:")
+        print_message("rejected, because they look like secrets:")
         for finding in contents.refused:
-            say(f"  {printable_name(str(finding))}")
-        say(f"  {contents.way_out}")
+            print_message(f"  {printable_name(str(finding))}")
+        print_message(f"  {contents.way_out}")
 
 
 def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:

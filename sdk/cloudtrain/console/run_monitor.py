@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import OutagePolicy, OutageTolerance
-from cloudtrain.console import program
+from cloudtrain.console import command_name
 from cloudtrain.errors import CloudError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class RunMonitor:
         """
         error = self._status_poller.error
         if isinstance(error, CloudError):
-            hint = f"the run continues; to follow it again: {program()} follow {self._reference}"
+            hint = f"the run continues; to follow it again: {command_name()} follow {self._reference}"
             raise CloudError(error.message, f"{error.hint}\n  {hint}" if error.hint else hint) from error
         if error is not None:
             raise error

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import program, red, say, table, table_lines
-from cloudtrain.console.pools import pool_rows
-from cloudtrain.console.terminal import last_drawn
-from cloudtrain.console.view import (
+from cloudtrain.console import (
+    command_name,
+    print_message,
+    print_table,
+    red,
+    table_lines,
+)
+from cloudtrain.console.status_fields import (
     alarm_rows,
     checkpoint_row,
     describe_metric,
@@ -23,6 +27,8 @@ from cloudtrain.console.view import (
     step_row,
     warning_rows,
 )
+from cloudtrain.console.terminal import last_drawn
+from cloudtrain.console.warm_pool import pool_rows
 from cloudtrain.errors import EXIT_INTERRUPTED
 from cloudtrain.runs.host_reports import read_host_files
 from cloudtrain.runs.progress import EVALUATION_FIELDS
@@ -39,12 +45,14 @@ if TYPE_CHECKING:
 def print_submitted(run: Run, *, as_json: bool) -> None:
     """Print the run's id to standard output, unless that gets JSON, and the next commands to standard error."""
     if run.attached:
-        say(f"{run.reference} is the same request and code, so nothing was started (to start another run: --new)")
+        print_message(
+            f"{run.reference} is the same request and code, so nothing was started (to start another run: --new)"
+        )
     else:
-        say(f"{run.reference} submitted")
-    called = program()
+        print_message(f"{run.reference} submitted")
+    called = command_name()
     for verb in ("status", "follow", "stop"):
-        say(f"  {called} {verb} {run.reference}")
+        print_message(f"  {called} {verb} {run.reference}")
     if not as_json:
         print(run.id, flush=True)
 
@@ -55,20 +63,22 @@ def status_json(run: Run, status: Status) -> dict[str, Any]:
     return {**content, "warnings": [*run.warnings, *content["warnings"]]}
 
 
-def say_sent(run: Run) -> None:
+def print_waiting_for_instances(run: Run) -> None:
     """Print which run the command waits for."""
-    say(f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run")
-    say(f"  to stop it: {program()} stop {run.reference}")
+    print_message(f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run")
+    print_message(f"  to stop it: {command_name()} stop {run.reference}")
 
 
-def say_waiting(reason: str, seconds: float) -> None:
+def print_retry(reason: str, seconds: float) -> None:
     """Print why and when a submit is retried."""
-    say(f"no capacity yet: {reason.strip().splitlines()[0]}; retry in {format_duration(max(1, round(seconds)))}")
+    print_message(
+        f"no capacity yet: {reason.strip().splitlines()[0]}; retry in {format_duration(max(1, round(seconds)))}"
+    )
 
 
 def print_status(status: Status) -> None:
     """Print a run's status as a table."""
-    table(status_rows(status))
+    print_table(status_rows(status))
 
 
 def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str]]:
@@ -79,7 +89,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     reason = [] if is_ordinary else status.reason.strip().splitlines()
     rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
     if len(reason) > 1:
-        rows.append(("", f"the traceback is in: {program()} logs {status.reference}"))
+        rows.append(("", f"the traceback is in: {command_name()} logs {status.reference}"))
     rows += [(name, red(text)) for name, text in alarm_rows(status, moment)]
     rows += warning_rows(status)
     if phases := describe_phases(status, moment):
@@ -116,16 +126,16 @@ def location_rows(status: Status) -> list[tuple[str, str]]:
     return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
 
 
-def detached(run: Run, verb: str) -> int:
+def print_detached(run: Run, verb: str) -> int:
     """Print that a run continues and how to attach to it again; return the exit code.
 
     Args:
         run: The run.
         verb: The command that attaches to it.
     """
-    say("")
-    say(f"{run.reference} continues. To attach again: {program()} {verb} {run.reference}")
-    say(f"To stop it: {program()} stop {run.reference}")
+    print_message("")
+    print_message(f"{run.reference} continues. To attach again: {command_name()} {verb} {run.reference}")
+    print_message(f"To stop it: {command_name()} stop {run.reference}")
     return EXIT_INTERRUPTED
 
 
@@ -154,7 +164,7 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
     if found.action:
         rows.append(("action", found.action))
     if found.failure is not None:
-        rows.append(("full log", f"{program()} logs {reference}"))
+        rows.append(("full log", f"{command_name()} logs {reference}"))
     return table_lines(rows)
 
 
@@ -172,13 +182,13 @@ def _spans(ranks: Sequence[int]) -> str:
 def next_command(status: Status, job: str | None) -> str:
     """Return the next command after a run has ended. `job` is the job file and its options as typed."""
     if status.exit_code == 0 and status.backend == "local" and job is not None:
-        return f"{program()} plan {job}   (the request and price of the same job on SageMaker)"
+        return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
     if status.exit_code == 0 or status.progress.checkpoint is None:
-        return f"{program()} logs {status.reference}"
-    return f"{program()} resume {status.reference}"
+        return f"{command_name()} logs {status.reference}"
+    return f"{command_name()} resume {status.reference}"
 
 
-def readable(line: LogLine) -> str | None:
+def format_log_line(line: LogLine) -> str | None:
     """Return a log line with its event as text; None for an event that users need not see."""
     from cloudtrain_runtime.contract import parse_event
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import program, say
-from cloudtrain.console.view import one_plain_line
+from cloudtrain.console import command_name, print_message
+from cloudtrain.console.status_fields import one_plain_line
 
 if TYPE_CHECKING:
     from cloudtrain.runs.status import Status
@@ -34,7 +34,7 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
 
 def print_more(arguments: str) -> None:
     """Print the command that lists more runs to standard error."""
-    say(f"more: {program()} list {arguments}")
+    print_message(f"more: {command_name()} list {arguments}")
 
 
 def _row(status: Status, now: datetime) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def _pool(status: Status) -> str:
 
 def _summary(status: Status) -> str:
     """Return the run's progress and the time left, or the reason of its state."""
-    from cloudtrain.console.view import describe_metric, describe_steps
+    from cloudtrain.console.status_fields import describe_metric, describe_steps
     from cloudtrain.support.units import format_duration
 
     progress = status.progress

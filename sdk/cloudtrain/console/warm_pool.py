@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import program
+from cloudtrain.console import command_name
 
 if TYPE_CHECKING:
     from cloudtrain.runs.status import Status
@@ -24,7 +24,7 @@ def pool_rows(status: Status) -> list[tuple[str, str]]:
         until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
         price = f" at {status.usd_per_hour:,.2f} USD per hour" if status.usd_per_hour is not None else ""
         text = f"kept{until}{price} ({paid} so far)"
-        return [("warm pool", text), ("", f"end it: {program()} stop {status.reference} --pool")]
+        return [("warm pool", text), ("", f"end it: {command_name()} stop {status.reference} --pool")]
     if pool.reused_by:
         return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]
     if pool.status == "InUse":
