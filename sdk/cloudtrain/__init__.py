@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation, FailureClass
     from cloudtrain.job.spec import JobSpec
     from cloudtrain.planning.plan import Plan
-    from cloudtrain.planning.warm_pool_state import WarmPool
+    from cloudtrain.planning.warm_pool import WarmPool
     from cloudtrain.preflight import Candidate, Candidates, Check
     from cloudtrain.runs.checkpoints import CheckpointFolder, SavedCheckpoint
     from cloudtrain.runs.log_lines import LogFilter, LogLine
@@ -149,7 +149,7 @@ _MODULE_OF = {
     "Status": "runs.status",
     "UntrustedSettingsError": "errors",
     "UserError": "errors",
-    "WarmPool": "planning.warm_pool_state",
+    "WarmPool": "planning.warm_pool",
     "check": "client.jobs",
     "checkpoint_folder": "client.runs",
     "configure": "client.account",

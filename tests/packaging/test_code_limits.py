@@ -116,8 +116,6 @@ LONG_FILES = frozenset(
         "cloudtrain/backends/sagemaker/logs.py",
         "cloudtrain/bundle/contents.py",
         "cloudtrain/failure_rules/rules.py",
-        "cloudtrain/job/spec.py",
-        "cloudtrain/planning/plan.py",
         "cloudtrain_runtime/checkpoint/saving.py",
         "cloudtrain_runtime/checkpoint/script_api.py",
     }

@@ -37,7 +37,8 @@ from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.estimator import DriftGuard, compare, send_by_estimator
 from cloudtrain.errors import DriftError
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [

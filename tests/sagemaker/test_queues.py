@@ -27,7 +27,8 @@ from cloudtrain.backends.sagemaker.estimator import compare, render_by_estimator
 from cloudtrain.backends.sagemaker.job_states import map_state, read_reason
 from cloudtrain.errors import CloudError, DriftError, RunNotFoundError
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 

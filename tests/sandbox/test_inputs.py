@@ -17,7 +17,8 @@ from support.sandboxes import FINAL, Served, run_here
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
 

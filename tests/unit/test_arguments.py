@@ -15,7 +15,8 @@ from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.script_conventions import Conventions
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec, load_job_document
-from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]

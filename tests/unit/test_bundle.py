@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.bundle import collect, list_contents, secrets_below
+from cloudtrain.bundle import collect, list_contents
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.bundle.digests import Digests
 from cloudtrain.bundle.ignore import escape
 from cloudtrain.errors import BundleError
-from cloudtrain.secrets.scanner import in_text
+from cloudtrain.secrets.scanner import scan_folder, scan_text
 
 ID = "AKIA" + "QYLPMN5HFZRT2XWC"
 SECRET = "kT9" + "x7Qm2Lr8Vb4Nc6Zs1Wd3Fg5Hj0Kp+YuIoPaSd"[:37]
@@ -390,7 +390,7 @@ WAYS = [
 @pytest.mark.parametrize(("kind", "text"), WAYS)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_tokens_are_found_however_they_are_written(kind: str, text: str, encoding: str) -> None:
-    assert in_text(f"first\n\n{text}\n".encode(encoding)) == [(3, kind)]
+    assert scan_text(f"first\n\n{text}\n".encode(encoding)) == [(3, kind)]
 
 
 @pytest.mark.parametrize(
@@ -416,15 +416,15 @@ def test_tokens_are_found_however_they_are_written(kind: str, text: str, encodin
     ],
 )
 def test_what_only_resembles_a_token_travels(text: str) -> None:
-    assert in_text(text.encode()) == []
+    assert scan_text(text.encode()) == []
 
 
 def test_a_token_is_found_wherever_it_stands_and_not_in_binaries() -> None:
     for padding in (0, 1, 19, 20, 47, 48, 49, 127, 128, 129, 4000):
         for filler in (b"x", b" ", b"x ", b"-"):
             data = (filler * padding)[:padding] + b" " + ID.encode() + b" " + filler * padding
-            assert in_text(data) == [(1, "AWS access key id")], (padding, filler)
-    assert in_text(b"\0" + ID.encode()) == []
+            assert scan_text(data) == [(1, "AWS access key id")], (padding, filler)
+    assert scan_text(b"\0" + ID.encode()) == []
 
 
 NAMED_SECRETS = [".env", ".env.production", "prod.env", "id_rsa", ".netrc", "credentials", "client_secret_1.json"]
@@ -492,7 +492,7 @@ def test_where_the_name_leaves_it_open_the_content_decides(
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     assert [str(finding) for finding in list_contents(folder).refused] == [name + expected]
-    assert [str(finding) for finding in secrets_below(folder)] == [f"{name}: {expected.rpartition(': ')[2]}"]
+    assert [str(finding) for finding in scan_folder(folder)] == [f"{name}: {expected.rpartition(': ')[2]}"]
     (folder / ".cloudtrainignore").write_text(f"!/{name}\n")
     assert name in own_names(folder)
 
@@ -503,7 +503,7 @@ def test_where_the_content_is_harmless_the_name_is_too(tmp_path: Path, name: str
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     assert name in own_names(folder)
-    assert secrets_below(folder) == []
+    assert scan_folder(folder) == []
 
 
 def test_certificates_that_packages_bring_travel(tmp_path: Path) -> None:
@@ -591,25 +591,25 @@ def test_secrets_below_a_folder_of_data_are_named(tmp_path: Path) -> None:
     os.mkfifo(data / "pipe.pem")
     (data / "loop").symlink_to(".")
     (data / "table.csv").symlink_to(".env")
-    assert [str(finding) for finding in secrets_below(data)] == [
+    assert [str(finding) for finding in scan_folder(data)] == [
         ".aws/: AWS configuration and credentials",
         ".env: environment file",
         "sub/deep/id_rsa: private key",
         "sub/deep/x.key: private key",
         "table.csv: environment file",
     ]
-    assert [finding.name for finding in secrets_below(data, most=2)] == [".aws/", ".env"]
-    assert [str(finding) for finding in secrets_below(data / ".aws")] == [".aws/: AWS configuration and credentials"]
-    assert [str(finding) for finding in secrets_below(data / ".env")] == [".env: environment file"]
-    assert secrets_below(tmp_path / "nowhere") == []
+    assert [finding.name for finding in scan_folder(data, most=2)] == [".aws/", ".env"]
+    assert [str(finding) for finding in scan_folder(data / ".aws")] == [".aws/: AWS configuration and credentials"]
+    assert [str(finding) for finding in scan_folder(data / ".env")] == [".env: environment file"]
+    assert scan_folder(tmp_path / "nowhere") == []
 
 
 def test_a_large_folder_of_data_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.secrets.scanner.MOST_FILES_BELOW", 100)
+    monkeypatch.setattr("cloudtrain.secrets.scanner.MAX_FILES", 100)
     for number in range(4):
         folder = tree(tmp_path / str(number), **{f"file{n:02}": "" for n in range(40)})
         (folder / "id_rsa").touch()
-    names = [finding.name for finding in secrets_below(tmp_path)]
+    names = [finding.name for finding in scan_folder(tmp_path)]
     assert names[:2] == ["0/id_rsa", "1/id_rsa"]
     assert "3/id_rsa" not in names
 
@@ -622,7 +622,7 @@ def test_ten_thousand_files_of_data_cost_little(tmp_path: Path) -> None:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        assert secrets_below(tmp_path) == []
+        assert scan_folder(tmp_path) == []
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 1
 

@@ -10,8 +10,8 @@ from support.jobs import EXAMPLES
 
 from cloudtrain.job.script_conventions import Conventions, read_conventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Notes
-from cloudtrain.planning.validation import choose_local_rank
+from cloudtrain.planning.diagnostics import Diagnostics
+from cloudtrain.planning.validation import find_local_rank_option
 from cloudtrain.settings.settings import Settings
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({}, type=int)\n"
@@ -77,12 +77,12 @@ def test_who_starts_ranks_of_its_own(tmp_path: Path, text: str, line: str | None
 def test_what_the_job_passes_itself_is_not_passed_twice(args: Any, expected: str | None) -> None:
     code = {"script": "train.py", "args": args, "directory": str(EXAMPLES / "script-launch")}
     spec = JobSpec.model_validate({"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}})
-    notes = Notes(spec, Settings())
-    assert choose_local_rank(spec, Conventions("--local_rank"), notes) == expected
+    notes = Diagnostics(spec, Settings())
+    assert find_local_rank_option(spec, Conventions("--local_rank"), notes) == expected
     assert [text.partition(":")[0] for text in notes.decisions] == (
         ["train.py defines --local_rank"] if expected else []
     )
-    assert choose_local_rank(spec, Conventions(), notes) is None
+    assert find_local_rank_option(spec, Conventions(), notes) is None
 
 
 def test_no_other_example_is_taken_for_one_of_these() -> None:

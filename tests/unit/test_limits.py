@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from cloudtrain.catalog import service_limits
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import CodeInfo, make_plan
+from cloudtrain.planning.plan import CodeInfo
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
 
 INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape

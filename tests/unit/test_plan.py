@@ -12,13 +12,14 @@ from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import (
-    Resumed,
-    resumed_at,
+    ResumeSource,
+    direct_folder_of,
+    resume_source,
     split_checkpoint,
-    steps_beside,
-    synced_beside,
+    synced_folder_of,
 )
 from cloudtrain.settings.settings import Settings
 
@@ -249,7 +250,7 @@ def test_resume_names(plan_of: PlanOf) -> None:
     assert "expected where to resume from" in refusal(plan_of, "checkpoint.resume=yesterday")
     other = "demo-261119-101500-aaaaaa"
     assert f"there is no run {other}" in refusal(plan_of, f"checkpoint.resume={other}")
-    found = Resumed("s3://bucket/other", "s3://bucket/other", other)
+    found = ResumeSource("s3://bucket/other", "s3://bucket/other", other)
     saved = plan_of(f"checkpoint.resume={other}", resumed=found).config.checkpoint
     assert (saved.resume, saved.resume_run) == ("s3://bucket/other", other)
     assert plan_of("checkpoint.resume=s3://bucket/x").config.checkpoint.resume_run == "", "of whatever run"
@@ -652,10 +653,10 @@ def test_a_script_does_not_silently_save_elsewhere_than_it_was_told(plan_of: Pla
     ],
 )
 def test_a_script_saves_beside_what_is_synced(synced: str, steps: str) -> None:
-    assert steps_beside(synced) == steps
+    assert direct_folder_of(synced) == steps
     # A whole bucket must never be taken for what is synced.
-    assert synced_beside(steps) == (None if synced == "s3://bucket" else synced.rstrip("/"))
-    assert synced_beside(synced) is None
+    assert synced_folder_of(steps) == (None if synced == "s3://bucket" else synced.rstrip("/"))
+    assert synced_folder_of(synced) is None
 
 
 def test_the_name_of_one_checkpoint_is_split_off() -> None:
@@ -666,9 +667,9 @@ def test_the_name_of_one_checkpoint_is_split_off() -> None:
 def test_a_script_names_either_of_its_folders() -> None:
     synced, steps = "s3://b/run/checkpoints", "s3://b/run/steps/checkpoints"
     for uri in (synced, steps):
-        assert resumed_at(uri, is_synced=True) == Resumed(synced, steps)
-        assert resumed_at(f"{uri}/step-00000300", is_synced=True) == Resumed(synced, f"{steps}/step-00000300")
-    assert resumed_at(f"{synced}/step-00000300", is_synced=False).steps == f"{synced}/step-00000300"
+        assert resume_source(uri, is_synced=True) == ResumeSource(synced, steps)
+        assert resume_source(f"{uri}/step-00000300", is_synced=True) == ResumeSource(synced, f"{steps}/step-00000300")
+    assert resume_source(f"{synced}/step-00000300", is_synced=False).steps == f"{synced}/step-00000300"
 
 
 def test_a_scripts_checkpoints_are_its_own(plan_of: PlanOf) -> None:
@@ -686,14 +687,14 @@ def test_a_scripts_checkpoints_are_its_own(plan_of: PlanOf) -> None:
 def test_a_script_that_resumes_a_run_reads_there_and_saves_here(plan_of: PlanOf) -> None:
     other = "demo-261119-101500-aaaaaa"
     base = f"s3://bucket/cloudtrain/{other}"
-    found = Resumed(f"{base}/checkpoints", f"{base}/steps/checkpoints", other)
+    found = ResumeSource(f"{base}/checkpoints", f"{base}/steps/checkpoints", other)
     saved = plan_of(f"checkpoint.resume={other}", text=SCRIPT_JOB, resumed=found)
     assert saved.request["CheckpointConfig"] == {"S3Uri": f"{base}/checkpoints"}
     assert saved.config.checkpoint.uri == f"s3://bucket/cloudtrain/{RUN}/steps/checkpoints"
     assert saved.config.checkpoint.resume == f"{base}/steps/checkpoints"
     assert saved.config.checkpoint.resume_run == other
     # Also where both had one checkpoint.uri: two runs that resume the same one would share it.
-    shared = Resumed("s3://bucket/a/b", "s3://bucket/a/steps/b", other)
+    shared = ResumeSource("s3://bucket/a/b", "s3://bucket/a/steps/b", other)
     again = plan_of("checkpoint.uri=s3://bucket/a/b", f"checkpoint.resume={other}", text=SCRIPT_JOB, resumed=shared)
     assert again.config.checkpoint.uri == f"s3://bucket/cloudtrain/{RUN}/steps/checkpoints"
     assert again.config.checkpoint.resume == "s3://bucket/a/steps/b"
@@ -702,7 +703,7 @@ def test_a_script_that_resumes_a_run_reads_there_and_saves_here(plan_of: PlanOf)
 def test_a_local_script_saves_to_its_folder(plan_of: PlanOf) -> None:
     plan = plan_of(text=SCRIPT_JOB, **local())
     assert plan.config.checkpoint.uri == plan.locations.checkpoints
-    other = Resumed("file:///old", "file:///old/step-00000300", "demo-261119-101500-aaaaaa")
+    other = ResumeSource("file:///old", "file:///old/step-00000300", "demo-261119-101500-aaaaaa")
     resumed = plan_of("checkpoint.resume=/old", text=SCRIPT_JOB, resumed=other, **local())
     assert resumed.locations.checkpoints == "file:///old", "what it finds in /opt/ml/checkpoints"
     assert resumed.config.checkpoint.uri == plan.config.checkpoint.uri

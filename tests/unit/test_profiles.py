@@ -10,7 +10,7 @@ from support.jobs import Cli
 
 import cloudtrain
 from cloudtrain.errors import SettingsError, UserError
-from cloudtrain.settings.profiles import change_profile, judge
+from cloudtrain.settings.profiles import change_profile, find_value_error
 from cloudtrain.settings.settings import SETTINGS, load_settings, profile_file
 
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -135,7 +135,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> 
     ],
 )
 def test_a_wrong_value_is_told(name: str, value: str, told: str) -> None:
-    wrong = judge(name, value, "us-west-2")
+    wrong = find_value_error(name, value, "us-west-2")
     assert wrong is not None
     assert told in wrong[0]
     assert wrong[1]
@@ -156,7 +156,7 @@ def test_a_wrong_value_is_told(name: str, value: str, told: str) -> None:
 )
 def test_a_right_value_is_taken(name: str, value: str) -> None:
     region = "us-gov-west-1" if "gov" in value else "us-west-2"
-    assert judge(name, value, region) is None
+    assert find_value_error(name, value, region) is None
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -24,12 +24,8 @@ from cloudtrain.job.schema import job_schema
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import (
-    LOCAL,
-    CodeInfo,
-    Plan,
-    make_plan,
-)
+from cloudtrain.planning.plan import LOCAL, CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import RunConfig, SecretConfig
 

@@ -17,7 +17,8 @@ from cloudtrain.errors import SpecError
 from cloudtrain.job.sections.cluster import Cluster, Queue
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import CodeInfo, Plan, make_plan
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.service_job import render_payload, training_job_name
 from cloudtrain.settings.settings import Settings
 

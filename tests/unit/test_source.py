@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.bundle.git_source import MAX_DIFF_BYTES, read_source
-from cloudtrain.planning.plan import CodeInfo, Source
+from cloudtrain.planning.plan import CodeInfo, GitSource
 
 Git = Callable[..., str]
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, git: Git) -> Path:
 def test_a_clean_checkout(folder: Path, git: Git) -> None:
     commit = git("rev-parse", "HEAD").strip()
     for place in (folder, folder / "job"):
-        assert read_source(place) == Source(commit, "main", dirty=False, diff="")
+        assert read_source(place) == GitSource(commit, "main", dirty=False, diff="")
 
 
 def test_changes_count_below_the_code_folder_only(folder: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_branch_that_is_not_utf8_can_be_printed(folder: Path) -> None:
 
 @pytest.mark.usefixtures("git")
 def test_before_the_first_commit(tmp_path: Path) -> None:
-    assert read_source(tmp_path / "repository") == Source(None, "main", dirty=False)
+    assert read_source(tmp_path / "repository") == GitSource(None, "main", dirty=False)
     (tmp_path / "repository" / "a.py").write_text("")
-    assert read_source(tmp_path / "repository") == Source(None, "main", dirty=True)
+    assert read_source(tmp_path / "repository") == GitSource(None, "main", dirty=True)
 
 
 def test_no_repository_and_no_git(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,4 +302,4 @@ def test_it_costs_next_to_nothing(folder: Path) -> None:
 
 
 def test_the_same_code_is_the_same_code_wherever_it_comes_from() -> None:
-    assert CodeInfo("d", 1, 1, Source("c", "main", dirty=False)) == CodeInfo("d", 1, 1)
+    assert CodeInfo("d", 1, 1, GitSource("c", "main", dirty=False)) == CodeInfo("d", 1, 1)

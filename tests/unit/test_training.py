@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cloudtrain
-from cloudtrain.planning.training_identity import training_of
+from cloudtrain.planning.training_identity import identify_training
 from cloudtrain.runs.previous_run import PreviousRun
 
 JOB = """\
@@ -83,7 +83,7 @@ def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
         earlier = PreviousRun(content)
         spec = earlier.job(overrides)
         args = {"width": 3, "rate": float("inf")}
-        training = training_of(spec, args, earlier.saved.uploaded)
+        training = identify_training(spec, args, earlier.saved.uploaded)
         return {**content, "job": spec.to_document(), "config": {**content["config"], "training": training}}
 
     again = resume(first_content, "train.steps=20")

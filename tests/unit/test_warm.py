@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.console.warm_pool import pool_rows
-from cloudtrain.planning.warm_pool import differences, read_pool, tell_start
+from cloudtrain.planning.warm_pool import describe_start, differences, read_pool
 from cloudtrain.runs.status import State, Status
 
 ENDED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -134,12 +134,12 @@ def test_the_nearest_pool_is_told() -> None:
     far, near = changed("RoleArn", "other"), changed("ResourceConfig.VolumeSizeInGB", 50)
     far["ResourceConfig"]["InstanceCount"] = 9
     near["TrainingJobName"] = "near"
-    line = tell_start([far, near], JOB, ENDED)
+    line = describe_start([far, near], JOB, ENDED)
     assert line.startswith(
         "the cluster starts cold: the warm pool of near (the nearest of 2) differs in cluster.volume (50"
     )
     assert (
-        tell_start([far, near, JOB], JOB, ENDED)
+        describe_start([far, near, JOB], JOB, ENDED)
         == f"reuses the warm pool of {JOB['TrainingJobName']}, kept until 12:30 UTC"
     )
-    assert tell_start([], JOB, ENDED) == "no warm pool is available: the cluster starts cold"
+    assert describe_start([], JOB, ENDED) == "no warm pool is available: the cluster starts cold"

@@ -17,17 +17,14 @@ from cloudtrain.bundle.contents import (
     list_contents,
     printable_name,
 )
-from cloudtrain.secrets.scanner import Finding, secrets_below
 
 __all__ = [
     "BUNDLES_FOLDER",
     "Contents",
     "Entry",
     "ExcludedPath",
-    "Finding",
     "ProgressCallback",
     "collect",
     "list_contents",
     "printable_name",
-    "secrets_below",
 ]

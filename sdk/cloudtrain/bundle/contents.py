@@ -24,7 +24,7 @@ from cloudtrain.bundle.ignore import IgnoreFile, Rule, escape, read_ignore_file
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.secrets import scanner
-from cloudtrain.secrets.scanner import Finding
+from cloudtrain.secrets.scanner import SecretMatch
 from cloudtrain_runtime.contract import WORKER_SCRIPT
 
 GIT_IGNORE, OWN_IGNORE = ".gitignore", ".cloudtrainignore"
@@ -100,7 +100,7 @@ class Contents:
 
     entries: tuple[Entry, ...]
     left_out: tuple[ExcludedPath, ...]
-    refused: tuple[Finding, ...]
+    refused: tuple[SecretMatch, ...]
     info: CodeInfo
 
     @property
@@ -174,7 +174,7 @@ def list_contents(directory: Path, *, home: Path | None = None, progress: Progre
             problems.append(digest)
             continue
         if file.why != RUNTIME and not file.named:
-            refused += [Finding(file.name, line or None, kind) for line, kind in digest.credentials]
+            refused += [SecretMatch(file.name, line or None, kind) for line, kind in digest.credentials]
         executable = bool(file.status.st_mode & stat.S_IXUSR) and file.why != RUNTIME
         entries.append(Entry(file.name, file.path, digest.size, executable, digest.sha256, file.why))
         done += digest.size
@@ -244,7 +244,7 @@ def _runtime_files() -> Iterator[_File]:
 # ---------------------------------------------------------------- what is refused
 
 
-def _refusal(found: tuple[Finding, ...]) -> str:
+def _refusal(found: tuple[SecretMatch, ...]) -> str:
     files = len({finding.name for finding in found})
     lines = [f"  {printable_name(str(finding))}" for finding in found[:_MOST_SHOWN]]
     if len(found) > _MOST_SHOWN:
@@ -261,11 +261,11 @@ def _way_out(name: str) -> str:
     )
 
 
-def _by_place(finding: Finding) -> tuple[str, int]:
+def _by_place(finding: SecretMatch) -> tuple[str, int]:
     return finding.name, finding.line or 0
 
 
-def _problems(problems: list[BundleError], refused: list[Finding]) -> BundleError:
+def _problems(problems: list[BundleError], refused: list[SecretMatch]) -> BundleError:
     """Return one error for all; those with the same way out stand together, at most `_MOST_SHOWN` of each."""
     if len(problems) == 1 and not refused:
         return problems[0]
@@ -363,7 +363,7 @@ class _Walk:
     def __init__(self, root: Path, home: Path | None) -> None:
         self.files: list[_File] = []
         self.left_out: list[ExcludedPath] = []
-        self.refused: list[Finding] = []
+        self.refused: list[SecretMatch] = []
         self.problems: list[BundleError] = []
         self._root = str(root)
         self._resolved = os.path.realpath(root)
@@ -430,7 +430,7 @@ class _Walk:
         is_folder = _is_folder(child)
         size = 0 if is_folder else _size(child)
         verdict = self._judge(folder, name, child.name, size, is_folder=is_folder)
-        kind = scanner.of_folder(child.name) if is_folder else None
+        kind = scanner.kind_of_folder(child.name) if is_folder else None
         if kind is not None and verdict.reason is None and not verdict.named:
             verdict = self._refuse_folder(folder, name, kind)
         if verdict.reason is not None:
@@ -448,7 +448,7 @@ class _Walk:
 
     def _refuse_folder(self, folder: _Folder, name: str, kind: str) -> _Verdict:
         if not any(file.opens(name) for file in folder.own):
-            self.refused.append(Finding(f"{name}/", None, kind))
+            self.refused.append(SecretMatch(f"{name}/", None, kind))
             return _Verdict("", final=True)
         return _Verdict(kind)
 
@@ -489,10 +489,10 @@ class _Walk:
         except UnicodeEncodeError as error:
             hint = f"rename it, or name it in {OWN_IGNORE}"
             raise BundleError(f"the name {printable_name(name)} is not UTF-8", hint) from error
-        kinds, target = [scanner.by_name(name)], None
+        kinds, target = [scanner.kind_by_name(name)], None
         if child.is_symlink():
             target = self._check_link(name)
-            kinds += [scanner.by_name(target), *map(scanner.of_folder, target.split("/")[:-1])]
+            kinds += [scanner.kind_by_name(target), *map(scanner.kind_of_folder, target.split("/")[:-1])]
             named = named or self._is_named(folder, target)
         try:
             status = child.stat()
@@ -502,7 +502,7 @@ class _Walk:
             raise BundleError(f"{printable_name(name)} is neither file nor folder", f"name it in {OWN_IGNORE}")
         kind = next((kind for kind in kinds if kind is not None), None)
         if kind is not None and not named:
-            self.refused.append(Finding(name, None, kind))
+            self.refused.append(SecretMatch(name, None, kind))
         why = NAMED if named or folder.named else CODE
         self.files.append(_File(name, child.path, status, why, named, target))
 

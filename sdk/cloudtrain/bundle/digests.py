@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.secrets import scanner
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
@@ -93,7 +93,7 @@ class Digests:
             ignore = self._file.parent / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n", encoding="utf-8")
-            write_whole(self._file, dump_json(content, separators=(",", ":")))
+            write_atomically(self._file, dump_json(content, separators=(",", ":")))
 
     def _load(self) -> dict[str, tuple[list[int], Digest]]:
         if self._file is None:
@@ -129,7 +129,7 @@ def read_digest(path: str, name: str) -> Digest:
     with open(path, "rb") as file:  # noqa: PTH123 (ten thousand times; a Path costs as much as the rest)
         data = file.read(scanner.SCANNED_BYTES)
         digest, size = hashlib.sha256(data), len(data)
-        found = tuple(scanner.in_file(name, data))
+        found = tuple(scanner.scan_file(name, data))
         del data
         while size >= scanner.SCANNED_BYTES and (chunk := file.read(_CHUNK_BYTES)):
             digest.update(chunk)

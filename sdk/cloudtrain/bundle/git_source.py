@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cloudtrain.planning.plan import Source
+from cloudtrain.planning.plan import GitSource
 from cloudtrain.secrets import scanner
 
 MAX_DIFF_BYTES = 10**6
@@ -43,7 +43,7 @@ _STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=norm
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "HEAD")
 
 
-def read_source(directory: Path) -> Source | None:
+def read_source(directory: Path) -> GitSource | None:
     """Return where a code folder comes from; None without git, without a repository, or where git refuses.
 
     Args:
@@ -59,7 +59,7 @@ def read_source(directory: Path) -> Source | None:
     branch = os.fsencode(head.get("branch.head", "")).decode("utf-8", "replace")  # a plan is printed and kept
     has_commit = commit not in ("", "(initial)")
     changed = tuple(_changed(records))
-    return Source(
+    return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
         dirty=any(not record.startswith("#") for record in records),
@@ -114,14 +114,14 @@ def _without_secrets(diff: bytes) -> Iterator[bytes]:
         head, _, _ = part.partition(b"\n")
         name = head.decode("utf-8", "replace").rstrip('"').rpartition(" b/")[2]
         lead = b"" if part.startswith(start) or not part else b"\n" + start
-        hidden = _is_secret(name) or scanner.in_text(part)
+        hidden = _is_secret(name) or scanner.scan_text(part)
         yield lead + (head + b"\n(not recorded: looks like a secret)" if hidden else part)
 
 
 def _is_secret(name: str) -> bool:
     """Tell whether a name says that a file holds a secret, or may: a diff shows too little of it to tell."""
     folders = name.split("/")[:-1]
-    said = (scanner.by_name(name), scanner.suspected(name), *map(scanner.of_folder, folders))
+    said = (scanner.kind_by_name(name), scanner.suspected_kind(name), *map(scanner.kind_of_folder, folders))
     return any(kind is not None for kind in said)
 
 

@@ -105,7 +105,7 @@ def read_prices(path: Path) -> Prices:
         ) from None
 
 
-def newest(*several: Prices) -> Prices:
+def merge_newest(*several: Prices) -> Prices:
     """Return the newest price of each instance type and region; of two from one day, the later argument's."""
     merged: dict[str, dict[str, Price]] = {}
     for prices in several:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -168,7 +168,7 @@ def _keep(path: Path, text: str) -> None:
     """Write a file in one step. A folder that cannot be written costs the next command 20 ms, no more."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_atomically(path, text)
 
 
 def _shape(name: str) -> Mapping[str, Any]:

@@ -281,14 +281,14 @@ def _ask_for(
 
 
 def _reader(name: str, region: str | None, numbered: Mapping[str, str], *, optional: bool) -> Callable[[str], str]:
-    from cloudtrain.settings.profiles import judge
-    from cloudtrain.settings.settings import read_value
+    from cloudtrain.settings.profiles import find_value_error
+    from cloudtrain.settings.settings import parse_value
 
     def read(text: str) -> str:
         value = numbered.get(text.strip(), text.strip())
         if optional and value in ("", _NONE):
             return ""
-        wrong = judge(name, read_value(name, value), region)
+        wrong = find_value_error(name, parse_value(name, value), region)
         if wrong is not None:
             raise click.UsageError("; ".join(wrong))
         return value

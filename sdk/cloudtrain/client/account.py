@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.catalog import Prices, bundled_prices, newest, priced_regions, read_prices
+from cloudtrain.catalog import Prices, bundled_prices, merge_newest, priced_regions, read_prices
 from cloudtrain.errors import SettingsError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.settings.settings import (
@@ -21,7 +21,7 @@ from cloudtrain.settings.settings import (
     prices_file,
     profile_file,
 )
-from cloudtrain.settings.trust import agree, is_agreed
+from cloudtrain.settings.trust import has_agreed, store_agreement
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
@@ -45,7 +45,7 @@ def find_settings(
         SettingsError: A file or value is malformed.
     """
     found = load_settings(os.environ, job_directory=_folder_of(job), flags=flags)
-    is_trusted = bool(found.beside_job) and (trust or is_agreed(os.environ, found))
+    is_trusted = bool(found.beside_job) and (trust or has_agreed(os.environ, found))
     return dataclasses.replace(found, is_trusted=True) if is_trusted else found
 
 
@@ -59,7 +59,7 @@ def trust_settings(file: str, values: Mapping[str, str]) -> None:
     Raises:
         SettingsError: The answer cannot be stored.
     """
-    agree(os.environ, file, values)
+    store_agreement(os.environ, file, values)
 
 
 def trace_settings(
@@ -192,7 +192,7 @@ def known_prices() -> Prices:
     Raises:
         SettingsError: The file that a refresh writes exists and cannot be read.
     """
-    return newest(bundled_prices(), read_prices(prices_file(os.environ)))
+    return merge_newest(bundled_prices(), read_prices(prices_file(os.environ)))
 
 
 def refresh_prices(region: str | None = None, *, settings: Settings | None = None, today: date | None = None) -> Prices:
@@ -214,7 +214,7 @@ def refresh_prices(region: str | None = None, *, settings: Settings | None = Non
 
     wanted = region or (settings or find_settings()).region or priced_regions()[0]
     fetched = refresh(wanted, prices_file(os.environ), today=today or datetime.now(UTC).date())
-    return newest(bundled_prices(), fetched)
+    return merge_newest(bundled_prices(), fetched)
 
 
 def _folder_of(job: JobSpec | str | Path | None) -> Path:

@@ -28,8 +28,9 @@ from cloudtrain.job.entry import find_module
 from cloudtrain.job.script_conventions import Conventions, read_conventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import LOCAL, SAGEMAKER, CodeInfo, Plan, make_plan
-from cloudtrain.planning.storage_layout import Resumed, steps_beside
+from cloudtrain.planning.plan import LOCAL, SAGEMAKER, CodeInfo, Plan
+from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.runs.previous_run import saved_by
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
@@ -98,7 +99,7 @@ def plan_code(
     now: datetime | None = None,
     suffix: str | None = None,
     data_stamp: str = "",
-    resumed: Resumed | None = None,
+    resumed: ResumeSource | None = None,
 ) -> Plan:
     """Return the plan of a job whose code has been read already. The arguments are those of `plan_with_contents`.
 
@@ -148,7 +149,7 @@ def stamp_data(spec: JobSpec) -> str:
 
 def find_resume_source(
     spec: JobSpec, settings: Settings, *, local: bool, cloud: SageMakerBackend | None = None
-) -> Resumed | None:
+) -> ResumeSource | None:
     """Return where the run that `checkpoint.resume` names has saved its checkpoints, or None when it names no run.
 
     Args:
@@ -170,7 +171,7 @@ def find_resume_source(
         with contextlib.suppress(UserError):
             return saved_by(cloud.plan_of(run), run)
     folder = f"s3://{settings.bucket}/{settings.prefix}/{run}/checkpoints"
-    return Resumed(folder, steps_beside(folder) if spec.code.script is not None else folder, run)
+    return ResumeSource(folder, direct_folder_of(folder) if spec.code.script is not None else folder, run)
 
 
 def _conventions(spec: JobSpec) -> Conventions:

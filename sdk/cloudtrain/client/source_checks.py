@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from cloudtrain.bundle import Contents, secrets_below
+from cloudtrain.bundle import Contents
 from cloudtrain.errors import Problem
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.entry import find_module
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.secrets.scanner import scan_folder
 
 _NAMES_IN_LINE = 3
 
@@ -17,7 +18,7 @@ _NAMES_IN_LINE = 3
 def find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield a problem for each data folder that would be uploaded with files whose names look like secrets."""
     for name, channel in spec.data.items():
-        found = [] if channel.is_s3 else secrets_below(spec.base / channel.uri)
+        found = [] if channel.is_s3 else scan_folder(spec.base / channel.uri)
         if found:
             message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
             yield Diagnostic(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")

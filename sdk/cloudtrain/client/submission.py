@@ -27,7 +27,7 @@ from cloudtrain.client.sandbox import SANDBOX, find_sandbox, start_sandbox
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL
-from cloudtrain.planning.storage_layout import Resumed
+from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
@@ -171,7 +171,7 @@ def resume(
 
 
 def _resume_local(
-    previous: PreviousRun, spec: JobSpec, resumed: Resumed | None, settings: Settings, callbacks: Callbacks
+    previous: PreviousRun, spec: JobSpec, resumed: ResumeSource | None, settings: Settings, callbacks: Callbacks
 ) -> Run:
     """Start a local run from the checkpoints and the packed code of another one.
 

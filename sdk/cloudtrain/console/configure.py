@@ -124,7 +124,7 @@ def print_stored(change: ProfileChange) -> None:
 
 def _print_hidden(change: ProfileChange) -> None:
     """Print values that take precedence over the stored ones here, and settings that are still missing."""
-    from cloudtrain.settings.settings import PROFILE_VARIABLE, REQUIRED, find_origins
+    from cloudtrain.settings.settings import PROFILE_VARIABLE, REQUIRED_SETTINGS, find_origins
 
     environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
     elsewhere = [each for each in find_origins(environ, job_directory=Path.cwd()) if each.source != str(change.file)]
@@ -132,7 +132,7 @@ def _print_hidden(change: ProfileChange) -> None:
         if each.name in change.settings and each.value != change.settings[each.name]:
             print(f"  {_place(each)} hides {each.name} here: {_shown(each.value)}")
     known = {*change.settings, *(each.name for each in elsewhere)}
-    missing = [name for name in REQUIRED if name not in known]
+    missing = [name for name in REQUIRED_SETTINGS if name not in known]
     if missing:
         print(f"  still missing: {', '.join(missing)}")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.job import script_signs
+from cloudtrain.job import script_analysis
 from cloudtrain.job.entry import find_module
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
@@ -60,12 +60,12 @@ def read_conventions(directory: Path, script: str) -> Conventions:
         file = path.relative_to(directory).as_posix()
         local_rank = local_rank or _local_rank(tree)
         spawn = spawn or _place(file, _spawn(tree))
-        launcher = launcher or _place(file, script_signs.starts_launcher(tree))
-        overwritten = script_signs.overwrites_rank(tree)
+        launcher = launcher or _place(file, script_analysis.starts_launcher(tree))
+        overwritten = script_analysis.overwrites_rank(tree)
         own_rank = own_rank or (overwritten and f"{file}:{overwritten[0]} sets {overwritten[1]}")
-        joins = joins or script_signs.joins_ranks(tree)
-        saves = saves or script_signs.saves_checkpoints(tree)
-        ml_paths += [f"{file}:{line}" for line in script_signs.ml_literals(tree)]
+        joins = joins or script_analysis.joins_ranks(tree)
+        saves = saves or script_analysis.saves_checkpoints(tree)
+        ml_paths += [f"{file}:{line}" for line in script_analysis.ml_literals(tree)]
     if not is_read:
         return Conventions()
     return Conventions(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from cloudtrain.catalog import Prices
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Notes
-from cloudtrain.planning.warm_pool import LONGEST_SECONDS
+from cloudtrain.planning.diagnostics import Diagnostics
+from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
 from cloudtrain.support.units import format_duration
 
 STOP_SECONDS = 120
@@ -39,7 +39,7 @@ class CostPlan:
 
 
 @dataclass(frozen=True)
-class Time:
+class TimeLimits:
     """How long the run may go on, in seconds.
 
     Attributes:
@@ -55,14 +55,14 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Rate:
+class ClusterPrice:
     """What the whole cluster costs on demand, in USD per hour, and the day of that price, as YYYY-MM-DD."""
 
     usd_per_hour: float
     as_of: str
 
 
-def price_cluster(spec: JobSpec, region: str, prices: Prices) -> Rate | None:
+def price_cluster(spec: JobSpec, region: str, prices: Prices) -> ClusterPrice | None:
     """Return what the cluster costs, or None when one of its types has no known price.
 
     With preferences any of the types may be chosen: the dearest bounds the cost.
@@ -71,10 +71,10 @@ def price_cluster(spec: JobSpec, region: str, prices: Prices) -> Rate | None:
     if len(known) < len(spec.cluster.types):
         return None
     dearest = max(known, key=lambda price: price.usd_per_hour)
-    return Rate(dearest.usd_per_hour * spec.cluster.instances, min(price.as_of for price in known))
+    return ClusterPrice(dearest.usd_per_hour * spec.cluster.instances, min(price.as_of for price in known))
 
 
-def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> Time:
+def compute_time_limits(spec: JobSpec, rate: ClusterPrice | None, region: str, diagnostics: Diagnostics) -> TimeLimits:
     """Return the time limits of a run; without a `limits.runtime` they are shortened to what `limits.cost` pays for."""
     spot = spec.cluster.spot
     runtime = spec.limits.runtime
@@ -86,21 +86,21 @@ def bound_time(spec: JobSpec, rate: Rate | None, region: str, notes: Notes) -> T
     if limit is not None and rate is None:
         message = f"no price is known for {', '.join(spec.cluster.types)} in {region}, so no ceiling can be kept"
         hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
-        notes.refuse(("limits", "cost"), message, hint)
+        diagnostics.add_error(("limits", "cost"), message, hint)
     elif limit is not None and rate is not None:
         affordable = max(math.floor(limit / rate.usd_per_hour * 3600) - warm - STOP_SECONDS, 0)
-        _check_affordable(spec, int(affordable), rate.usd_per_hour, notes)
+        _check_affordable(spec, int(affordable), rate.usd_per_hour, diagnostics)
     if affordable < runtime:
-        notes.decide(
+        diagnostics.add_decision(
             f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
             f"so that its estimated cost stays within {limit:g} USD"
         )
         runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
     wait = None if spot is None else spot.max_wait or int(min(2 * runtime, affordable))
-    return Time(runtime, wait, (wait or runtime) + STOP_SECONDS + warm)
+    return TimeLimits(runtime, wait, (wait or runtime) + STOP_SECONDS + warm)
 
 
-def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Notes) -> None:
+def _check_affordable(spec: JobSpec, affordable: int, hourly: float, diagnostics: Diagnostics) -> None:
     """Refuse a cost limit that leaves less than a minute, or less than the job asks for by itself."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
     warm = f" and {format_duration(spec.cluster.keep_alive)} of keep_alive" if spec.cluster.keep_alive else ""
@@ -112,21 +112,25 @@ def _check_affordable(spec: JobSpec, affordable: int, hourly: float, notes: Note
     name, longest = max(asked, key=lambda item: item[1], default=("", 0))
     needed = math.ceil((longest + (spec.cluster.keep_alive or 0) + STOP_SECONDS) * hourly / 3600)
     if affordable < _MIN_RUNTIME_SECONDS:
-        notes.refuse(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
+        diagnostics.add_error(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
     elif affordable < longest:
         hint = f"raise it to {needed} USD, or lower {name} to {affordable // 60}m"
-        notes.refuse(("limits", "cost"), f"{pays}; {name} asks for {format_duration(longest)}", hint)
+        diagnostics.add_error(("limits", "cost"), f"{pays}; {name} asks for {format_duration(longest)}", hint)
 
 
-def cost_of(spec: JobSpec, rate: Rate | None, region: str, time: Time, notes: Notes) -> CostPlan:
+def estimate_cost(
+    spec: JobSpec, rate: ClusterPrice | None, region: str, time: TimeLimits, diagnostics: Diagnostics
+) -> CostPlan:
     """Return the estimate of what the run costs when it reaches its time limits."""
-    if (spec.cluster.keep_alive or 0) > LONGEST_SECONDS:
-        longest, asked = format_duration(LONGEST_SECONDS), format_duration(spec.cluster.keep_alive or 0)
-        notes.warn(
+    if (spec.cluster.keep_alive or 0) > MAX_KEEP_ALIVE_SECONDS:
+        longest, asked = format_duration(MAX_KEEP_ALIVE_SECONDS), format_duration(spec.cluster.keep_alive or 0)
+        diagnostics.add_warning(
             f"cluster.keep_alive: AWS's guide allows {longest}; its API takes {asked}, but may not keep it so long"
         )
     if rate is None:
-        notes.warn(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
+        diagnostics.add_warning(
+            f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh"
+        )
         return CostPlan(None, None, None, None if spec.cluster.keep_alive else 0.0)
     # Rounded up, so that rounding never puts the estimate below a limit that it exceeds.
     estimate = math.ceil(rate.usd_per_hour * time.billed / 36) / 100

@@ -1,4 +1,4 @@
-"""What a plan in the making has to say: what is refused, what to look out for, what was chosen and why."""
+"""Errors, warnings and decisions that are collected while a plan is made."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.field_path import FieldPath
 
 
-class Notes:
-    """Collects problems, warnings and decisions, so that all of them are told at once.
+class Diagnostics:
+    """Collect errors, warnings and decisions, so that the user sees all of them at once.
 
     Attributes:
-        problems: Each stops the plan.
+        problems: Errors, which prevent the plan.
         warnings: One sentence each.
-        decisions: Choices that cloudtrain made itself and why, one line each.
+        decisions: What cloudtrain decided itself and why, one line each.
     """
 
     def __init__(self, spec: JobSpec, settings: Settings) -> None:
@@ -25,22 +25,22 @@ class Notes:
         self._spec = spec
         self._settings = settings
 
-    def refuse(self, at: FieldPath, message: str, hint: str, *, is_key: bool = False) -> None:
-        """Note that a field of the job, or with `is_key` its name, cannot be as it is."""
-        problem = self._spec.problem_of(Diagnostic(message, at, hint, is_key=is_key))
+    def add_error(self, path: FieldPath, message: str, hint: str, *, is_key: bool = False) -> None:
+        """Add an error in a field of the job, or with `is_key` in the field's name. Duplicates are dropped."""
+        problem = self._spec.problem_of(Diagnostic(message, path, hint, is_key=is_key))
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def refuse_setting(self, name: str, message: str, hint: str) -> None:
-        """Note that one of the account's settings cannot be as it is."""
+    def add_setting_error(self, name: str, message: str, hint: str) -> None:
+        """Add an error in one of the account's settings."""
         source = self._settings.sources.get(name, "Settings(...)")
         self.problems.append(Problem(source, None, None, name, message, hint))
 
-    def warn(self, text: str) -> None:
-        """Note what the user should know, once."""
+    def add_warning(self, text: str) -> None:
+        """Add a warning. Duplicates are dropped."""
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def decide(self, text: str) -> None:
-        """Note a choice and its reason."""
+    def add_decision(self, text: str) -> None:
+        """Add a decision and its reason."""
         self.decisions.append(text)

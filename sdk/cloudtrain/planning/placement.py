@@ -11,17 +11,17 @@ from cloudtrain.catalog import service_limits
 from cloudtrain.errors import nearest
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Notes
+from cloudtrain.planning.diagnostics import Diagnostics
 from cloudtrain.planning.request import LAUNCHER_CLOUDTRAIN, LAUNCHER_TOOLKIT
 from cloudtrain.support.field_path import FieldPath
 
 TORCH_DISTRIBUTED = "torch_distributed"
-PROCESSES_ON_CPU = 2
+CPU_PROCESSES = 2
 """Ranks per instance on a machine without GPUs: the fewest that make collectives real."""
-SHARDING_SINCE = "2.6"
+MIN_FSDP2_VERSION = "2.6"
 """First PyTorch with public FSDP2 (torch.distributed.fsdp.fully_shard). Source: PyTorch 2.6 release notes, 2025-01."""
 
-CUDA_OF_GPU = {
+CUDA_RANGES = {
     "K80": ("", "11.8"),
     "V100": ("", "12.9"),
     **dict.fromkeys(("B200", "B300", "GB200", "RTX PRO 4500", "RTX PRO Server 6000"), ("12.8", "")),
@@ -87,7 +87,9 @@ class _Candidate:
     instance: catalog.Instance | None
 
 
-def place(spec: JobSpec, *, region: str, machine: Machine | None, today: date, notes: Notes) -> Placement:
+def choose_placement(
+    spec: JobSpec, *, region: str, machine: Machine | None, today: date, diagnostics: Diagnostics
+) -> Placement:
     """Decide what a job runs on.
 
     Args:
@@ -95,12 +97,12 @@ def place(spec: JobSpec, *, region: str, machine: Machine | None, today: date, n
         region: AWS region, for the container's registry.
         machine: This machine in a local plan, else None.
         today: For containers that are no longer patched.
-        notes: Takes what is refused, chosen and worth knowing.
+        diagnostics: Collects what is refused, chosen and worth knowing.
     """
-    candidates = _candidates(spec, notes)
-    distribution = _distribution(spec, candidates, machine, notes)
-    image, framework = _image(spec, distribution, candidates, region, today, notes)
-    processes = _processes(spec, candidates, machine, notes)
+    candidates = _candidates(spec, diagnostics)
+    distribution = _distribution(spec, candidates, machine, diagnostics)
+    image, framework = _image(spec, distribution, candidates, region, today, diagnostics)
+    processes = _processes(spec, candidates, machine, diagnostics)
     placement = Placement(
         distribution=distribution,
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
@@ -109,38 +111,38 @@ def place(spec: JobSpec, *, region: str, machine: Machine | None, today: date, n
         processes=processes,
         backend=_backend(spec, distribution, candidates[0].instance, processes, machine),
     )
-    _check_parallel(spec, placement, notes)
+    _check_parallel(spec, placement, diagnostics)
     if machine is None:
-        _warn_of_slow_network(spec, candidates, notes)
-        _warn_of_volume(spec, candidates, notes)
+        _warn_of_slow_network(spec, candidates, diagnostics)
+        _warn_of_volume(spec, candidates, diagnostics)
     return placement
 
 
 # ---------------------------------------------------------------- instance types
 
 
-def _candidates(spec: JobSpec, notes: Notes) -> list[_Candidate]:
+def _candidates(spec: JobSpec, diagnostics: Diagnostics) -> list[_Candidate]:
     candidates = []
     for index, name in enumerate(spec.cluster.types):
         at: FieldPath = ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
         instance = catalog.find_instance(name)
         if instance is None:
-            _unknown_type(name, at, notes)
+            _unknown_type(name, at, diagnostics)
         elif not instance.distributions:
             why = "has no GPU that PyTorch's CUDA containers could use" if instance.neuron else "is not an x86 machine"
-            notes.refuse(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
+            diagnostics.add_error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         candidates.append(_Candidate(name, at, instance))
     return candidates
 
 
-def _unknown_type(name: str, at: FieldPath, notes: Notes) -> None:
+def _unknown_type(name: str, at: FieldPath, diagnostics: Diagnostics) -> None:
     """Warn of a type that is newer than the catalog, refuse one that the installed AWS model does not have either."""
     if catalog.classify(name, service_limits.instance_types()) == "newer":
-        notes.warn(f"{name} is newer than cloudtrain's catalog: its GPUs are counted in the container")
+        diagnostics.add_warning(f"{name} is newer than cloudtrain's catalog: its GPUs are counted in the container")
         return
     near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
     hint = (f"did you mean {near}? " if near else "") + "If AWS has it since: pip install -U boto3"
-    notes.refuse(
+    diagnostics.add_error(
         at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint
     )
 
@@ -148,28 +150,30 @@ def _unknown_type(name: str, at: FieldPath, notes: Notes) -> None:
 # ---------------------------------------------------------------- distribution
 
 
-def _distribution(spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, notes: Notes) -> str:
+def _distribution(
+    spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
+) -> str:
     asked = spec.cluster.distribution
     if asked == "auto":
-        notes.decide(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
+        diagnostics.add_decision(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
         return TORCH_DISTRIBUTED
     if asked == TORCH_DISTRIBUTED:
         return asked
     for candidate in candidates:
         if candidate.instance is not None and not candidate.instance.smddp:
             legal = ", ".join(name for name in catalog.instance_names() if _has_smddp(name))
-            notes.refuse(
+            diagnostics.add_error(
                 ("cluster", "distribution"),
                 f"{asked} needs AWS's SMDDP library, which does not support {candidate.name}",
                 f"use {TORCH_DISTRIBUTED}, or one of {legal}",
             )
     if machine is not None:
-        notes.warn(
+        diagnostics.add_warning(
             f"{asked} starts ranks with AWS's mpirun and joins them by SMDDP; on this machine torchrun stands in for "
             "the one, Gloo or NCCL for the other"
         )
     else:
-        notes.warn(
+        diagnostics.add_warning(
             f"{asked}: AWS's toolkit starts the ranks. It hands on no notice to stop, so a stop, a spot interruption "
             "and the end of limits.runtime cost the work since the last checkpoint; it starts no rank again"
             f"{' (limits.retries)' if spec.limits.retries else ''}; and nobody watches for a hang"
@@ -186,25 +190,25 @@ def _has_smddp(name: str) -> bool:
 
 
 def _image(
-    spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date, notes: Notes
+    spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date, diagnostics: Diagnostics
 ) -> tuple[str, str | None]:
     """Return the container's uri and its PyTorch version."""
     kinds = {candidate.instance.gpus != 0 for candidate in candidates if candidate.instance is not None}
     if len(kinds) > 1:
         hint = "prefer types of one kind"
-        notes.refuse(("cluster", "prefer"), "one container cannot serve types with and without GPUs", hint)
+        diagnostics.add_error(("cluster", "prefer"), "one container cannot serve types with and without GPUs", hint)
     if spec.cluster.image is not None:
-        version = _check_own_image(spec, distribution, region, kinds, today, notes)
+        version = _check_own_image(spec, distribution, region, kinds, today, diagnostics)
         return spec.cluster.image, version
     gpus = sorted({c.instance.gpu for c in candidates if c.instance is not None and c.instance.gpu is not None})
-    image = _framework(spec, distribution, gpus, notes)
+    image = _framework(spec, distribution, gpus, diagnostics)
     if image is None:
         return "", None
-    _warn_of_end(image, today, notes)
+    _warn_of_end(image, today, diagnostics)
     return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
 
 
-def _framework(spec: JobSpec, distribution: str, gpus: list[str], notes: Notes) -> catalog.Image | None:
+def _framework(spec: JobSpec, distribution: str, gpus: list[str], diagnostics: Diagnostics) -> catalog.Image | None:
     """Return AWS's container for the PyTorch that was asked for, or the newest that can serve."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
     images = catalog.images()
@@ -213,27 +217,29 @@ def _framework(spec: JobSpec, distribution: str, gpus: list[str], notes: Notes) 
         serving = [image for image in images if _serves(image, needs_smddp=needs_smddp)]
         fitting = [image for image in serving if not _unsupported(image, gpus)]
         if not fitting:
-            _refuse_gpus(serving[0], gpus, "none of AWS's containers here has", notes)
+            _refuse_gpus(serving[0], gpus, "none of AWS's containers here has", diagnostics)
             return None
         on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
-        notes.decide(f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}")
+        diagnostics.add_decision(
+            f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}"
+        )
         return fitting[0]
     wanted = ".".join(asked.split(".")[:2])
     found = next((image for image in images if image.framework == wanted), None)
     if found is None:
         legal = [image.framework for image in images]
         near = nearest(wanted, legal)
-        notes.refuse(
+        diagnostics.add_error(
             ("cluster", "framework"),
             f"AWS has no PyTorch {asked} container that cloudtrain can use",
             (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
         )
     else:
         if needs_smddp:
-            _check_smddp(found, distribution, ("cluster", "framework"), notes)
+            _check_smddp(found, distribution, ("cluster", "framework"), diagnostics)
         if _unsupported(found, gpus):
             others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
-            _refuse_gpus(found, gpus, f"these have: {others}" if others else "no other has", notes)
+            _refuse_gpus(found, gpus, f"these have: {others}" if others else "no other has", diagnostics)
     return found
 
 
@@ -241,29 +247,29 @@ def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
     """Return the GPUs that a container's PyTorch has no kernels for."""
     found = []
     for gpu in gpus:
-        first, last = CUDA_OF_GPU.get(gpu, ("", ""))
+        first, last = CUDA_RANGES.get(gpu, ("", ""))
         cuda = _version(image.cuda) if image.cuda else ()
         if cuda and ((first and cuda < _version(first)) or (last and cuda > _version(last))):
             found.append(gpu)
     return found
 
 
-def _refuse_gpus(image: catalog.Image, gpus: list[str], others: str, notes: Notes) -> None:
+def _refuse_gpus(image: catalog.Image, gpus: list[str], others: str, diagnostics: Diagnostics) -> None:
     message = (
         f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
     )
-    notes.refuse(("cluster", "framework"), message, f"{others}; or give cluster.image")
+    diagnostics.add_error(("cluster", "framework"), message, f"{others}; or give cluster.image")
 
 
 def _serves(image: catalog.Image, *, needs_smddp: bool) -> bool:
     return not needs_smddp or (image.smddp and image.mpi4py)
 
 
-def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, notes: Notes) -> None:
+def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, diagnostics: Diagnostics) -> None:
     lacking = [name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside]
     if lacking:
         newest = next(other for other in catalog.images() if _serves(other, needs_smddp=True))
-        notes.refuse(
+        diagnostics.add_error(
             at,
             f"the PyTorch {image.framework} container has no {' and no '.join(lacking)}, which {distribution} needs",
             f'use framework: "{newest.framework}" or distribution: {TORCH_DISTRIBUTED}',
@@ -271,7 +277,7 @@ def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, notes: 
 
 
 def _check_own_image(
-    spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date, notes: Notes
+    spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date, diagnostics: Diagnostics
 ) -> str | None:
     """Return the PyTorch version of a container that the job names, where its name tells; check AWS's own."""
     at = ("cluster", "image")
@@ -279,73 +285,85 @@ def _check_own_image(
     found = _ECR_IMAGE.fullmatch(uri)
     if found is None:
         hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; docker push brings one there"
-        notes.refuse(at, f'SageMaker takes images from ECR, got "{uri}"', hint)
+        diagnostics.add_error(at, f'SageMaker takes images from ECR, got "{uri}"', hint)
         return None
     if found["region"] != region:
         hint = f"push it to {region}, or run the job in {found['region']}"
-        notes.refuse(at, f"the image is in {found['region']}, and the job in {region}", hint)
+        diagnostics.add_error(at, f"the image is in {found['region']}, and the job in {region}", hint)
     aws = _AWS_NAME.match(found["name"])
     if aws is None:
         return None
     if kinds == {True} and "-cpu-" in found["name"]:
-        notes.refuse(at, "this container has no CUDA, and the instance type has GPUs", "name the one with -cu or -gpu")
+        diagnostics.add_error(
+            at, "this container has no CUDA, and the instance type has GPUs", "name the one with -cu or -gpu"
+        )
     image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
     if image is not None:
-        _warn_of_end(image, today, notes)
+        _warn_of_end(image, today, diagnostics)
         if distribution != TORCH_DISTRIBUTED:
-            _check_smddp(image, distribution, at, notes)
+            _check_smddp(image, distribution, at, diagnostics)
     return aws["version"]
 
 
-def _warn_of_end(image: catalog.Image, today: date, notes: Notes) -> None:
+def _warn_of_end(image: catalog.Image, today: date, diagnostics: Diagnostics) -> None:
     if image.end_of_patch is not None and date.fromisoformat(image.end_of_patch) < today:
-        notes.warn(f"AWS patches the PyTorch {image.framework} container no longer (since {image.end_of_patch})")
+        diagnostics.add_warning(
+            f"AWS patches the PyTorch {image.framework} container no longer (since {image.end_of_patch})"
+        )
 
 
 # ---------------------------------------------------------------- ranks
 
 
-def _processes(spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, notes: Notes) -> int | None:
+def _processes(
+    spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
+) -> int | None:
     """Return ranks per instance, or None when only the container can tell."""
     asked = spec.cluster.processes_per_instance
     if asked != "auto":
-        _warn_of_sharing(spec, asked, candidates, machine, notes)
+        _warn_of_sharing(spec, asked, candidates, machine, diagnostics)
         return asked
     if machine is not None:
-        return _local_processes(machine, spec.cluster.instances, notes)
+        return _local_processes(machine, spec.cluster.instances, diagnostics)
     counts = {None if c.instance is None else c.instance.gpus for c in candidates}
     if len(counts) > 1:
         each = ", ".join(f"{c.name} {'?' if c.instance is None else c.instance.gpus}" for c in candidates)
-        notes.refuse(
+        diagnostics.add_error(
             ("cluster", "prefer"),
             f"the types have different numbers of GPUs ({each}), so the world size would be left to chance",
             "prefer types with as many GPUs, or give processes_per_instance",
         )
         return None
     (gpus,) = counts
-    return None if gpus is None else gpus or PROCESSES_ON_CPU
+    return None if gpus is None else gpus or CPU_PROCESSES
 
 
 def _warn_of_sharing(
-    spec: JobSpec, asked: int, candidates: list[_Candidate], machine: Machine | None, notes: Notes
+    spec: JobSpec, asked: int, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
 ) -> None:
     ranks = asked * spec.cluster.instances
     if machine is not None and 0 < machine.gpus < ranks:
-        notes.warn(f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each has its own")
+        diagnostics.add_warning(
+            f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each has its own"
+        )
     for candidate in candidates:
         gpus = candidate.instance.gpus if candidate.instance is not None else None
         if gpus and asked > gpus:
-            notes.warn(f"{asked} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL")
+            diagnostics.add_warning(
+                f"{asked} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL"
+            )
         elif gpus and asked < gpus:
-            notes.warn(f"{asked} ranks use {asked} of the {gpus} GPUs of {candidate.name}; all of them are paid for")
+            diagnostics.add_warning(
+                f"{asked} ranks use {asked} of the {gpus} GPUs of {candidate.name}; all of them are paid for"
+            )
 
 
-def _local_processes(machine: Machine, instances: int, notes: Notes) -> int:
+def _local_processes(machine: Machine, instances: int, diagnostics: Diagnostics) -> int:
     if machine.gpus == 0:
-        return PROCESSES_ON_CPU
+        return CPU_PROCESSES
     if machine.gpus >= instances:
         return machine.gpus // instances
-    notes.warn(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
+    diagnostics.add_warning(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
     return 1
 
 
@@ -363,84 +381,86 @@ def _backend(
 # ---------------------------------------------------------------- what the whole must be able to do
 
 
-def _check_parallel(spec: JobSpec, placement: Placement, notes: Notes) -> None:
+def _check_parallel(spec: JobSpec, placement: Placement, diagnostics: Diagnostics) -> None:
     """Check that tensor and pipeline parallelism fit the ranks and the container's PyTorch."""
     parallel = spec.train.parallel if spec.train is not None else None
     if parallel is None or parallel.is_plain:
         return
     at = ("train", "parallel")
     framework = placement.framework
-    if framework is not None and _version(framework) < _version(SHARDING_SINCE):
+    if framework is not None and _version(framework) < _version(MIN_FSDP2_VERSION):
         field = next(name for name in ("data", "tensor", "pipeline") if getattr(parallel, name) not in ("ddp", 1))
         message = (
-            f"{field}: {getattr(parallel, field)} needs PyTorch {SHARDING_SINCE}, and the container has {framework}"
+            f"{field}: {getattr(parallel, field)} needs PyTorch {MIN_FSDP2_VERSION}, and the container has {framework}"
         )
         hint = f"use distribution: {TORCH_DISTRIBUTED} with a newer framework, or data: ddp"
-        notes.refuse((*at, field), message, hint)
+        diagnostics.add_error((*at, field), message, hint)
     group = parallel.tensor * parallel.pipeline
     world_size = placement.world_size(spec.cluster.instances)
     if world_size and world_size % group:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         message = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide the {world_size} ranks"
-        notes.refuse(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
+        diagnostics.add_error(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
     elif world_size and parallel.shard and (world_size // group) % parallel.shard:
         replicas = world_size // group
         divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
         message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
-        notes.refuse((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
+        diagnostics.add_error((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
     if spec.train is not None and parallel.pipeline > 1:
-        _check_pipeline(spec.train, notes)
+        _check_pipeline(spec.train, diagnostics)
     if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
         stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
         waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
-        notes.warn(
+        diagnostics.add_warning(
             f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
             f"{better} it would be {less:.0%}"
         )
     if placement.processes and parallel.tensor > placement.processes:
-        notes.warn(
+        diagnostics.add_warning(
             f"tensor parallelism over {parallel.tensor} ranks leaves the instance, which has {placement.processes}: "
             "every layer then waits for the network"
         )
 
 
-def _check_pipeline(train: Train, notes: Notes) -> None:
+def _check_pipeline(train: Train, diagnostics: Diagnostics) -> None:
     """Check that the schedule of a pipeline fits its micro-batches and the rest of the section."""
     at, parallel = ("train", "parallel"), train.parallel
     stages, schedule = parallel.pipeline, parallel.schedule
     if schedule == "1f1b" and train.accumulate < stages:
-        notes.refuse(
+        diagnostics.add_error(
             (*at, "schedule"),
             f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}",
             f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
         )
     if schedule in ("interleaved", "zero_bubble") and train.accumulate % stages:
-        notes.refuse(
+        diagnostics.add_error(
             (*at, "schedule"),
             f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}",
             f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
         )
     if schedule == "zero_bubble" and train.compile:
-        notes.refuse((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
+        diagnostics.add_error((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
     if parallel.static_graph:
-        notes.refuse((*at, "static_graph"), "it does not work with a pipeline", "remove it")
+        diagnostics.add_error((*at, "static_graph"), "it does not work with a pipeline", "remove it")
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def _warn_of_slow_network(spec: JobSpec, candidates: list[_Candidate], notes: Notes) -> None:
+def _warn_of_slow_network(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
     if spec.cluster.instances == 1:
         return
     for candidate in candidates:
         instance = candidate.instance
         if instance is not None and instance.gpus and instance.efa is False:
-            notes.warn(f"{candidate.name} has no EFA: its {spec.cluster.instances} instances exchange gradients by TCP")
+            diagnostics.add_warning(
+                f"{candidate.name} has no EFA: its {spec.cluster.instances} instances exchange gradients by TCP"
+            )
 
 
-def _warn_of_volume(spec: JobSpec, candidates: list[_Candidate], notes: Notes) -> None:
+def _warn_of_volume(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
     for candidate in candidates:
         local = candidate.instance.nvme_gb if candidate.instance is not None else None
         if local and "volume" in spec.cluster.model_fields_set:
-            notes.warn(f"{candidate.name} has {local} GB of local NVMe: AWS gives it no other volume")
+            diagnostics.add_warning(f"{candidate.name} has {local} GB of local NVMe: AWS gives it no other volume")

@@ -83,7 +83,7 @@ class Locations:
 
 
 @dataclass(frozen=True)
-class Choices:
+class RequestOptions:
     """What the plan decided and the document needs.
 
     Attributes:
@@ -112,7 +112,7 @@ def distribution_argument(distribution: str) -> dict[str, Any]:
     return {distribution: {"enabled": True}}
 
 
-def render_request(spec: JobSpec, settings: Settings, choices: Choices) -> dict[str, Any]:
+def render_request(spec: JobSpec, settings: Settings, choices: RequestOptions) -> dict[str, Any]:
     """Return the CreateTrainingJob document of a job.
 
     Every field stands exactly as `sagemaker.pytorch.PyTorch` 2.257 sends it; tests compare the two.
@@ -171,7 +171,7 @@ def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, False, (), {}, [])}
 
 
-def _algorithm(choices: Choices) -> dict[str, Any]:
+def _algorithm(choices: RequestOptions) -> dict[str, Any]:
     algorithm: dict[str, Any] = {
         "TrainingImage": choices.image,
         "TrainingInputMode": "File",
@@ -193,7 +193,7 @@ def metric_definitions() -> list[dict[str, str]]:
     return definitions
 
 
-def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
+def _hyperparameters(spec: JobSpec, choices: RequestOptions) -> dict[str, str]:
     """Return what the framework estimator adds by itself; values are JSON, as it encodes them."""
     isolated = spec.cluster.network.isolation
     parameters: dict[str, Any] = {
@@ -213,7 +213,7 @@ def _hyperparameters(spec: JobSpec, choices: Choices) -> dict[str, str]:
     return {name: dump_json(value) for name, value in parameters.items()}
 
 
-def _channels(spec: JobSpec, choices: Choices) -> list[dict[str, Any]]:
+def _channels(spec: JobSpec, choices: RequestOptions) -> list[dict[str, Any]]:
     # The slash keeps S3Prefix, which matches prefixes of keys, from taking in a neighbour of the folder.
     channels = [_channel(CONFIG_CHANNEL, f"{choices.locations.config}/", None)]
     if choices.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from cloudtrain.job.script_conventions import Conventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Notes
+from cloudtrain.planning.diagnostics import Diagnostics
 from cloudtrain.planning.placement import Machine
 
 _MOST_NAMED = 3
 _CHECKPOINTS = "/opt/ml/checkpoints"
 
 
-def warn_of_script(
-    spec: JobSpec, conventions: Conventions, processes: int | None, *, machine: Machine | None, notes: Notes
+def warn_about_script(
+    spec: JobSpec, conventions: Conventions, processes: int | None, *, machine: Machine | None, diagnostics: Diagnostics
 ) -> None:
     """Note what a script's text says about its ranks and its checkpoints.
 
@@ -21,63 +21,67 @@ def warn_of_script(
         conventions: What was read of the script.
         processes: Ranks per instance that cloudtrain starts; None where only the container can tell.
         machine: This machine in a local plan, else None.
-        notes: Takes the warnings.
+        diagnostics: Collects the warnings.
     """
     if machine is not None:
-        _note_ml_root(conventions, machine, notes)
+        _note_ml_root(conventions, machine, diagnostics)
     if spec.code.script is None:
         return
     if processes != 1:
-        _warn_of_own_ranks(conventions, processes, notes)
+        _warn_of_own_ranks(conventions, processes, diagnostics)
     if machine is not None and conventions.spawn is not None and spec.cluster.instances > 1:
-        notes.warn(
+        diagnostics.add_warning(
             f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of "
             "its own finds the first host's address in MASTER_ADDR, here and on SageMaker"
         )
     is_alone = processes == 1 and spec.cluster.instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
-        notes.warn(
+        diagnostics.add_warning(
             f"{spec.code.script} shows no sign of torch.distributed or of a framework that uses it: without a process "
             "group each rank trains a model of its own. Join the ranks (torch.distributed.init_process_group), or use "
             "one instance and cluster.processes_per_instance: 1"
         )
     if not conventions.saves and not _names_checkpoints(spec):
-        notes.warn(
+        diagnostics.add_warning(
             f"{spec.code.script} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
             f"names {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the beginning"
             + ("" if spec.limits.hang is None else ", and limits.hang, which needs reports of progress, has no effect")
         )
 
 
-def _note_ml_root(conventions: Conventions, machine: Machine, notes: Notes) -> None:
+def _note_ml_root(conventions: Conventions, machine: Machine, diagnostics: Diagnostics) -> None:
     """Note how `/opt/ml` reaches a local run, and where its code names what will not be there."""
     if machine.has_ml_namespace:
-        notes.decide("/opt/ml is the run's own folder, in its code as well: each instance has a mount namespace")
+        diagnostics.add_decision(
+            "/opt/ml is the run's own folder, in its code as well: each instance has a mount namespace"
+        )
         return
-    notes.decide("/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here")
+    diagnostics.add_decision(
+        "/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here"
+    )
     if conventions.ml_paths:
         named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
         more = f" and {len(conventions.ml_paths) - _MOST_NAMED} more" if len(conventions.ml_paths) > _MOST_NAMED else ""
-        notes.warn(
+        diagnostics.add_warning(
             f"{named}{more}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
             "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
         )
 
 
-def _warn_of_own_ranks(conventions: Conventions, processes: int | None, notes: Notes) -> None:
+def _warn_of_own_ranks(conventions: Conventions, processes: int | None, diagnostics: Diagnostics) -> None:
     started = f"cloudtrain starts {processes or 'several'} ranks on each instance"
     if conventions.spawn is not None:
-        notes.warn(
+        diagnostics.add_warning(
             f"{conventions.spawn} starts processes with torch.multiprocessing.spawn, and {started}, each of which "
             "would do so: where these are its ranks, use cluster.processes_per_instance: 1"
         )
     if conventions.launcher is not None:
-        notes.warn(
+        diagnostics.add_warning(
             f"{conventions.launcher} starts a launcher of ranks (torchrun, accelerate launch or deepspeed), and "
             f"{started}, each of which would do so: use cluster.processes_per_instance: 1"
         )
     if conventions.own_rank is not None:
-        notes.warn(
+        diagnostics.add_warning(
             f"{conventions.own_rank}, which torchrun has set for each rank: where the script computes its own ranks, "
             "use cluster.processes_per_instance: 1"
         )

@@ -12,7 +12,7 @@ from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, en
 from cloudtrain_runtime.contract.training_identity import LENGTH_FIELDS
 
 
-def training_of(
+def identify_training(
     spec: JobSpec, args: Mapping[str, Any] | list[str], uploaded: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return what makes a training this one: entry, arguments, data and `train`, but for how long.

@@ -20,10 +20,10 @@ from cloudtrain.job.document import dotted
 from cloudtrain.job.fields import BUCKET_PATTERN
 from cloudtrain.job.script_conventions import Conventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Notes
+from cloudtrain.planning.diagnostics import Diagnostics
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
 from cloudtrain.planning.request import SETTING, source_of
-from cloudtrain.planning.storage_layout import Resumed
+from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import format_duration, format_size
@@ -60,66 +60,76 @@ _HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*
 """Values that no secret has, besides numbers: switches, paths, a handful of characters."""
 
 
-def check_settings(settings: Settings, notes: Notes) -> None:
+def check_settings(settings: Settings, diagnostics: Diagnostics) -> None:
     """Check the form of the account's settings; what AWS's model limits is checked in the request."""
     if settings.missing:
         names = ", ".join(settings.missing)
-        notes.warn(f"no {names} in the settings: placeholders stand in the request, and submit would refuse")
+        diagnostics.add_warning(
+            f"no {names} in the settings: placeholders stand in the request, and submit would refuse"
+        )
     if settings.untrusted:
         names = " and ".join(each.name for each in settings.untrusted)
-        notes.warn(f"{names}: from {settings.untrusted[0].file}; submit asks before it uses this (or --trust)")
+        diagnostics.add_warning(
+            f"{names}: from {settings.untrusted[0].file}; submit asks before it uses this (or --trust)"
+        )
     if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
         message = f'expected a bucket name of 3 to 63 small letters, digits, dots or hyphens, got "{settings.bucket}"'
-        notes.refuse_setting("bucket", message, "give the name alone, without s3://")
+        diagnostics.add_setting_error("bucket", message, "give the name alone, without s3://")
     if bool(settings.subnets) != bool(settings.security_groups):
         given, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
-        notes.refuse_setting(given, "subnets and security_groups go together", f"give {missing}, too")
+        diagnostics.add_setting_error(given, "subnets and security_groups go together", f"give {missing}, too")
     if settings.region is not None and settings.region not in service_limits.regions():
-        _unknown_region(settings.region, notes)
+        _unknown_region(settings.region, diagnostics)
     elif settings.region is not None:
-        _check_arns(settings, settings.region, notes)
+        _check_arns(settings, settings.region, diagnostics)
 
 
-def _check_arns(settings: Settings, region: str, notes: Notes) -> None:
+def _check_arns(settings: Settings, region: str, diagnostics: Diagnostics) -> None:
     """Check that role and key belong to the region that the job runs in."""
     partition = service_limits.partition_of(region)
     role = (settings.role or "").split(":")
     if len(role) > 1 and role[0] == "arn" and role[1] != partition:
-        notes.refuse_setting(
+        diagnostics.add_setting_error(
             "role", f"a role of {role[1]} does not serve {region}", f"its ARN begins with arn:{partition}:"
         )
     key = (settings.kms_key or "").split(":")
     if len(key) > 3 and key[0] == "arn" and key[3] != region:  # noqa: PLR2004 (arn:partition:kms:region:...)
-        notes.refuse_setting("kms_key", f"the key is in {key[3]}, and the job in {region}", f"use a key of {region}")
+        diagnostics.add_setting_error(
+            "kms_key", f"the key is in {key[3]}, and the job in {region}", f"use a key of {region}"
+        )
 
 
-def _unknown_region(region: str, notes: Notes) -> None:
+def _unknown_region(region: str, diagnostics: Diagnostics) -> None:
     """Warn of a region that may be newer than the installed AWS model, refuse one that is a typo."""
     if service_limits.is_newer_region(region):
-        notes.warn(f"the installed botocore does not know the region {region}")
+        diagnostics.add_warning(f"the installed botocore does not know the region {region}")
         return
     near = nearest(region, service_limits.regions())
     hint = f'did you mean "{near}"?' if near else "for example us-west-2"
-    notes.refuse_setting("region", f'there is no AWS region "{region}"', hint)
+    diagnostics.add_setting_error("region", f'there is no AWS region "{region}"', hint)
 
 
-def check_abilities(spec: JobSpec, notes: Notes) -> None:
+def check_abilities(spec: JobSpec, diagnostics: Diagnostics) -> None:
     """Refuse what the shared entrypoint does not do: ignored, it would be paid for and not had."""
     if spec.train is not None and spec.tracking.mlflow:
         message = "this version tracks a Task by event lines and TensorBoard; a script may write what it likes"
-        notes.refuse(("tracking", "mlflow"), message, "remove it")
+        diagnostics.add_error(("tracking", "mlflow"), message, "remove it")
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher keeps them, and {spec.cluster.distribution} starts ranks without it"
-        notes.refuse(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
+        diagnostics.add_error(
+            ("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR"
+        )
     if spec.cluster.network.isolation and spec.cluster.instances > 1:
-        _refuse_isolated_hosts(spec, notes)
+        _refuse_isolated_hosts(spec, diagnostics)
     for name, channel in spec.data.items() if spec.train is not None else ():
         if channel.mode == "Pipe":
             message = "a Task reads a channel's files, and Pipe mode brings one stream without their names"
-            notes.refuse(("data", name, "mode"), message, "use FastFile, which streams while it is read, or File")
+            diagnostics.add_error(
+                ("data", name, "mode"), message, "use FastFile, which streams while it is read, or File"
+            )
 
 
-def _refuse_isolated_hosts(spec: JobSpec, notes: Notes) -> None:
+def _refuse_isolated_hosts(spec: JobSpec, diagnostics: Diagnostics) -> None:
     """Refuse checkpoints of several hosts that cannot reach S3: /opt/ml/checkpoints is a disk of each host's own."""
     if spec.train is not None:
         message = (
@@ -127,44 +137,52 @@ def _refuse_isolated_hosts(spec: JobSpec, notes: Notes) -> None:
             "ranks write to /opt/ml/checkpoints, which is a disk of each host's own"
         )
         hint = "use isolation: false with subnets that reach nothing but S3, or one instance"
-        notes.refuse(("cluster", "network", "isolation"), message, hint)
+        diagnostics.add_error(("cluster", "network", "isolation"), message, hint)
     else:
-        notes.warn(
+        diagnostics.add_warning(
             "isolated instances cannot save by cloudtrain_runtime.checkpoint together; files that the script writes to "
             "/opt/ml/checkpoints are kept, those of all hosts in one folder"
         )
 
 
-def check_resume(spec: JobSpec, resumed: Resumed | None, notes: Notes) -> None:
+def check_resume(spec: JobSpec, resumed: ResumeSource | None, diagnostics: Diagnostics) -> None:
     """Refuse one checkpoint where the newest is all that can be had."""
     if resumed is not None and resumed.is_one and spec.cluster.network.isolation:
         message = "an isolated container goes on from the newest checkpoint of a folder, and this names one of them"
-        notes.refuse(("checkpoint", "resume"), message, "name the folder, or set cluster.network.isolation: false")
+        diagnostics.add_error(
+            ("checkpoint", "resume"), message, "name the folder, or set cluster.network.isolation: false"
+        )
 
 
-def check_queue(spec: JobSpec, settings: Settings, *, is_local: bool, notes: Notes) -> None:
+def check_queue(spec: JobSpec, settings: Settings, *, is_local: bool, diagnostics: Diagnostics) -> None:
     """Check what a job queue says together with the settings and the rest of the job."""
     queue = spec.cluster.queue
     if queue is None:
         return
     if is_local:
-        notes.warn("cluster.queue: a local run waits in no queue")
+        diagnostics.add_warning("cluster.queue: a local run waits in no queue")
         return
     arn = _QUEUE_ARN.fullmatch(queue.name)
     if arn is not None and settings.region is not None and arn[1] != settings.region:
         message = f"the queue is in {arn[1]}, and the job in {settings.region}"
-        notes.refuse(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
+        diagnostics.add_error(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
     if queue.priority is not None and queue.share is None:
-        notes.warn("cluster.queue.priority counts only in a queue with shares: this one is first in, first out")
+        diagnostics.add_warning(
+            "cluster.queue.priority counts only in a queue with shares: this one is first in, first out"
+        )
     if spec.cluster.max_pending is not None:
         # Service job retry strategies, AWS Batch user guide, 2026-11: such retries count as none and have no end.
-        notes.warn("cluster.max_pending ends one attempt only: AWS Batch tries again while there is no capacity")
+        diagnostics.add_warning(
+            "cluster.max_pending ends one attempt only: AWS Batch tries again while there is no capacity"
+        )
     if spec.cluster.prefer:
         # DescribeServiceJob says of capacityUsage that it is the payload's InstanceCount; preferences have none there.
-        notes.warn("cluster.prefer: AWS does not say how AWS Batch counts instances that are a choice of types")
+        diagnostics.add_warning(
+            "cluster.prefer: AWS does not say how AWS Batch counts instances that are a choice of types"
+        )
 
 
-def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, notes: Notes) -> None:
+def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, diagnostics: Diagnostics) -> None:
     """Refuse what CreateTrainingJob would; a local run keeps the same limits, but for where things lie."""
     for found in service_limits.check_request(_as_if_in_s3(request) if is_local else request):
         violation = _in_the_jobs_words(found, spec)
@@ -174,29 +192,31 @@ def check_limits(spec: JobSpec, request: dict[str, Any], *, is_local: bool, note
             continue  # told with the nearest types
         source = source_of(violation.path, request, spec)
         if source[:1] == (SETTING,):
-            notes.refuse_setting(str(source[1]), violation.message, violation.hint)
+            diagnostics.add_setting_error(str(source[1]), violation.message, violation.hint)
         else:
             is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
-            notes.refuse(source, violation.message, violation.hint, is_key=is_key)
+            diagnostics.add_error(source, violation.message, violation.hint, is_key=is_key)
 
 
-def check_secrets(spec: JobSpec, notes: Notes) -> None:
+def check_secrets(spec: JobSpec, diagnostics: Diagnostics) -> None:
     """Refuse values that look like keys or tokens: whoever may describe a job reads its document."""
     told = "looks like a secret, and whoever may describe the job can read it"
     for name, value in spec.code.variables.items():
         if _is_secret(name, value):
-            notes.refuse(("code", "env", name), told, _reference(name))
+            diagnostics.add_error(("code", "env", name), told, _reference(name))
     for name, value in spec.tags.items():
         if _is_secret(name, value):
-            notes.refuse(("tags", name), told, _reference(_variable(name)))
+            diagnostics.add_error(("tags", name), told, _reference(_variable(name)))
     for at, name, value in _arguments(spec):
         if _SECRET_ARGUMENT.search(name) and not _is_harmless(name, value):
-            notes.refuse(at, told, f"have the code read it from its environment: {_reference(_variable(name))}")
-    refused = {problem.path for problem in notes.problems}
+            diagnostics.add_error(
+                at, told, f"have the code read it from its environment: {_reference(_variable(name))}"
+            )
+    refused = {problem.path for problem in diagnostics.problems}
     for at, value in _texts(spec.to_document(), ()):
         if redact(value) != value and dotted(at) not in refused:
             variable = str(at[-1]) if at[:2] == ("code", "env") else "NAME"
-            notes.refuse(at, f"holds what {told}", _reference(variable))
+            diagnostics.add_error(at, f"holds what {told}", _reference(variable))
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -275,37 +295,43 @@ def _as_if_in_s3(request: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def warn_of_code(spec: JobSpec, size: int, notes: Notes) -> None:
+def warn_about_code(spec: JobSpec, size: int, diagnostics: Diagnostics) -> None:
     """Note what of the code and the schedule would surprise."""
     if size > _LARGE_CODE_BYTES:
-        notes.warn(f"the code folder has {format_size(size)}: name data in .cloudtrainignore, and make it a channel")
+        diagnostics.add_warning(
+            f"the code folder has {format_size(size)}: name data in .cloudtrainignore, and make it a channel"
+        )
     every, train = spec.checkpoint.every, spec.train
     if train is None:
         given = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
         if given:
             names = " and ".join(f"checkpoint.{name}" for name in given)
             counts = "this counts" if len(given) == 1 else "these count"
-            notes.warn(f"{names}: {counts} where the script saves by cloudtrain_runtime.checkpoint, and nowhere else")
+            diagnostics.add_warning(
+                f"{names}: {counts} where the script saves by cloudtrain_runtime.checkpoint, and nowhere else"
+            )
         return
     if train.steps is not None and every.steps is not None and every.steps > train.steps:
-        notes.warn(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
+        diagnostics.add_warning(
+            f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}"
+        )
     if every.seconds is not None and every.seconds > spec.limits.runtime:
-        notes.warn("checkpoint.every is longer than limits.runtime: only the last one would be written")
+        diagnostics.add_warning("checkpoint.every is longer than limits.runtime: only the last one would be written")
     if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
-        notes.warn(f"the run ends after {train.steps} steps, before the first evaluation")
+        diagnostics.add_warning(f"the run ends after {train.steps} steps, before the first evaluation")
 
 
-def note_outputs(spec: JobSpec, checkpoints: str, notes: Notes) -> None:
+def describe_outputs(spec: JobSpec, checkpoints: str, diagnostics: Diagnostics) -> None:
     """Note where the outputs of a script are kept, and which of them may be a folder that is written as a file."""
     if spec.code.outputs:
         kept = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
-        notes.decide(f"code.outputs: kept in {kept}; a run that resumes finds them in its code folder")
+        diagnostics.add_decision(f"code.outputs: kept in {kept}; a run that resumes finds them in its code folder")
     for name in spec.code.outputs:
         if not name.endswith("/") and not PurePosixPath(name).suffix:
-            notes.warn(f"code.outputs: {name} is taken for a file; a folder ends with a slash: {name}/")
+            diagnostics.add_warning(f"code.outputs: {name} is taken for a file; a folder ends with a slash: {name}/")
 
 
-def choose_local_rank(spec: JobSpec, conventions: Conventions, notes: Notes) -> str | None:
+def find_local_rank_option(spec: JobSpec, conventions: Conventions, diagnostics: Diagnostics) -> str | None:
     """Return the option by which each rank of a script gets its local rank, or None.
 
     `python -m torch.distributed.launch` has passed it, torchrun does not. Where the job passes it itself, or the script
@@ -317,14 +343,14 @@ def choose_local_rank(spec: JobSpec, conventions: Conventions, notes: Notes) -> 
     given = [word.partition("=")[0].replace("_", "-") for word in script_argv(spec.code.args)]
     if "--local-rank" in given:
         return None
-    notes.decide(
+    diagnostics.add_decision(
         f"{spec.code.script} defines {option}: each rank gets {option}=<its local rank>, as torch.distributed.launch "
         "passed it"
     )
     return option
 
 
-def warn_of_last_save(spec: JobSpec, notes: Notes) -> None:
+def warn_about_last_checkpoint(spec: JobSpec, diagnostics: Diagnostics) -> None:
     """Note that the last checkpoint will not be in S3 before a notice to stop is over."""
     size, hosts, every = spec.checkpoint.size, spec.cluster.instances, spec.checkpoint.every
     if size is None:
@@ -335,7 +361,7 @@ def warn_of_last_save(spec: JobSpec, notes: Notes) -> None:
     if seconds <= usable:
         return
     enough = math.ceil(size * 10**9 / (usable * rate))
-    notes.warn(
+    diagnostics.add_warning(
         f"checkpoint.size: {size} GB take about {format_duration(seconds)} to upload from {hosts} "
         f"instance{'' if hosts == 1 else 's'} at {format_size(rate)}/s each, and a notice to stop leaves {usable} s of "
         f"its {STOP_GRACE_SECONDS} s for it: the last checkpoint would be lost, and the work since the one before. "
@@ -344,9 +370,9 @@ def warn_of_last_save(spec: JobSpec, notes: Notes) -> None:
     )
 
 
-def warn_of_price(settings: Settings, region: str, as_of: str | None, today: date, notes: Notes) -> None:
+def warn_about_price(settings: Settings, region: str, as_of: str | None, today: date, diagnostics: Diagnostics) -> None:
     """Note a price that is old, or of a region that nobody asked for."""
     if settings.region is None:
-        notes.warn(f"no region in the settings: image and price are those of {region}")
+        diagnostics.add_warning(f"no region in the settings: image and price are those of {region}")
     if as_of is not None and (today - date.fromisoformat(as_of)).days > _OLD_PRICE_DAYS:
-        notes.warn(f"the price is of {as_of}: cloudtrain prices --refresh")
+        diagnostics.add_warning(f"the price is of {as_of}: cloudtrain prices --refresh")

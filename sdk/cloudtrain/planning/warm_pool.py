@@ -6,21 +6,50 @@ and of the billing: AWS's guide, "SageMaker AI Managed Warm Pools" (train-warm-p
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudtrain.planning.warm_pool_state import WarmPool
-
 AVAILABLE = "Available"
-LONGEST_SECONDS = 3600
+MAX_KEEP_ALIVE_SECONDS = 3600
 """Longest keep-alive by the guide. The model of the API takes 21600, so more than this is a warning, not an error."""
 
-SEARCHED_SECONDS = 21600 + 600
+SEARCH_WINDOW_SECONDS = 21600 + 600
 """A pool that is available belongs to a job that has ended, and so was changed, within this time."""
 
 _Types = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class WarmPool:
+    """The cluster that a run leaves behind, kept and paid for until the next job takes it.
+
+    Attributes:
+        status: `InUse`, `Available`, `Reused` or `Terminated`, as SageMaker names it.
+        keep_alive_seconds: How long it is kept after the run; 0 where that is not told.
+        until: When an available pool ends; None where that is not told, and in every other status.
+        kept_seconds: How long it has been kept, and is charged, so far.
+        usd: What that costs, or None when the price is unknown.
+        reused_by: Name of the job that has taken it, or an empty string.
+    """
+
+    status: str
+    keep_alive_seconds: int
+    until: datetime | None = None
+    kept_seconds: int = 0
+    usd: float | None = None
+    reused_by: str = ""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it waits for a job."""
+        return self.status == "Available"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `status --json`."""
+        return {**dataclasses.asdict(self), "until": self.until.isoformat() if self.until else None}
 
 
 @dataclass(frozen=True)
@@ -153,7 +182,7 @@ def clock_time(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%H:%M} UTC"
 
 
-def tell_start(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any], now: datetime) -> str:
+def describe_start(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any], now: datetime) -> str:
     """Return in one line whether a job starts in the warm pool of another one, and if not, why.
 
     Args:

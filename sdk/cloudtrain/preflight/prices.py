@@ -11,9 +11,9 @@ from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.retry import client_retries
-from cloudtrain.catalog import Price, Prices, Source, newest, read_prices
+from cloudtrain.catalog import Price, Prices, Source, merge_newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _API_REGION = "us-east-1"
@@ -48,7 +48,7 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
     if region.startswith("cn-"):
         raise CloudError(f"the prices of {region} are in CNY, in a price list of its own", "plan without limits.cost")
     before = read_prices(path)
-    merged = newest(before, fetch_prices(region, today=today, session=session))
+    merged = merge_newest(before, fetch_prices(region, today=today, session=session))
     _write(path, dump_json(merged.to_json(), indent=1))
     return merged
 
@@ -126,7 +126,7 @@ def _write(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_atomically(path, text)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
 

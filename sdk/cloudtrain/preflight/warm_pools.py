@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.warm_pool import AVAILABLE, SEARCHED_SECONDS, tell_start
+from cloudtrain.planning.warm_pool import AVAILABLE, SEARCH_WINDOW_SECONDS, describe_start
 from cloudtrain.preflight.base import (
     Check,
     CheckContext,
@@ -27,7 +27,7 @@ def check_pools(context: CheckContext) -> Iterator[Check]:
     """Tell whether the job starts in the cluster that another one has left behind. A cold start is no failure."""
     now = datetime.now(UTC)
     jobs = find_available_pools(context.client("sagemaker"), now)
-    yield passed("warm start", tell_start(jobs, context.plan.request, now), is_shown=True)
+    yield passed("warm start", describe_start(jobs, context.plan.request, now), is_shown=True)
 
 
 def find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
@@ -39,7 +39,7 @@ def find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
     """
     pages = client.get_paginator("list_training_jobs").paginate(
         WarmPoolStatusEquals=AVAILABLE,
-        LastModifiedTimeAfter=now - timedelta(seconds=SEARCHED_SECONDS),
+        LastModifiedTimeAfter=now - timedelta(seconds=SEARCH_WINDOW_SECONDS),
         SortBy="CreationTime",
         SortOrder="Descending",
         PaginationConfig={"PageSize": 100, "MaxItems": _MOST_POOLS},

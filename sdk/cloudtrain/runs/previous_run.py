@@ -12,7 +12,7 @@ from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.job.script_conventions import Conventions
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo
-from cloudtrain.planning.storage_layout import Resumed, steps_beside
+from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.s3_uri import split_uri
@@ -23,7 +23,7 @@ _OF_REQUEST = ("InputDataConfig", "OutputDataConfig")
 _CODE = ("directory", "task", "script", "requirements")
 
 
-def saved_by(content: Mapping[str, Any], run: str) -> Resumed:
+def saved_by(content: Mapping[str, Any], run: str) -> ResumeSource:
     """Return where a run has saved its checkpoints.
 
     Args:
@@ -41,11 +41,11 @@ def saved_by(content: Mapping[str, Any], run: str) -> Resumed:
         # A script of an older cloudtrain has none there; what cannot reach S3 saves to the folder that is synced.
         has_two = config["script"] is not None and folder.startswith("s3://")
         if not steps and has_two and not request.get("EnableNetworkIsolation"):
-            steps = steps_beside(folder)
+            steps = direct_folder_of(folder)
     except KeyError:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
-    return Resumed(folder, steps or folder, run, _uploaded(plan))
+    return ResumeSource(folder, steps or folder, run, _uploaded(plan))
 
 
 def _uploaded(plan: Mapping[str, Any]) -> dict[str, str]:
@@ -92,7 +92,7 @@ class PreviousRun:
         return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
 
     @property
-    def saved(self) -> Resumed:
+    def saved(self) -> ResumeSource:
         """Where its checkpoints lie."""
         return saved_by(self._content, self.run)
 

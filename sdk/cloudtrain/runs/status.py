@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
-from cloudtrain.planning.warm_pool_state import WarmPool
+from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.host_reports import file_warnings, rank_warnings
 from cloudtrain.runs.progress import MissedCheckpoint, Progress
 from cloudtrain.support.units import format_duration

@@ -22,17 +22,17 @@ from cloudtrain.secrets.file_names import NameTable
 SCANNED_BYTES = 4 * 2**20
 """What lies behind is data, not text that somebody wrote a token into."""
 
-MOST_FINDINGS = 3
+MAX_MATCHES = 3
 """Findings that are told of one file."""
 
-MOST_FILES_BELOW = 20_000
+MAX_FILES = 20_000
 """Files of a folder of data whose names are looked at."""
 
 _PROOF_BYTES = 2**16
 """Bytes of a file of data that are read where its name leaves it open."""
 
 
-class Finding(NamedTuple):
+class SecretMatch(NamedTuple):
     """Something that looks like a credential. Never holds the credential itself.
 
     Attributes:
@@ -185,7 +185,7 @@ VERSION = hashlib.sha256(repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).
 """Changes with the tables: what an older one found is worth nothing."""
 
 
-def of_folder(base: str) -> str | None:
+def kind_of_folder(base: str) -> str | None:
     """Return what a folder's name says that lies in it, or None.
 
     Args:
@@ -194,7 +194,7 @@ def of_folder(base: str) -> str | None:
     return _FOLDERS.get(base.lower())
 
 
-def by_name(name: str) -> str | None:
+def kind_by_name(name: str) -> str | None:
     """Return what a file's name says that it holds, or None.
 
     Args:
@@ -204,7 +204,7 @@ def by_name(name: str) -> str | None:
     return None if _is_harmless(base) else _NAMES.find(base) or _PAIRS.get(pair)
 
 
-def suspected(name: str) -> str | None:
+def suspected_kind(name: str) -> str | None:
     """Return what a file may hold by its name, where only the content can tell, or None.
 
     Args:
@@ -228,16 +228,16 @@ def _is_harmless(base: str) -> bool:
     return base.endswith(_HARMLESS_ENDS) or base.startswith(_HARMLESS_STARTS)
 
 
-def in_file(name: str, data: bytes) -> list[tuple[int, str]]:
+def scan_file(name: str, data: bytes) -> list[tuple[int, str]]:
     """Return (line, kind) of what looks like a credential in a file, at most `MOST_FINDINGS`; line 0 if it is no text.
 
     Args:
         name: See `by_name`: of some files only the name tells how their content is to be read.
         data: The beginning of the content.
     """
-    found, kind = in_text(data), suspected(name)
+    found, kind = scan_text(data), suspected_kind(name)
     proof = _prove(kind, data) if kind is not None else None
-    return found if proof is None or proof in found else sorted([proof, *found])[:MOST_FINDINGS]
+    return found if proof is None or proof in found else sorted([proof, *found])[:MAX_MATCHES]
 
 
 def _prove(kind: str, data: bytes) -> tuple[int, str] | None:
@@ -248,7 +248,7 @@ def _prove(kind: str, data: bytes) -> tuple[int, str] | None:
     return (0 if text is None else text.count(b"\n", 0, match.start()) + 1), kind
 
 
-def in_text(data: bytes) -> list[tuple[int, str]]:
+def scan_text(data: bytes) -> list[tuple[int, str]]:
     """Return (line, kind) of what looks like a credential, at most `MOST_FINDINGS`; nothing of what is no text."""
     text = _as_text(data)
     found: list[tuple[int, str]] = []
@@ -256,7 +256,7 @@ def in_text(data: bytes) -> list[tuple[int, str]]:
         line = (text.count(b"\n", 0, at) + 1, kind) if text is not None else (0, kind)
         if line not in found:
             found.append(line)
-        if len(found) == MOST_FINDINGS:
+        if len(found) == MAX_MATCHES:
             break
     return sorted(found)
 
@@ -312,7 +312,7 @@ def _tokens(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
 # ---------------------------------------------------------------- folders of data
 
 
-def secrets_below(path: Path, *, most: int = 10) -> list[Finding]:
+def scan_folder(path: Path, *, most: int = 10) -> list[SecretMatch]:
     """Return what of a folder of data looks like a credential by its name, in the order of the names.
 
     Data is too large to be searched. Only of files whose name leaves it open, such as `.pem`, the beginning is read.
@@ -325,14 +325,16 @@ def secrets_below(path: Path, *, most: int = 10) -> list[Finding]:
     """
     if path.is_file():
         kind = _in_data(path.name, str(path))
-        return [] if kind is None else [Finding(path.name, None, kind)]
-    found: list[Finding] = []
-    left, stack, linked = MOST_FILES_BELOW, [""], {os.path.realpath(path)}
+        return [] if kind is None else [SecretMatch(path.name, None, kind)]
+    found: list[SecretMatch] = []
+    left, stack, linked = MAX_FILES, [""], {os.path.realpath(path)}
     while stack and left > 0 and len(found) < most:
         name = stack.pop()
-        kind = of_folder(Path(name or path.absolute()).name) if _is_folder(name) else _in_data(name, f"{path}/{name}")
+        kind = (
+            kind_of_folder(Path(name or path.absolute()).name) if _is_folder(name) else _in_data(name, f"{path}/{name}")
+        )
         if kind is not None:
-            found.append(Finding(name or f"{path.name}/", None, kind))
+            found.append(SecretMatch(name or f"{path.name}/", None, kind))
         elif _is_folder(name):
             stack += _children(str(path), name, left, linked)
         else:
@@ -353,10 +355,10 @@ def _is_new(folder: str, linked: set[str]) -> bool:
 def _in_data(name: str, path: str) -> str | None:
     """Return what a file of data holds, by its name and, where it is a link, by the name of what it leads to."""
     for each in (name, os.path.realpath(path)) if os.path.islink(path) else (name,):  # noqa: PTH114 (often)
-        kind = by_name(each)
+        kind = kind_by_name(each)
         if kind is not None:
             return kind
-        kind = suspected(each)
+        kind = suspected_kind(each)
         if kind is not None and _is_proven(kind, path):
             return kind
     return None

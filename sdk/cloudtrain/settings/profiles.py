@@ -15,16 +15,16 @@ from cloudtrain.errors import SettingsError, UserError, did_you_mean, nearest
 from cloudtrain.job.fields import BUCKET_PATTERN
 from cloudtrain.secrets import scanner
 from cloudtrain.settings.settings import (
-    LISTS,
+    LIST_SETTINGS,
     PROFILES,
     SETTINGS,
     TRANSPORTS,
+    parse_value,
     profiles_of,
-    read_tables,
-    read_value,
+    read_settings_file,
 )
 from cloudtrain.settings.toml_file import TomlFile
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 
 Value = str | tuple[str, ...]
 
@@ -47,7 +47,7 @@ _SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws conf
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """A setting that a profile gets.
 
     Attributes:
@@ -79,12 +79,12 @@ class ProfileChange:
     file: Path
     profile: str | None
     settings: Mapping[str, Value]
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     _before: TomlFile
     _after: TomlFile
 
     @property
-    def overwrites(self) -> tuple[Change, ...]:
+    def overwrites(self) -> tuple[SettingChange, ...]:
         """The changes that replace or take out what somebody has stored before."""
         return tuple(change for change in self.changes if change.before is not None)
 
@@ -120,12 +120,14 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | S
     if profile is not None and not _NAME.fullmatch(profile):
         raise SettingsError(f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _")
     read = {name: _read(name, value) for name, value in values.items()}
-    tables = read_tables(file) if file.is_file() else TomlFile("", str(file))
+    tables = read_settings_file(file) if file.is_file() else TomlFile("", str(file))
     above = {name: value for name, value in tables.values.items() if name != PROFILES}
     own = above if profile is None else profiles_of(tables).get(profile, {})
     wanted = {name: _stored(name, read[name], profile, above) for name in SETTINGS if name in read}
     changes = tuple(
-        Change(name, _frozen(own.get(name)), value) for name, value in wanted.items() if _frozen(own.get(name)) != value
+        SettingChange(name, _frozen(own.get(name)), value)
+        for name, value in wanted.items()
+        if _frozen(own.get(name)) != value
     )
     merged = {**(above if profile is not None else {}), **own, **wanted}
     settings = {name: _frozen(merged[name]) for name in SETTINGS if merged.get(name)}
@@ -141,7 +143,7 @@ def remove_profile(file: Path, profile: str) -> None:
     Raises:
         SettingsError: there is none of this name, or the file is malformed or cannot be written.
     """
-    tables = read_tables(file) if file.is_file() else TomlFile("", str(file))
+    tables = read_settings_file(file) if file.is_file() else TomlFile("", str(file))
     names = sorted(profiles_of(tables))
     if profile not in names:
         hint = did_you_mean(profile, names) if names else "there are no named profiles"
@@ -157,7 +159,7 @@ def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
     """
     if not file.is_file():
         return {}
-    tables = read_tables(file)
+    tables = read_settings_file(file)
     above = {name: value for name, value in tables.values.items() if name != PROFILES}
     found: list[tuple[str | None, dict[str, Any]]] = [(None, above)] if above else []
     found += profiles_of(tables).items()
@@ -182,7 +184,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
 # ---------------------------------------------------------------- judging values
 
 
-def judge(name: str, value: Value, region: str | None = None) -> tuple[str, str] | None:
+def find_value_error(name: str, value: Value, region: str | None = None) -> tuple[str, str] | None:
     """Return what is wrong with a setting's value and what to do, None when nothing is; offline.
 
     Args:
@@ -200,7 +202,7 @@ def judge(name: str, value: Value, region: str | None = None) -> tuple[str, str]
 
 
 def _is_secret(text: str) -> bool:
-    return bool(_RANDOM.fullmatch(text) or scanner.in_text(text.encode("utf-8", "replace")))
+    return bool(_RANDOM.fullmatch(text) or scanner.scan_text(text.encode("utf-8", "replace")))
 
 
 def _judge_role(value: str, region: str | None) -> tuple[str, str] | None:
@@ -286,9 +288,9 @@ _JUDGES = {
 def _read(name: str, value: str | Sequence[str]) -> Value:
     _refuse_unknown(name)
     if isinstance(value, str):
-        return read_value(name, value)
-    if name not in LISTS or not all(isinstance(item, str) for item in value):
-        expected = "a list of strings" if name in LISTS else "a string"
+        return parse_value(name, value)
+    if name not in LIST_SETTINGS or not all(isinstance(item, str) for item in value):
+        expected = "a list of strings" if name in LIST_SETTINGS else "a string"
         raise SettingsError(f"{name} must be {expected}, got {type(value).__name__}", "correct it")
     return tuple(value)
 
@@ -329,11 +331,11 @@ def _problems(
         # What depends on the region is asked again when the region is another.
         concerned = name in given or ("region" in given and name in ("role", "kms_key"))
         value = settings.get(name)
-        found = judge(name, value, region) if concerned and value else None
+        found = find_value_error(name, value, region) if concerned and value else None
         if found is not None:
             yield (name, *found)
     if bool(settings.get("subnets")) != bool(settings.get("security_groups")):
-        there, missing = LISTS if settings.get("subnets") else reversed(LISTS)
+        there, missing = LIST_SETTINGS if settings.get("subnets") else reversed(LIST_SETTINGS)
         yield there, "subnets and security_groups go together", f"give {missing}, too, or neither"
 
 
@@ -344,6 +346,6 @@ def _write(file: Path, before: TomlFile, after: TomlFile) -> None:
         if there != before.text.encode():
             raise UserError(f"{file} has changed since it was read; nothing was written", "run the command again")
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, after.text, private=True)
+        write_atomically(target, after.text, private=True)
     except OSError as error:
         raise SettingsError(f"{file}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None

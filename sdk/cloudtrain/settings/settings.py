@@ -36,9 +36,9 @@ _ENVIRONMENT = {
     "transport": ("CLOUDTRAIN_TRANSPORT",),
 }
 SETTINGS = tuple(_ENVIRONMENT)
-LISTS = ("subnets", "security_groups")
-REQUIRED = ("role", "bucket", "region")
-NEED_TRUST = ("role", "bucket", "kms_key")
+LIST_SETTINGS = ("subnets", "security_groups")
+REQUIRED_SETTINGS = ("role", "bucket", "region")
+TRUST_SETTINGS = ("role", "bucket", "kms_key")
 """Who acts for the job, where its code and results go, and who can read them. No settings file gives an endpoint."""
 _ROLE_ACCOUNT = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/")
 
@@ -85,7 +85,7 @@ class Settings:
     @property
     def untrusted(self) -> tuple[Origin, ...]:
         """The values from beside the job that must not be used against an account before the user agrees."""
-        return () if self.is_trusted else tuple(each for each in self.beside_job if each.name in NEED_TRUST)
+        return () if self.is_trusted else tuple(each for each in self.beside_job if each.name in TRUST_SETTINGS)
 
     def require_trust(self) -> None:
         """Check that the user has agreed to what comes from a file beside the job.
@@ -100,7 +100,7 @@ class Settings:
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the required settings that have no value."""
-        return tuple(name for name in REQUIRED if not getattr(self, name))
+        return tuple(name for name in REQUIRED_SETTINGS if not getattr(self, name))
 
     def require(self) -> None:
         """Check that everything is there that a submit to SageMaker needs.
@@ -192,13 +192,13 @@ def find_origins(
     """
     found = [_origin(name, value, "flag") for name, value in (flags or {}).items() if value not in (None, "")]
     found += [
-        _origin(name, read_value(name, environ[variable]), variable)
+        _origin(name, parse_value(name, environ[variable]), variable)
         for name, variables in _ENVIRONMENT.items()
         for variable in variables
         if environ.get(variable)
     ]
     profile = environ.get(PROFILE_VARIABLE) or None
-    files = {path: read_tables(path) for path in settings_files(environ, job_directory) if path.is_file()}
+    files = {path: read_settings_file(path) for path in settings_files(environ, job_directory) if path.is_file()}
     _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
     for path, tables in files.items():
         found += _origins_in(path, tables, profile)
@@ -211,9 +211,9 @@ def settings_files(environ: Mapping[str, str], job_directory: Path | None = None
     return [*beside, profile_file(environ)]
 
 
-def read_value(name: str, text: str) -> str | tuple[str, ...]:
+def parse_value(name: str, text: str) -> str | tuple[str, ...]:
     """Return a setting's value that was given as one text; of a list the parts between commas."""
-    return tuple(part for each in text.split(",") if (part := each.strip())) if name in LISTS else text
+    return tuple(part for each in text.split(",") if (part := each.strip())) if name in LIST_SETTINGS else text
 
 
 def profile_file(environ: Mapping[str, str]) -> Path:
@@ -227,7 +227,7 @@ def prices_file(environ: Mapping[str, str]) -> Path:
     return profile_file(environ).with_name("prices.json")
 
 
-def read_tables(path: Path) -> TomlFile:
+def read_settings_file(path: Path) -> TomlFile:
     """Read a settings file and check that it holds nothing but settings and profiles.
 
     Raises:
@@ -261,7 +261,7 @@ def profiles_of(tables: TomlFile) -> dict[str, dict[str, Any]]:
 
 
 def _origin(name: str, value: Any, source: str, line: int | None = None, profile: str | None = None) -> Origin:
-    return Origin(name, tuple(value) if name in LISTS else value, source, line, profile)
+    return Origin(name, tuple(value) if name in LIST_SETTINGS else value, source, line, profile)
 
 
 def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origin]:
@@ -296,7 +296,7 @@ def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, 
         place = tables.place_of(*table, name)
         if name not in _ENVIRONMENT:
             raise SettingsError(f"{place}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
-        is_list = name in LISTS
+        is_list = name in LIST_SETTINGS
         fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
         if not (fits if is_list else isinstance(value, str)):
             expected, example = ("list of strings", "['one', 'two']") if is_list else ("string", "'text'")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import SettingsError, UserError
-from cloudtrain.settings.settings import LISTS, SETTINGS
+from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS
 
 STANDARD_INPUT = "-"
 _PROGRAMS = ("terraform", "tofu")
@@ -103,11 +103,11 @@ def _value(place: str, name: str, output: Any) -> str | tuple[str, ...]:
             )
         output = output["value"]
     if output is None:
-        return () if name in LISTS else ""
+        return () if name in LIST_SETTINGS else ""
     is_list = isinstance(output, list) and all(isinstance(item, str) for item in output)
-    if name in LISTS and is_list:
+    if name in LIST_SETTINGS and is_list:
         return tuple(output)
-    if name not in LISTS and isinstance(output, str):
+    if name not in LIST_SETTINGS and isinstance(output, str):
         return output
-    expected = "a list of strings" if name in LISTS else "a string"
+    expected = "a list of strings" if name in LIST_SETTINGS else "a string"
     raise SettingsError(f"{place}: {name} must be {expected}, got {type(output).__name__}", "correct the output")

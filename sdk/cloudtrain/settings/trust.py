@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cloudtrain.errors import SettingsError
 from cloudtrain.settings.settings import Settings, profile_file
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 
@@ -22,14 +22,14 @@ def trust_file(environ: Mapping[str, str]) -> Path:
     return profile_file(environ).with_name("trusted.json")
 
 
-def is_agreed(environ: Mapping[str, str], settings: Settings) -> bool:
+def has_agreed(environ: Mapping[str, str], settings: Settings) -> bool:
     """Return whether the user has agreed to every value that `settings` would use from beside the job."""
     known = _read(trust_file(environ))
     untrusted = settings.untrusted
     return all(known.get(each.file, {}).get(each.name) == _digest(each.text) for each in untrusted)
 
 
-def agree(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> Path:
+def store_agreement(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> Path:
     """Store the user's agreement to the values of one settings file; return where it is stored.
 
     Args:
@@ -45,7 +45,7 @@ def agree(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> P
     known[file] = {**known.get(file, {}), **{name: _digest(value) for name, value in values.items()}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, dump_json(known, indent=1, sort_keys=True) + "\n", private=True)
+        write_atomically(path, dump_json(known, indent=1, sort_keys=True) + "\n", private=True)
     except OSError as error:
         raise SettingsError(
             f"{path}: the answer cannot be stored: {error.strerror}",

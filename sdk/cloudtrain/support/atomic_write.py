@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a text file in one step: who reads it sees the old one or the new one, never a part.
 
     Args:

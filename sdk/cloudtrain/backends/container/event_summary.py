@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from cloudtrain.runs.progress import Progress
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 
 SUMMARY_FILE: Final = "events-summary.json"
 _VERSION: Final = 1
@@ -37,7 +37,7 @@ def write_summary(events: Path, summary: EventSummary) -> None:
     Raises:
         OSError: the disk refuses it.
     """
-    write_whole(events.with_name(SUMMARY_FILE), _adapter().dump_json(summary).decode())
+    write_atomically(events.with_name(SUMMARY_FILE), _adapter().dump_json(summary).decode())
 
 
 def read_summary(events: Path) -> EventSummary:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudtrain.errors import UnreadableStateError
 from cloudtrain.runs.status import State
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -81,7 +81,7 @@ def write_state(root: Path, record: RecordedState) -> None:
     for name in ("started", "ended"):
         recorded = getattr(record, name)
         content[name] = recorded.isoformat() if recorded else None
-    write_whole(root / STATE_FILE, dump_json(content, indent=1) + "\n")
+    write_atomically(root / STATE_FILE, dump_json(content, indent=1) + "\n")
 
 
 def read_state(root: Path) -> RecordedState:

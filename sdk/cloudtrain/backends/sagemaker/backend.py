@@ -43,8 +43,7 @@ from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, Unrea
 from cloudtrain.job.spec import REQUEST_TAG
 from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.planning.service_job import render_payload
-from cloudtrain.planning.warm_pool import read_pool
-from cloudtrain.planning.warm_pool_state import WarmPool
+from cloudtrain.planning.warm_pool import WarmPool, read_pool
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time

@@ -25,7 +25,7 @@ from cloudtrain.backends.container import (
 )
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 from cloudtrain.runs.status import State
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
     content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
-    write_whole(folder.root / OUTCOME_FILE, dump_json(content))
+    write_atomically(folder.root / OUTCOME_FILE, dump_json(content))
     return 0
 
 

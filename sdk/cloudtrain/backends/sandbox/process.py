@@ -17,7 +17,7 @@ from typing import IO, Any
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.atomic_write import write_whole
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 REGION = "us-west-2"
@@ -146,7 +146,7 @@ def lock_home(home: Path) -> IO[str]:
 
 def write_state(home: Path, sandbox: Sandbox) -> None:
     """Write down where the sandbox is, in one step. Only its owner may read it: it holds the access key."""
-    write_whole(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n", private=True)
+    write_atomically(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n", private=True)
 
 
 def find_sandbox(home: Path) -> Sandbox | None:
