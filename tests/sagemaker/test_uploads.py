@@ -227,7 +227,7 @@ def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path,
 
 
 def test_an_earlier_runs_archive_that_is_gone_is_told(aws: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"is gone from s3://{BUCKET}/code/sourcedir.tar.gz") as raised:
+    with pytest.raises(UserError, match=f"was deleted from s3://{BUCKET}/code/sourcedir.tar.gz") as raised:
         Uploads(s3()).renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
     assert "cloudtrain submit JOB --set checkpoint.resume=RUN" in raised.value.hint
 

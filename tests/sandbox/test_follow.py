@@ -111,7 +111,7 @@ def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, wr
         sandbox.weather()
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
-    assert status["reason"].startswith("MaxRuntimeExceeded: the run's time (1m) is over")
+    assert status["reason"].startswith("MaxRuntimeExceeded: the run reached its limit (1m)")
     assert "resume from the last checkpoint" in status["reason"]
     assert status["billable_seconds"] >= 60
     assert err.count("(retrying; the run continues)") == 1
@@ -123,7 +123,7 @@ def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
-    assert status["reason"].startswith("MaxWaitTimeExceeded: no spot capacity came in cluster.spot.max_wait (1m)")
+    assert status["reason"].startswith("MaxWaitTimeExceeded: no spot capacity within cluster.spot.max_wait (1m)")
     assert "QUEUED (Pending): Training job waiting for capacity; for 1 x ml.g5.xlarge, gives up in" in err
     assert (status["billable_seconds"], status["cost_usd"]) == (0, 0.0)
 
@@ -135,7 +135,9 @@ def test_spot_capacity_is_taken_away_and_does_not_come_back(sandbox: Served, wri
         sandbox.weather(capacity_after_seconds=3600, interrupt_at_step=[1])
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
-    assert status["reason"].startswith("MaxWaitTimeExceeded: the time of cluster.spot.max_wait (1m), waiting and")
+    assert status["reason"].startswith(
+        "MaxWaitTimeExceeded: waiting and training together reached cluster.spot.max_wait (1m)"
+    )
     assert "is over, after 1 interruption; raise it" in status["reason"]
     assert "Interrupted" in [phase["name"] for phase in status["phases"]]
     assert "INTERRUPTED (Pending): Training job waiting for capacity" in err
@@ -146,7 +148,7 @@ def test_capacity_does_not_come_in_max_pending(sandbox: Served, write: WriteJob)
     with following(sandbox, write(cluster="max_pending: 30m")) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
-    assert status["reason"].startswith("MaxPendingTimeExceeded: no capacity came in cluster.max_pending (30m)")
+    assert status["reason"].startswith("MaxPendingTimeExceeded: no capacity within cluster.max_pending (30m)")
     assert "cluster.prefer" in status["reason"]
     assert re.search(r"gives up in \d+s \(cluster.max_pending\)", err)
     assert status["started"] is None

@@ -127,7 +127,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (o
     before = sandbox.client("sagemaker").list_training_jobs(**ours)["TrainingJobSummaries"]
     gone = cli(*resume, environ=bare, cwd=elsewhere)
     assert gone.code == 2, gone.err
-    assert "the code of the earlier run is gone from s3://" in gone.err
+    assert "the code of the earlier run was deleted from s3://" in gone.err
     assert sandbox.client("sagemaker").list_training_jobs(**ours)["TrainingJobSummaries"] == before
 
 

@@ -67,7 +67,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
         (
             described("Stopped", *TRAINED, ("Stopping", 9), ("Uploading", 9), ("MaxRuntimeExceeded", 0)),
             "STOPPED",
-            "MaxRuntimeExceeded: the run's time (1h) is over",
+            "MaxRuntimeExceeded: the run reached its limit (1h)",
         ),
         # The last word is not the limit's, but a transition before it is.
         (
@@ -96,22 +96,22 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
                 "Stopping", ("Starting", 7200), ("Stopping", 9), StoppingCondition={"MaxWaitTimeInSeconds": 7200}
             ),
             "STOPPING",
-            "MaxWaitTimeExceeded: no spot capacity came in cluster.spot.max_wait (2h), nothing was billed",
+            "MaxWaitTimeExceeded: no spot capacity within cluster.spot.max_wait (2h), nothing was billed",
         ),
         (
             described("Stopped", ("Starting", 7200), ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
             "STOPPED",
-            "MaxWaitTimeExceeded: no spot capacity came",
+            "MaxWaitTimeExceeded: no spot capacity within",
         ),
         (
             described("Stopped", *TRAINED, *BACK, *BACK, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
             "STOPPED",
-            "MaxWaitTimeExceeded: the time of cluster.spot.max_wait (2h), waiting and training",
+            "MaxWaitTimeExceeded: waiting and training together reached cluster.spot.max_wait (2h)",
         ),
         (
             described("Stopped", *TRAINED, ("Interrupted", 0)),
             "STOPPED",
-            "interrupted: spot capacity was taken away for good",
+            "interrupted: spot capacity was taken away and did not return",
         ),
         (described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopped", 0)), "STOPPED", "interrupted: "),
         # Somebody stops a job that was interrupted once, or waits to come back: that is no interruption.
@@ -129,7 +129,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
         (
             described("Stopped", ("Starting", 5), ("Pending", 1796), ("Stopping", 9), ("Stopped", 0)),
             "STOPPED",
-            "MaxPendingTimeExceeded: no capacity came in cluster.max_pending (30m), nothing was billed",
+            "MaxPendingTimeExceeded: no capacity within cluster.max_pending (30m), nothing was billed",
         ),
         # A name that botocore does not know yet.
         (described("Stopped", *QUEUED, ("MaxPendingTimeExceeded", 0)), "STOPPED", "MaxPendingTimeExceeded: "),
@@ -165,7 +165,7 @@ def test_states_and_reasons(job: dict[str, Any], state: str, reason: str) -> Non
 
 def test_interruptions_are_counted_where_time_ran_out() -> None:
     job = described("Stopped", *TRAINED, *BACK, *BACK, ("Stopping", 9), ("MaxWaitTimeExceeded", 0))
-    assert "is over, after 2 interruptions; raise it or do without cluster.spot, and resume" in read_reason(job, NOW)
+    assert ", after 2 interruptions; raise it or remove cluster.spot, and resume" in read_reason(job, NOW)
 
 
 def test_each_end_has_words_of_its_own_and_an_explanation() -> None:

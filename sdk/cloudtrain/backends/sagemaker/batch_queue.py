@@ -1,10 +1,11 @@
-"""Runs that wait in an AWS Batch job queue: sent there, found again from their id alone, told as training jobs.
+"""Runs in AWS Batch job queues: submit, describe as training jobs, list and stop.
 
-AWS Batch names the training job itself, `AWSBatch...`, and makes a new one for each attempt, so no run of a queue is
-found by its name in SageMaker. The way there is: run id, plan.json in S3, the queue's name, the service job of that
-name, its latest attempt. SageMaker's own search finds training jobs that AWS Batch has forgotten.
+AWS Batch names the training jobs itself (`AWSBatch...`) and creates a new one for each attempt, so SageMaker has no
+training job with the run's id. A run is found through its plan.json in S3, which names the queue, the service job with
+the run's name, and the latest attempt of that job. If AWS Batch has deleted the service job, SageMaker's search finds
+the training jobs.
 
-AWS Batch itself was never called; sources stand in `cloudtrain.planning.service_job`.
+This code was never run against AWS Batch itself. `cloudtrain.planning.service_job` names the sources.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cloudtrain.support.s3_uri import split_uri
 
 PLAN_FILE = "plan.json"
 QUEUES_FOLDER = "queues"
-"""Below the prefix: an empty object for each queue that was ever sent to, so that `list` knows where to ask."""
+"""Folder below the prefix with an empty object for each used queue, so that `list` finds the queues."""
 STOP_REASON = "stopped by cloudtrain"
 
 WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
@@ -42,21 +43,29 @@ TRAINING_JOB_STATUSES = {
     "SUCCEEDED": ("Completed", "Completed"),
     "FAILED": ("Failed", "Failed"),
 }
-"""TrainingJobStatus and SecondaryStatus by ServiceJobStatus: every one that botocore's model knows (a test compares).
+"""TrainingJobStatus and SecondaryStatus by ServiceJobStatus. A test compares the keys with botocore's model.
 
 Source: AWS Batch user guide, mapping service job status to SageMaker AI status, 2026-11. PENDING is in the model only.
 """
 
-_RECEIVED = "Received status from SageMaker: "
-_RULE_ENDED = "Terminated by JobStateTimeLimit"
-_FORGOTTEN = ("ClientException", "ResourceNotFoundException")
-_NOT_THERE = ("NoSuchKey", "NoSuchBucket", "404", "AccessDenied")
-"""S3 says AccessDenied of what is not there to whom may not list the bucket."""
+_SAGEMAKER_PREFIX = "Received status from SageMaker: "
+_TIME_LIMIT_PREFIX = "Terminated by JobStateTimeLimit"
+_JOB_NOT_FOUND = ("ClientException", "ResourceNotFoundException")
+_OBJECT_NOT_FOUND = ("NoSuchKey", "NoSuchBucket", "404", "AccessDenied")
+"""Without permission to list the bucket, S3 answers AccessDenied for a missing object."""
 
 
 @dataclass
-class _Known:
-    """What was found out about a run of a queue."""
+class _QueuedRun:
+    """Cached facts about a run in a queue.
+
+    Attributes:
+        queue: Name or ARN of the queue.
+        request: The CreateTrainingJob document of the plan.
+        job_id: Id of the service job, once known.
+        is_final: Whether the service job has ended.
+        names: Names of its training jobs, the newest last.
+    """
 
     queue: str
     request: Mapping[str, Any]
@@ -66,64 +75,60 @@ class _Known:
 
 
 class BatchQueues:
-    """The service jobs of an account.
+    """The runs in the job queues of an account.
 
     Args:
-        settings: Bucket and prefix tell where plans lie.
-        client: Returns a boto3 client by its service's name.
+        settings: Settings with the bucket and prefix of the plans.
+        client: Returns a boto3 client by the name of its service.
     """
 
     def __init__(self, settings: Settings, client: Callable[[str], Any]) -> None:
         self._settings = settings
         self._client = client
-        self._known: dict[str, _Known] = {}
-
-    # ------------------------------------------------------------ submit
+        self._known: dict[str, _QueuedRun] = {}
 
     def submit(self, plan: Plan, payload: str) -> None:
-        """Put a run into its queue; the same run again changes nothing.
+        """Put a run into its queue. It is idempotent.
 
         Args:
-            plan: A plan with a queue, whose plan.json lies in S3 already.
+            plan: A plan with a queue, whose plan.json is in S3 already.
             payload: The CreateTrainingJob document as JSON.
 
         Raises:
-            CloudError: AWS refused; there is no job.
+            CloudError: AWS refused; no job was created.
         """
         from botocore.exceptions import ClientError
 
         document = plan.queue or {}
         queue = str(document["jobQueue"])
-        known = self._known[plan.run] = _Known(queue, plan.request)
+        known = self._known[plan.run] = _QueuedRun(queue, plan.request)
         hints = {"ClientException": f"see: aws batch describe-job-queues --job-queues {queue}"}
         with aws_errors(f"submit to the queue {queue}", hints):
-            place = split_uri(f"{self._base()}/{QUEUES_FOLDER}/{queue.rpartition('/')[2]}")
-            self._client("s3").put_object(Bucket=place.bucket, Key=place.key, Body=b"")
+            location = split_uri(f"{self._base()}/{QUEUES_FOLDER}/{queue.rpartition('/')[2]}")
+            self._client("s3").put_object(Bucket=location.bucket, Key=location.key, Body=b"")
             try:
                 answer = self._client("batch").submit_service_job(**document, serviceRequestPayload=payload)
                 known.job_id = str(answer["jobId"])
             except ClientError as error:
-                # "Identical payloads and clientTokens are considered the same request and the second is rejected": the
-                # first was ours, and its answer was lost on the way.
+                # "Identical payloads and clientTokens are considered the same request and the second is rejected": if
+                # the job exists, our first request succeeded and its response was lost.
                 if error.response["Error"]["Code"] != "ClientException" or self._find_id(plan.run, known) is None:
                     raise
 
     def _base(self) -> str:
         return f"s3://{self._settings.bucket}/{self._settings.prefix}".rstrip("/")
 
-    # ------------------------------------------------------------ look
-
     def describe(self, run: str) -> Mapping[str, Any] | None:
-        """Return what DescribeTrainingJob would say of a run in a queue, or None when it is none.
+        """Return the description of a queued run in the form of DescribeTrainingJob, or None if it is not queued.
 
         Raises:
-            CloudError: AWS does not tell.
+            CloudError: AWS refused or cannot be reached.
         """
         known = self._known.get(run) or self._read_plan(run)
         if known is None:
             return None
         self._known[run] = known
-        with aws_errors(f"look into the queue {known.queue}"):
+        with aws_errors(f"read the queue {known.queue}"):
             service = self._service_job(run, known)
             if service is None:
                 known.names = tuple(self._search(run))
@@ -133,37 +138,37 @@ class BatchQueues:
             known.is_final = service["status"] in ENDED
             is_waiting = service["status"] in WAITING
             job = None if is_waiting or not known.names else self._training_job(known.names[-1])
-            place = self._place_in_queue(service) if service["status"] == "RUNNABLE" else None
-        return as_training_job(run, known.request, service, job, place)
+            position = self._position_in_queue(service) if service["status"] == "RUNNABLE" else None
+        return as_training_job(run, known.request, service, job, position)
 
     def names(self, run: str) -> tuple[str, ...] | None:
-        """Return the names of a run's training jobs, the newest last, or None for a run that no queue is known of."""
+        """Return the names of a run's training jobs, the newest last; None if the run is not known to be queued."""
         known = self._known.get(run)
         return None if known is None else known.names
 
-    def _read_plan(self, run: str) -> _Known | None:
-        """Return what plan.json says of the queue, or None where there is none."""
+    def _read_plan(self, run: str) -> _QueuedRun | None:
+        """Return queue and request of a run's plan.json, or None if it names no queue."""
         from botocore.exceptions import ClientError
 
         if self._settings.bucket is None:
             return None
-        place = split_uri(f"{self._base()}/{run}/{PLAN_FILE}")
+        location = split_uri(f"{self._base()}/{run}/{PLAN_FILE}")
         with aws_errors(f"read the plan of {run}"):
             try:
-                body = self._client("s3").get_object(Bucket=place.bucket, Key=place.key)["Body"].read()
+                body = self._client("s3").get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
             except ClientError as error:
-                if error.response["Error"]["Code"] in _NOT_THERE:
+                if error.response["Error"]["Code"] in _OBJECT_NOT_FOUND:
                     return None
                 raise
         try:
             plan = json.loads(body)
             queue = plan["queue"]
-            return None if queue is None else _Known(str(queue["jobQueue"]), dict(plan["request"]))
+            return None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
         except (ValueError, TypeError, KeyError):
-            return None  # of a version without queues, or none of ours
+            return None  # a version without queues, or another program, wrote it
 
-    def _service_job(self, run: str, known: _Known) -> Mapping[str, Any] | None:
-        """Return what AWS Batch says of a run, or None where it knows nothing of it any more."""
+    def _service_job(self, run: str, known: _QueuedRun) -> Mapping[str, Any] | None:
+        """Return the service job of a run, or None if AWS Batch has deleted it."""
         from botocore.exceptions import ClientError
 
         if known.job_id is None and self._find_id(run, known) is None:
@@ -171,13 +176,13 @@ class BatchQueues:
         try:
             answer: Mapping[str, Any] = self._client("batch").describe_service_job(jobId=known.job_id)
         except ClientError as error:
-            if error.response["Error"]["Code"] in _FORGOTTEN:
+            if error.response["Error"]["Code"] in _JOB_NOT_FOUND:
                 return None
             raise
         return answer
 
-    def _find_id(self, run: str, known: _Known) -> str | None:
-        """Return the id of the newest service job with the run's name; the filter alone ignores case."""
+    def _find_id(self, run: str, known: _QueuedRun) -> str | None:
+        """Return the id of the newest service job with the run's name. The filter of AWS Batch ignores case."""
         from botocore.exceptions import ClientError
 
         filters = [{"name": "JOB_NAME", "values": [run]}]
@@ -187,7 +192,7 @@ class BatchQueues:
                     known.job_id = str(summary["jobId"])
                     return known.job_id
         except ClientError as error:
-            if error.response["Error"]["Code"] not in _FORGOTTEN:  # a queue that was deleted knows no jobs
+            if error.response["Error"]["Code"] not in _JOB_NOT_FOUND:  # the queue was deleted
                 raise
         return None
 
@@ -197,7 +202,7 @@ class BatchQueues:
             yield from page["jobSummaryList"]
 
     def _training_job(self, name: str) -> Mapping[str, Any] | None:
-        """Return a training job, or None when it is gone: AWS Batch deletes those that got no capacity."""
+        """Return a training job, or None if it was deleted, as AWS Batch deletes those without capacity."""
         from botocore.exceptions import ClientError
 
         try:
@@ -209,7 +214,7 @@ class BatchQueues:
         return answer
 
     def _search(self, run: str) -> Iterator[str]:
-        """Yield the names of the training jobs that were made of a run, the oldest first, as SageMaker finds them."""
+        """Yield the names of a run's training jobs that SageMaker's search finds, the oldest first."""
         wanted = {"Name": "HyperParameters.sagemaker_job_name", "Operator": "Contains", "Value": run}
         pages = (
             self._client("sagemaker")
@@ -225,21 +230,21 @@ class BatchQueues:
             for record in page["Results"]:
                 yield str(record["TrainingJob"]["TrainingJobName"])
 
-    def _place_in_queue(self, service: Mapping[str, Any]) -> int | None:
-        """Return how many jobs go first, as far as that may be known: the snapshot holds the first 100."""
+    def _position_in_queue(self, service: Mapping[str, Any]) -> int | None:
+        """Return the number of jobs before this one, or None if it is not among the first 100."""
         from botocore.exceptions import ClientError
 
         try:
             snapshot = self._client("batch").get_job_queue_snapshot(jobQueue=service["jobQueue"])
         except ClientError:
-            return None  # an extra that needs a permission of its own
+            return None  # optional: it needs a separate permission
         jobs = [job["jobArn"] for job in snapshot.get("frontOfQueue", {}).get("jobs", ())]
         return jobs.index(service["jobArn"]) if service.get("jobArn") in jobs else None
 
     def list(self, backend: str, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
-        """Yield the runs of every queue that was sent to under this prefix, the newest first.
+        """Yield the runs of all used queues below the prefix, newest first.
 
-        A run whose training job was stopped past AWS Batch counts as FAILED there; its `status` knows better.
+        AWS Batch reports FAILED for a run whose training job was stopped in SageMaker; `describe` is more precise.
         """
         if self._settings.bucket is None:
             return
@@ -250,7 +255,7 @@ class BatchQueues:
     def _runs_of(self, queue: str, backend: str, wanted: RunFilter) -> Iterator[Status]:
         from botocore.exceptions import ClientError
 
-        filters = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]  # without a filter, RUNNING ones only
+        filters = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]  # without a filter, AWS lists only RUNNING jobs
         try:
             for summary in self._summaries(queue, filters):
                 status = _status(summary, backend)
@@ -258,49 +263,44 @@ class BatchQueues:
                 if is_wanted and (not wanted.tags or wanted.accepts_tags(self._tags(summary))):
                     yield status
         except ClientError as error:
-            if error.response["Error"]["Code"] not in _FORGOTTEN:
+            if error.response["Error"]["Code"] not in _JOB_NOT_FOUND:
                 raise
 
     def _tags(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the tags of a service job, which a list of them does not tell."""
+        """Return the tags of a service job, which lists do not contain."""
         tags: Mapping[str, str] = self._client("batch").describe_service_job(jobId=summary["jobId"]).get("tags", {})
         return tags
 
     def _queues(self) -> Iterator[str]:
-        """Yield the names of the queues; none to whom may not look, so that `list` still tells the other runs."""
+        """Yield the names of the queues; none without permission, so that `list` still shows the other runs."""
         from botocore.exceptions import ClientError
 
-        place = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
+        location = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
         pages = self._client("s3").get_paginator("list_objects_v2")
         try:
-            for page in pages.paginate(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/"):
+            for page in pages.paginate(Bucket=location.bucket, Prefix=f"{location.key.rstrip('/')}/"):
                 for found in page.get("Contents", ()):
                     yield str(found["Key"]).rpartition("/")[2]
         except ClientError as error:
-            if error.response["Error"]["Code"] not in _NOT_THERE:
+            if error.response["Error"]["Code"] not in _OBJECT_NOT_FOUND:
                 raise
 
-    # ------------------------------------------------------------ stop
-
     def stop(self, run: str) -> bool:
-        """Ask AWS Batch to end a run that was described before; return False when it is not one of a queue.
+        """Ask AWS Batch to terminate a run that was described before; return False if it is not queued.
 
-        AWS Batch stops the training job, where there is one already. (TerminateServiceJob, user guide, 2026-11.)
+        AWS Batch also stops its training job, if there is one (TerminateServiceJob, user guide, 2026-11).
         """
         known = self._known.get(run)
         if known is None or known.job_id is None:
             return False
         if not known.is_final:
-            with aws_errors(f"stop it in the queue {known.queue}"):
+            with aws_errors(f"terminate the job in the queue {known.queue}"):
                 self._client("batch").terminate_service_job(jobId=known.job_id, reason=STOP_REASON)
         return True
 
 
-# ---------------------------------------------------------------- what a service job says
-
-
 def attempt_names(service: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the training jobs that AWS Batch has made of a service job, the newest last."""
+    """Return the names of the training jobs of a service job, the newest last."""
     attempts = (*service.get("attempts", ()), service.get("latestAttempt", {}))
     arns = [attempt.get("serviceResourceId", {}).get("value", "") for attempt in attempts]
     return tuple(dict.fromkeys(arn.rpartition("/")[2] for arn in arns if arn))
@@ -311,69 +311,73 @@ def as_training_job(
     request: Mapping[str, Any],
     service: Mapping[str, Any],
     job: Mapping[str, Any] | None,
-    place: int | None = None,
+    position: int | None = None,
 ) -> Mapping[str, Any]:
-    """Return the answer of DescribeTrainingJob for a run of a queue; its time in the queue is a phase of its own.
+    """Return a queued run in the form of DescribeTrainingJob. Its time in the queue is a separate phase.
 
     Args:
         run: Run id.
         request: The CreateTrainingJob document of its plan.
-        service: The answer of DescribeServiceJob.
-        job: The answer of DescribeTrainingJob for the latest attempt, or None while there is none.
-        place: How many jobs of the queue go first, if known.
+        service: Response of DescribeServiceJob.
+        job: Response of DescribeTrainingJob for the latest attempt, or None while there is none.
+        position: Number of jobs before it in the queue, if known.
     """
-    waited = _queued(service, job, place)
+    queued = _queue_transition(service, job, position)
     has_failed = job is not None and job["TrainingJobStatus"] in ("Failed", "Stopped")
-    # A training job that found no capacity is no end: AWS Batch tries again until there is some.
+    # A training job without capacity is not final: AWS Batch retries until there is capacity.
     is_settled = service["status"] in ENDED or not has_failed
-    was_cut_off = has_failed and _was_terminated(service) and "CapacityError" in str((job or {}).get("FailureReason"))
-    if job is not None and is_settled and not was_cut_off:
-        transitions = [waited, *job.get("SecondaryStatusTransitions", ())]
-        return {**job, "CreationTime": waited["StartTime"], "SecondaryStatusTransitions": transitions}
+    is_terminated_wait = (
+        has_failed and _is_terminated(service) and "CapacityError" in str((job or {}).get("FailureReason"))
+    )
+    if job is not None and is_settled and not is_terminated_wait:
+        transitions = [queued, *job.get("SecondaryStatusTransitions", ())]
+        return {**job, "CreationTime": queued["StartTime"], "SecondaryStatusTransitions": transitions}
     status, secondary = _statuses(service) if is_settled else TRAINING_JOB_STATUSES["RUNNABLE"]
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         **request,
         "TrainingJobName": run,
         "TrainingJobStatus": status,
         "SecondaryStatus": secondary,
-        "CreationTime": waited["StartTime"],
-        "SecondaryStatusTransitions": [waited],
+        "CreationTime": queued["StartTime"],
+        "SecondaryStatusTransitions": [queued],
     }
     reason = str(service.get("statusReason", ""))
     if status in ("Failed", "Stopped") and reason and reason != STOP_REASON:
-        told["FailureReason"] = reason.removeprefix(_RECEIVED)
+        described["FailureReason"] = reason.removeprefix(_SAGEMAKER_PREFIX)
     if service["status"] in ENDED and (ended := _time(service.get("stoppedAt"))) is not None:
-        told["TrainingEndTime"] = ended
-    return told
+        described["TrainingEndTime"] = ended
+    return described
 
 
 def _statuses(service: Mapping[str, Any]) -> tuple[str, str]:
     """Return TrainingJobStatus and SecondaryStatus of a service job without a training job."""
-    if service["status"] == "FAILED" and _was_terminated(service):
+    if service["status"] == "FAILED" and _is_terminated(service):
         return "Stopped", "Stopped"
-    # A status newer than this table: the job is there and has not ended, that much is sure.
+    # A status that is newer than this table. The job exists and has not ended in any case.
     return TRAINING_JOB_STATUSES.get(service["status"], TRAINING_JOB_STATUSES["RUNNABLE"])
 
 
-def _was_terminated(service: Mapping[str, Any]) -> bool:
-    """Whether somebody, or a rule of the queue, has ended the job rather than the job itself."""
-    return bool(service.get("isTerminated")) or str(service.get("statusReason", "")).startswith(_RULE_ENDED)
+def _is_terminated(service: Mapping[str, Any]) -> bool:
+    """Whether a user or a rule of the queue terminated the job."""
+    return bool(service.get("isTerminated")) or str(service.get("statusReason", "")).startswith(_TIME_LIMIT_PREFIX)
 
 
-def _queued(service: Mapping[str, Any], job: Mapping[str, Any] | None, place: int | None) -> dict[str, Any]:
+def _queue_transition(
+    service: Mapping[str, Any], job: Mapping[str, Any] | None, position: int | None
+) -> dict[str, Any]:
     """Return the time in the queue as a transition of a training job."""
     queue = str(service["jobQueue"]).rpartition("/")[2]
-    before = "" if not place else f", {place} job{'' if place == 1 else 's'} before it"
+    before = "" if not position else f", {position} job{'' if position == 1 else 's'} before it"
     reason = f": {service['statusReason']}" if service.get("statusReason") and service["status"] not in ENDED else ""
     ended = _time(service.get("scheduledAt")) or _time(service.get("stoppedAt"))
     if ended is None and job is not None:
         ended = job.get("CreationTime")
-    waits = service["status"] in WAITING
+    is_waiting = service["status"] in WAITING
     return {
         "Status": "Queued",
         "StartTime": _time(service.get("createdAt")) or datetime.now(UTC),
-        **({"EndTime": ended} if ended is not None and not waits else {}),
-        "StatusMessage": f"{'waits' if waits else 'waited'} in the queue {queue}{before}{reason}",
+        **({"EndTime": ended} if ended is not None and not is_waiting else {}),
+        "StatusMessage": f"{'waits' if is_waiting else 'waited'} in the queue {queue}{before}{reason}",
     }
 
 

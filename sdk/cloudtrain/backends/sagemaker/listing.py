@@ -1,4 +1,4 @@
-"""Which training jobs are listed: by as few calls as AWS allows, each made when its page is needed."""
+"""Lists of training jobs, fetched lazily and with as few calls as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import is_run_id
 
 _PAGE = 100
-"""Most that ListTrainingJobs and Search give at once (botocore's model, MaxResults)."""
+"""Largest page of ListTrainingJobs and Search (botocore's model, MaxResults)."""
 
 _NAME = re.compile(r"[a-zA-Z0-9\-]{1,63}")  # botocore's model, NameContains
 _HINTS = {
@@ -29,16 +29,16 @@ _HINTS = {
 
 
 def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
-    """Yield the jobs that cloudtrain has named and that are wanted, newest first.
+    """Yield the selected jobs that cloudtrain submitted, newest first.
 
-    ListTrainingJobs knows no tags, and asking each job for its own is a call per job; GetResources of the tagging API
-    has no order. Search filters by tags, sorts, and tells the whole job, so it is asked where tags are wanted. It needs
-    a permission of its own and reads an index, so it is not asked elsewhere.
+    With tags, it uses Search: ListTrainingJobs has no tags, reading them takes a call per job, and GetResources of the
+    tagging API does not sort. Without tags it uses ListTrainingJobs, because Search needs a separate permission and
+    reads an index that lags behind.
 
     Args:
         client: boto3 client of SageMaker.
-        wanted: Which.
-        backend: Name of the backend that they belong to.
+        wanted: Which jobs.
+        backend: Name of the backend for the statuses.
     """
     if wanted.name and not _NAME.fullmatch(wanted.name):
         return
@@ -50,7 +50,7 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
 
 
 def read_summary(job: Mapping[str, Any], backend: str) -> Status:
-    """Return what an entry of a list tells; most of them tell little."""
+    """Return the status of an entry of a list. Most fields are missing in it."""
     instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
     state, now = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")), datetime.now(UTC)
     has_reason = "SecondaryStatusTransitions" in job and state is not State.SUCCEEDED
@@ -69,7 +69,7 @@ def read_summary(job: Mapping[str, Any], backend: str) -> Status:
 
 
 def read_cluster(resources: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """Return instance type and count of a job; None for what is not decided yet, as before a preference is taken."""
+    """Return instance type and count of a job; None for values that SageMaker has not selected yet."""
     preferences = resources.get("InstancePreferences") or ()
     counts = {each.get("InstanceCount") for each in preferences}
     common = counts.pop() if len(counts) == 1 else None
@@ -84,9 +84,9 @@ def _list(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
         "SortBy": "CreationTime",
         "SortOrder": "Descending",
         "NameContains": wanted.name or None,
-        # One of them only. It saves bytes, not calls: AWS filters what a page of any status holds.
+        # The filter takes only one status. It does not save calls, because AWS filters within each page.
         "StatusEquals": statuses[0] if len(statuses) == 1 else None,
-        # Sent as whole seconds, compared without equality.
+        # AWS compares whole seconds and excludes equal times.
         "CreationTimeAfter": wanted.since and wanted.since - timedelta(seconds=1),
         "CreationTimeBefore": wanted.until and wanted.until + timedelta(seconds=1),
     }
@@ -120,7 +120,7 @@ def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
 
 
 def _filter(name: str, operator: str, value: str) -> dict[str, str]:
-    # An empty value is not allowed in a filter: such a tag only has to be there.
+    # A filter must not have an empty value. So for a tag with an empty value it only requires that the tag exists.
     return {"Name": name, "Operator": operator, "Value": value} if value else {"Name": name, "Operator": "Exists"}
 
 
@@ -139,7 +139,7 @@ def _pages(client: Any, operation: str, arguments: Mapping[str, Any]) -> Iterato
 
 
 def _statuses(states: frozenset[State]) -> list[str]:
-    """Return every TrainingJobStatus that a job in one of these states may have; nothing where all are wanted."""
+    """Return every TrainingJobStatus that a job in one of these states can have; empty if all states are selected."""
     found = {status for status, state in FINAL_STATES.items() if state in states}
     if states & set(ACTIVE_STATES.values()):
         found.add("InProgress")

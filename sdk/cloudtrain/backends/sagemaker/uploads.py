@@ -1,9 +1,8 @@
-"""What must lie in S3 before a job starts. Every object is there as a whole, or not at all.
+"""Uploads of code, data and configuration to S3. An object becomes visible only when it is complete.
 
-S3 shows an object when its last byte has come: a PutObject that breaks off, and a multipart upload that is not
-completed, leave nothing under their key (Amazon S3 User Guide, "Uploading and copying objects using multipart upload",
-2026-11). An upload that fails or is interrupted is aborted, so that no parts stay behind; only a client that is killed
-leaves some.
+An interrupted PutObject or multipart upload leaves no object under its key (Amazon S3 User Guide, "Uploading and
+copying objects using multipart upload", 2026-11). A failed or interrupted upload is aborted, so that no parts remain;
+only a killed client leaves some.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
 
 PART_BYTES = 8 * 2**20
-"""Size of a part, and from which size on a file is sent in parts."""
+"""Size of a part. Larger files are uploaded in parts."""
 MAX_CONCURRENCY = 10
-"""Requests at once; botocore keeps as many connections (max_pool_connections)."""
+"""Number of parallel requests, the size of botocore's connection pool (max_pool_connections)."""
 
 _MAX_ARCHIVE_AGE_DAYS = 30
-"""Age from which on an archive is sent again, so that a lifecycle rule for old code takes none that a job needs."""
+"""Older archives are uploaded again, so that a lifecycle rule for old code does not delete one that a job needs."""
 
 _NOT_FOUND = ("404", "NoSuchKey", "NotFound")
 _ACCESS_DENIED = ("403", "AccessDenied")
-"""S3's answer about an object that is not there to who may not list the bucket (API reference of HeadObject)."""
+"""S3's answer for a missing object without permission to list the bucket (API reference of HeadObject)."""
 
 
 @dataclass(frozen=True)
 class UploadResult:
-    """What an upload did.
+    """Result of an upload.
 
     Attributes:
-        files: Files that were sent.
+        files: Number of uploaded files.
         bytes: Their size.
-        kept: Files that lay there already.
+        kept: Number of files that existed in S3 already.
     """
 
     files: int
@@ -53,7 +52,7 @@ class UploadResult:
 
 @dataclass(frozen=True)
 class _FileUpload:
-    """One file, and the object that it becomes."""
+    """A file and the object to create."""
 
     path: Path
     bucket: str
@@ -63,17 +62,17 @@ class _FileUpload:
 
 @dataclass(frozen=True)
 class _ExistingObject:
-    """An object that is there, or of which S3 does not tell: then without a size."""
+    """An existing object. `size` is None if S3 does not reveal whether it exists."""
 
     size: int | None
     is_old: bool
 
 
 class Uploads:
-    """The uploads of one submit: collected first, so that all bytes are known, then sent several at once.
+    """The uploads of one submit: collected first, so that their size is known, then sent in parallel.
 
     Args:
-        client: boto3's S3 client.
+        client: boto3 client of S3.
     """
 
     def __init__(self, client: Any) -> None:
@@ -82,38 +81,38 @@ class Uploads:
         self._kept = 0
 
     def add_archive(self, path: Path, uri: str) -> None:
-        """Add a file whose name holds the digest of its content, unless it lies there.
+        """Add a file whose name contains the digest of its content, unless the object exists.
 
-        Equal digests mean equal archives, so an object of another size was not completed by us: it is replaced. So is
-        one that a lifecycle rule may soon take: its age counts from the last time that it was sent.
+        An object of another size is replaced, because equal digests mean equal archives. An old object is replaced,
+        too, because a lifecycle rule may delete it soon; its age counts from its last upload.
 
         Raises:
             botocore.exceptions.ClientError: S3 refused.
         """
         item = _FileUpload(path, *split_uri(uri), _size(path))
-        found = self._look(item.bucket, item.key)
+        found = self._find(item.bucket, item.key)
         if found is not None and found.size == item.size and not found.is_old:
             self._kept += 1
         else:
             self._items.append(item)
 
     def renew_archive(self, uri: str, folder: Path) -> None:
-        """Add what an earlier run has sent, where it is old: see `add_archive`.
+        """Upload the archive of an earlier run again if it is old (see `add_archive`).
 
         Args:
-            uri: Of the archive.
-            folder: Holds it until it is sent; it need not be on this machine.
+            uri: URI of the archive.
+            folder: Folder for the archive until it is uploaded.
 
         Raises:
-            UserError: it is gone.
+            UserError: the archive does not exist any more.
             botocore.exceptions.ClientError: S3 refused.
         """
         bucket, key = split_uri(uri)
-        found = self._look(bucket, key)
+        found = self._find(bucket, key)
         if found is None:
             raise UserError(
-                f"the code of the earlier run is gone from {uri}, perhaps by a rule that lets old code expire",
-                "submit the job anew, and let it go on: cloudtrain submit JOB --set checkpoint.resume=RUN",
+                f"the code of the earlier run was deleted from {uri}, perhaps by a lifecycle rule",
+                "submit the job again and resume: cloudtrain submit JOB --set checkpoint.resume=RUN",
             )
         if not found.is_old:
             self._kept += 1
@@ -123,64 +122,64 @@ class Uploads:
         self._items.append(_FileUpload(path, bucket, key, _size(path)))
 
     def add_folder(self, path: Path, uri: str) -> None:
-        """Add every file of a folder, or one file, but for those that lie there with the size that they have here.
+        """Add the files of a folder, or one file, except those that exist in S3 with the same size.
 
-        Only for a place of the run's own: elsewhere an object of equal size could be another.
+        Use it only for a prefix of the run: elsewhere, an object of the same size could have other content.
 
         Raises:
-            UserError: there is no file, or one cannot be read or named in S3.
+            UserError: there is no file, or a file cannot be read, or its name cannot be a key.
             botocore.exceptions.ClientError: S3 refused.
         """
         bucket, prefix = split_uri(f"{uri.rstrip('/')}/")
         items = [_FileUpload(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)]
         if not items:
-            raise UserError(f"{path} holds no file to upload", "name a folder that holds the data")
-        there = self._sizes_below(bucket, prefix)
-        missing = [item for item in items if there.get(item.key) != item.size]
+            raise UserError(f"{path} contains no file to upload", "name a folder that contains the data")
+        existing = self._sizes_below(bucket, prefix)
+        missing = [item for item in items if existing.get(item.key) != item.size]
         self._kept += len(items) - len(missing)
         self._items += missing
 
     def send(self, progress: ProgressCallback | None = None) -> UploadResult:
-        """Send what was added; return when all of it is in place.
+        """Upload the added files and wait for all of them.
 
         Args:
-            progress: Told how many bytes have been sent, and how many there are.
+            progress: Callback `(bytes_done, bytes_total)`.
 
         Raises:
             UserError: a file cannot be read.
-            botocore.exceptions.ClientError: S3 refused one; what was not sent yet is not sent.
+            botocore.exceptions.ClientError: S3 refused a file; the remaining ones are not uploaded.
         """
         items, self._items = self._items, []
         total = sum(item.size for item in items)
-        self._transfer([(str(item.path), item.bucket, item.key) for item in items], _counted(progress, total))
+        self._transfer([(str(item.path), item.bucket, item.key) for item in items], _make_byte_counter(progress, total))
         return UploadResult(len(items), total, self._kept)
 
     def put_texts(self, texts: Mapping[str, str]) -> None:
-        """Put texts in place, by uri.
+        """Upload texts, by URI.
 
         Raises:
             botocore.exceptions.ClientError: S3 refused.
         """
         self._transfer([(BytesIO(text.encode()), *split_uri(uri)) for uri, text in texts.items()], None)
 
-    def _transfer(self, sources: Iterable[tuple[Any, str, str]], told: Callable[[int], None] | None) -> None:
+    def _transfer(self, sources: Iterable[tuple[Any, str, str]], on_bytes: Callable[[int], None] | None) -> None:
         from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 
         config = TransferConfig(
             multipart_threshold=PART_BYTES,
             multipart_chunksize=PART_BYTES,
             max_concurrency=MAX_CONCURRENCY,
-            preferred_transfer_client="classic",  # the other one, if installed, ends otherwise when it is interrupted
+            preferred_transfer_client="classic",  # the CRT client behaves differently on interrupts
         )
-        subscribers = [] if told is None else [ProgressCallbackInvoker(told)]
-        # When its block is left by an exception, Ctrl-C among them, the manager cancels and aborts what has begun.
-        with _unreadable_told(), create_transfer_manager(self._client, config) as manager:
+        subscribers = [] if on_bytes is None else [ProgressCallbackInvoker(on_bytes)]
+        # On an exception, KeyboardInterrupt included, the manager cancels and aborts the running uploads.
+        with _user_errors(), create_transfer_manager(self._client, config) as manager:
             waiting = [manager.upload(source, bucket, key, subscribers=subscribers) for source, bucket, key in sources]
             for each in waiting:
                 each.result()
 
-    def _look(self, bucket: str, key: str) -> _ExistingObject | None:
-        """Return what lies there, or None."""
+    def _find(self, bucket: str, key: str) -> _ExistingObject | None:
+        """Return an existing object, or None."""
         from botocore.exceptions import ClientError
 
         try:
@@ -191,12 +190,12 @@ class Uploads:
             if error.response["Error"]["Code"] not in _NOT_FOUND:
                 raise
             return None
-        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # both times are S3's own
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # both times come from S3
         is_old = now - answer["LastModified"] > timedelta(days=_MAX_ARCHIVE_AGE_DAYS)
         return _ExistingObject(int(answer["ContentLength"]), is_old)
 
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
-        """Return sizes by key; nothing where the caller may not list."""
+        """Return sizes by key; empty without permission to list."""
         from botocore.exceptions import ClientError
 
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -209,40 +208,37 @@ class Uploads:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield files, each with its path below the folder."""
-    with _unreadable_told():
-        for file, name in data_files(path, on_error=_fail):
+    """Yield files, each with its path relative to the folder."""
+    with _user_errors():
+        for file, name in data_files(path, on_error=_raise):
             yield file, _key(name)
 
 
-def _fail(error: OSError) -> None:
-    """Do not pass over a folder that cannot be read."""
+def _raise(error: OSError) -> None:
     raise error
 
 
 def _key(name: str) -> str:
-    """Return a name that S3 can hold.
+    """Return a file name as a key of S3.
 
     Raises:
-        UserError: it is no text.
+        UserError: the name is not UTF-8.
     """
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise UserError(
-            f"{printable_name(name)} has a name that is no UTF-8, which S3 cannot hold", "rename it"
-        ) from None
+        raise UserError(f"the name of {printable_name(name)} is not UTF-8, as S3 requires", "rename the file") from None
     return name
 
 
 def _size(path: Path) -> int:
-    with _unreadable_told():
+    with _user_errors():
         return path.stat().st_size
 
 
 @contextlib.contextmanager
-def _unreadable_told() -> Iterator[None]:
-    """Tell of a file on this machine that cannot be read; what S3 says is no OSError."""
+def _user_errors() -> Iterator[None]:
+    """Turn errors of local files into user errors. Errors of S3 are no OSError."""
     try:
         yield
     except OSError as error:
@@ -251,8 +247,8 @@ def _unreadable_told() -> Iterator[None]:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}", "make it readable, or move it") from None
 
 
-def _counted(progress: ProgressCallback | None, total: int) -> Callable[[int], None] | None:
-    """Return what is told the bytes of each step, by many threads; a part that is sent again takes its bytes back."""
+def _make_byte_counter(progress: ProgressCallback | None, total: int) -> Callable[[int], None] | None:
+    """Return a thread-safe callback for uploaded bytes. The count is negative before a part is sent again."""
     if progress is None:
         return None
     done, lock = 0, threading.Lock()
