@@ -264,7 +264,7 @@ class Ours:
     """Save as the shared entrypoint does."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+        from cloudtrain_runtime.checkpoint.manager import CheckpointManager
         from cloudtrain_runtime.contract import CheckpointConfig
         from cloudtrain_runtime.process.run_context import context
 

@@ -135,7 +135,7 @@ def prepare(settings: Mapping[str, Any], ranks: int, folder: Path) -> None:
     job = _JOB.format(settings=text, ranks=ranks, steps=steps, batch_size=settings["batch_size"])
     (work / "job.yaml").write_text(job)
     tree = MlTree(folder / "ml")
-    for place in (tree.run_config.parent, tree.watch, tree.model, tree.output_data):
+    for place in (tree.run_config.parent, tree.heartbeats, tree.model, tree.output_data):
         place.mkdir(parents=True, exist_ok=True)
     tree.run_config.write_text(jobs.plan(work / "job.yaml", local=True).config.to_json())
 

@@ -30,8 +30,8 @@ from cloudtrain_runtime.contract import (
     FAILURE_CHARACTERS,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
+    MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
-    MOST_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     STOP_GRACE_SECONDS,
     WORKER_SCRIPT,
@@ -197,10 +197,10 @@ def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.ResolvedSecrets:
 
 def limit_processes(asked: int | None) -> int | None:
     """Return the ranks of this host: what was asked for, or fewer where the place has room for fewer."""
-    most = int(os.environ.get(MOST_PROCESSES_VARIABLE, "0"))
+    most = int(os.environ.get(MAX_PROCESSES_VARIABLE, "0"))
     if most == 0 or (asked is not None and asked <= most):
         return asked
-    log_line(f"{most} ranks on this instance instead of {asked or 'one per GPU'}: {MOST_PROCESSES_VARIABLE}={most}")
+    log_line(f"{most} ranks on this instance instead of {asked or 'one per GPU'}: {MAX_PROCESSES_VARIABLE}={most}")
     return most
 
 

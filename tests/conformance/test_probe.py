@@ -25,8 +25,8 @@ from cloudtrain_runtime.contract import (
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
+    MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
-    MOST_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     MlTree,
     parse_event,
@@ -66,7 +66,7 @@ DIFFERENT = {
     "OMP_NUM_THREADS": "a local run shares the CPUs of one machine among the hosts",
     HOSTS_HERE_VARIABLE: "number of the hosts that share this machine",
     GRACE_VARIABLE: "a sandbox can have a shorter time for a stop than SageMaker",
-    MOST_PROCESSES_VARIABLE: "the sandbox's limit of ranks per host",
+    MAX_PROCESSES_VARIABLE: "the sandbox's limit of ranks per host",
 }
 """Variables that may differ, with the reason.
 

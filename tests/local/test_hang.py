@@ -22,7 +22,7 @@ def test_a_rank_that_hangs_ends_the_run_with_its_stack(cli: Cli, small: Callable
     status = cli("status", run, "--json").json
     assert status["state"] == "FAILED"
     assert status["reason"].startswith("hang: no step for 1"), status["reason"]
-    assert "after step 5; rank 1 on algo-2 stands in small.py:31 in loss" in status["reason"]
+    assert "after step 5; rank 1 on algo-2 is at small.py:31 in loss" in status["reason"]
     assert status["last_checkpoint"]["step"] == 4
     folder = Path(done.json["artifacts"]["folder"])
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -325,7 +325,7 @@ def test_a_rank_that_fails_does_not_take_the_save_under_way_with_it(cli: Cli, sm
     path.with_name("small.py").write_text(path.with_name("small.py").read_text() + SLOW_COMMIT)
     done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
     assert done.code == 4
-    assert "rank 1 has failed; the save of step 2 is under way" in done.err
+    assert "rank 1 has failed; the save of step 2 is in progress" in done.err
     assert done.json["reason"].startswith("rank 1 on algo-2 (local rank 0) failed: ValueError")
     assert [each["step"] for each in cli("checkpoints", done.json["run"], "--json").json["checkpoints"]] == [2]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager, Resumed
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.storage import FolderStorage, open_storage, path_of
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
@@ -163,7 +163,7 @@ class _Held(FolderStorage):
 def test_one_at_most_is_under_way_and_what_falls_behind_is_told(
     place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PREVIOUS_SAVE_SECONDS", 0.01)
     checkpoints = checkpoints_at(str(tmp_path / "c"), place)
     storage = _Held(tmp_path / "c")
     checkpoints._saver.storage = storage  # noqa: SLF001
@@ -199,7 +199,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_is_made(
     ]
     assert (event["step"], event["reason"], event["missed"]) == (1, "failed", 1)
     assert "rank 0: NotADirectoryError" in event["detail"] or "rank 0: FileExistsError" in event["detail"]
-    assert "training goes on" in out
+    assert "training continues" in out
 
 
 def test_a_run_that_completed_no_due_checkpoint_fails(place: Context, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_run_that_completed_no_due_checkpoint_fails(place: Context, tmp_path: 
 
 def test_hosts_do_not_save_to_a_disk_of_their_own(place: Context) -> None:
     hosts = replace(place, hosts=("algo-1", "algo-2"))
-    with pytest.raises(CheckpointError, match="a disk of each host's own, so 2 hosts cannot save"):
+    with pytest.raises(CheckpointError, match="a local disk of each host, so 2 hosts cannot save"):
         checkpoints_at("", hosts)
 
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context

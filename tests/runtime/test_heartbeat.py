@@ -158,9 +158,9 @@ def _environment(names: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("sleep", "rank 1 on algo-1 stands in train.py:12 in sleep"),
-        ("hold_the_lock", "rank 1 on algo-1 stands in train.py:20 in hold_the_lock"),
-        ("stop", "rank 1 on algo-1 is stopped by a signal (SIGSTOP), and stands in train.py:15 in stop"),
+        ("sleep", "rank 1 on algo-1 is at train.py:12 in sleep"),
+        ("hold_the_lock", "rank 1 on algo-1 is at train.py:20 in hold_the_lock"),
+        ("stop", "rank 1 on algo-1 is stopped by a signal (SIGSTOP), and is at train.py:15 in stop"),
     ],
 )
 def test_a_hang_ends_the_host_and_names_the_rank(
@@ -172,7 +172,7 @@ def test_a_hang_ends_the_host_and_names_the_rank(
     failure = host.tree.failure.read_text()
     assert failure.startswith("hang: no step for ")
     assert failure.endswith(f" after step 4; {told}"), failure
-    assert "rank 0 stands in train.py:27 in <module> (waits in torch/distributed/" in host.log
+    assert "rank 0 is at train.py:27 in <module> (waits in torch/distributed/" in host.log
     (event,) = host.events("hang")
     assert (event["host"], event["step"], event["ranks"]) == ("algo-1", 4, [1])
     assert event["seconds"] > 2.0
@@ -191,9 +191,9 @@ def test_a_hang_ends_the_host_and_names_the_rank(
 def test_each_host_tells_its_part_and_the_cause_comes_first(start: Callable[..., list[Host]]) -> None:
     first, second = start(SCRIPT.replace("KIND", "sleep"), count=2)
     assert (first.wait(), second.wait()) == (1, 1), first.log + second.log
-    assert "rank 3 on algo-2 stands in train.py:12 in sleep" in second.tree.failure.read_text()
+    assert "rank 3 on algo-2 is at train.py:12 in sleep" in second.tree.failure.read_text()
     # One rank or both of them are silent for long enough when the host is called hung.
-    named = r"(ranks 0, 1 on algo-1: rank 0|rank [01] on algo-1) stands in train.py:27 in <module> \(waits in"
+    named = r"(ranks 0, 1 on algo-1: rank 0|rank [01] on algo-1) is at train.py:27 in <module> \(waits in"
     assert re.search(named, first.tree.failure.read_text())
     failures = [host.events("failed")[0] for host in (first, second)]
     assert [failure["secondary"] for failure in failures] == [True, False]
@@ -297,7 +297,7 @@ def test_without_a_limit_nothing_is_watched(start: Callable[..., list[Host]]) ->
     )
     (host,) = start(script, replace(CONFIG, hang_seconds=None))
     assert host.wait() == 0, host.log
-    assert not host.tree.watch.exists()
+    assert not host.tree.heartbeats.exists()
 
 
 @pytest.mark.processes
@@ -316,7 +316,7 @@ while again:
 """
     (host,) = start(script, replace(CONFIG, processes_per_instance=1, max_restarts=1))
     assert host.wait() == 1, host.log
-    assert "after step 5; rank 0 on algo-1 stands in train.py:11 in <module>" in host.tree.failure.read_text()
+    assert "after step 5; rank 0 on algo-1 is at train.py:11 in <module>" in host.tree.failure.read_text()
 
 
 def test_ticks_are_for_runs_only() -> None:
@@ -416,38 +416,38 @@ def test_the_main_threads_stack_is_read() -> None:
     assert stacks.main_stack(DUMP, 0x99)[0].function == "take", "the one that took the signal, where it is missing"
     assert stacks.main_stack("", 1) == ()
     told = RankStack(0, 7, True, frames).show(CODE)
-    assert told == "stands in nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
+    assert told == "is at nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
     told = RankStack(0, 7, True, frames[:1]).show(CODE)
     assert told == "waits in torch/autograd/graph.py:829 in _engine_run_backward", "no cause, see the rules of explain"
 
 
 @pytest.mark.parametrize(
-    ("changes", "odd"),
+    ("changes", "outliers"),
     [
         ({}, []),
-        ({2: {"trouble": "is stopped"}}, [2]),
+        ({2: {"condition": "is stopped"}}, [2]),
         ({1: {"step": 6}}, [1]),
         ({3: {"frames": (Frame("/opt/ml/code/train.py", 17, "forward"),)}}, [3]),
         ({0: {"frames": ()}}, [0]),
-        ({0: {"is_silent": False}}, [1, 2, 3]),
+        ({0: {"is_stalled": False}}, [1, 2, 3]),
         ({1: {"frames": (Frame("/x/site-packages/torch/distributed/other.py", 5, "barrier"),)}}, [1]),
     ],
 )
-def test_the_rank_unlike_the_others_is_found(changes: dict[int, dict[str, Any]], odd: list[int]) -> None:
+def test_rank_that_differs_from_the_others_is_found(changes: dict[int, dict[str, Any]], outliers: list[int]) -> None:
     waiting = (Frame("/x/site-packages/torch/distributed/c10d.py", 10, "all_reduce"),)
     ranks = [replace(RankStack(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)]
-    assert [stand.rank for stand in stacks.find_outliers(ranks)] == odd
+    assert [stand.rank for stand in stacks.find_outliers(ranks)] == outliers
 
 
 def test_a_frozen_host_is_no_hang() -> None:
-    clock = StallTimer(longest_seconds=0.01)
+    timer = StallTimer(max_interval_seconds=0.01)
     pulse = heartbeat.Heartbeat(0, 1, 0, 0, 0, heartbeat.Phase.RUNNING, 5, 1000, 0)
-    clock.look([pulse])
+    timer.update([pulse])
     time.sleep(0.3)
-    ((_, still),) = clock.look([pulse])
-    assert still <= 0.01, "the launcher did not look for 0.3 s: it was frozen itself"
-    ((_, still),) = clock.look([replace(pulse, last_nanoseconds=2000)])
-    assert still == 0.0
+    ((_, idle),) = timer.update([pulse])
+    assert idle <= 0.01, "the launcher did not look for 0.3 s: it was frozen itself"
+    ((_, idle),) = timer.update([replace(pulse, last_nanoseconds=2000)])
+    assert idle == 0.0
 
 
 def test_durations_are_told_in_words() -> None:

@@ -16,7 +16,7 @@ from support.jobs import Cli
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.errors import CheckpointError, DamagedError

@@ -26,7 +26,7 @@ from support.training import (
     Uneven,
 )
 
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
 from cloudtrain_runtime.process.run_context import read_context
 

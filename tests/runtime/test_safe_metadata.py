@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.optim import lr_scheduler
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.checkpoint.safe_metadata import deserialize, read_metadata, serialize
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manifest
 from cloudtrain_runtime.errors import CheckpointError

@@ -23,7 +23,7 @@ from support.s3_server import S3Server, Weather, serve_s3
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
@@ -244,7 +244,7 @@ def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, sky: S3S
         seen += has_lost and not is_complete
         if not is_complete:
             assert (
-                "does not hold what it has taken" in (detail := training.missed())
+                "does not hold what was written to it" in (detail := training.missed())
                 or "was written and not kept" in detail
             )
         assert training.resumed() == (training.step if is_complete else training.step - 1)
@@ -264,7 +264,7 @@ def test_a_run_that_cannot_see_its_checkpoints_does_not_begin_anew(
         sky.set_weather(Weather(only=only, skip=skip, **{kind: 1.0}))
         if only == "ListObjectsV2" and skip:
             break  # it lists once
-        with pytest.raises(CheckpointError, match=r"cannot be told what|cannot be read") as caught:
+        with pytest.raises(CheckpointError, match=r"cannot be listed|cannot be read") as caught:
             training.resumed()
         assert LASTING.get(kind, LASTING["reset"]) in str(caught.value)
     sky.set_weather(Weather())
@@ -278,7 +278,7 @@ def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monk
     monkeypatch.setattr(Path, "iterdir", fail)
     model, optimizer = model_and_optimizer(1)
     checkpoints = CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), place)
-    with pytest.raises(CheckpointError, match=r"nothing is begun.*Input/output error"):
+    with pytest.raises(CheckpointError, match=r"the run does not start.*Input/output error"):
         checkpoints.resume(model, [optimizer])
 
 
@@ -288,8 +288,8 @@ def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monk
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Waits of minutes take tenths of a second."""
-    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PREVIOUS_SAVE_SECONDS", 0.01)
+    monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._POLL_SECONDS", 0.1)
     return monkeypatch
 
 
@@ -326,12 +326,12 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     assert "is waited for no longer" in training.missed()
     # At the end of training there is no such hurry, but an end.
     training.checkpoints.notice._was_signalled = False  # noqa: SLF001
-    hurried.setattr("cloudtrain_runtime.checkpoint.saving._QUIET_SECONDS", 0.5)
+    hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 0.5)
     assert not training.checkpoints.wait_for_save()
     assert "is waited for no longer" in training.missed()
     # The weather clears: the client's retries find out by themselves.
     sky.set_weather(Weather())
-    hurried.setattr("cloudtrain_runtime.checkpoint.saving._QUIET_SECONDS", 60.0)
+    hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 60.0)
     assert training.go_on()
     assert training.resumed() == training.step
     training.check()
@@ -450,7 +450,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from cloudtrain_runtime.process import process_group
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.contract import CheckpointConfig
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager, Resumed
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.manifest import Manifest

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: the newest whole one, proven while it is read, at any number of ranks."""
+"""Resuming: find the newest complete checkpoint and load it, verified, at any number of ranks."""
 
 from __future__ import annotations
 
@@ -41,101 +41,103 @@ class CompleteCheckpoint:
         return self.manifest.step
 
     @property
-    def place(self) -> str:
-        """Uri of the folder that it lies in, with its run's others."""
+    def parent_uri(self) -> str:
+        """Uri of the folder that holds it and the run's other checkpoints."""
         return self.uri.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class _Examination:
-    """What is known of a checkpoint before or after it is loaded.
+    """The result of examining a checkpoint before or after it is loaded.
 
     Attributes:
-        damage: What is damaged about it.
-        trouble: Why it cannot be read.
-        misfit: What of the model or the optimizer does not fit to it.
-        stepped: Parameters for which it has a state of an optimizer.
+        damage: Descriptions of damaged data.
+        read_error: Why it cannot be read, or None.
+        mismatch: How it differs from the model or the optimizer, or None.
+        stepped: Parameters for which it holds optimizer state.
     """
 
     damage: tuple[str, ...] = ()
-    trouble: str | None = None
-    misfit: str | None = None
+    read_error: str | None = None
+    mismatch: str | None = None
     stepped: frozenset[str] = frozenset()
 
 
 def resume(
-    config: CheckpointConfig, storage: Storage, place: Context, states: Callable[[], States]
+    config: CheckpointConfig, storage: Storage, context: Context, states: Callable[[], States]
 ) -> tuple[CompleteCheckpoint, States, Collection[str]] | None:
-    """Load the newest whole checkpoint; return it and what was loaded, or None for a new run.
+    """Load the newest complete checkpoint. All ranks call this together.
 
-    The third is the names of the parameters for which it has a state of an optimizer.
-
-    One that turns out to be damaged is set aside, and the one before it is taken. Called by all ranks together.
+    A checkpoint that turns out to be damaged is marked as such, and the previous one is loaded.
 
     Args:
-        config: Where to look. `auto` takes this run's newest under its own uri, or else the newest of the same
-            training; `never` and a uri only what this run has saved itself (a restarted attempt continues from its
-            own), and then what lies at the uri.
-        storage: This run's own place.
-        place: This rank's place.
-        states: Returns the states to load into, in place where they are tensors.
+        config: Which checkpoint to load. `auto` selects this run's newest under its own uri, or else the newest of the
+            same training. `never` and a uri select only what this run has saved itself (a restarted attempt continues
+            from its own checkpoint); a uri then selects the newest one there.
+        storage: Where this run saves.
+        context: This rank's context.
+        states: Returns the states to load into; tensors are loaded in place.
+
+    Returns:
+        The checkpoint, the loaded states and the names of the parameters for which it holds optimizer state; None for a
+        new run.
 
     Raises:
-        CheckpointError: `resume` names a place without a complete checkpoint, all are damaged, or it is another
-            model's.
+        CheckpointError: `resume` names a location without a complete checkpoint, all are damaged, or the checkpoint
+            belongs to another model.
     """
     damaged: list[str] = []
     while True:
-        found = _newest(config, storage, place, damaged)
+        found = _newest(config, storage, context, damaged)
         if found is None:
             return None
         target = states()
-        look = _load(found, target, place)
-        if not look.damage:
-            return found, target, look.stepped
+        result = _load(found, target, context)
+        if not result.damage:
+            return found, target, result.stepped
         damaged.append(found.uri)
-        if place.is_main:
-            _report_damage(found, look.damage)
+        if context.is_main:
+            _report_damage(found, result.damage)
 
 
-def peek_state(config: CheckpointConfig, storage: Storage, place: Context) -> Mapping[str, Any]:
-    """Return what the checkpoint that `resume` would begin with has in its manifest; nothing for a new run."""
-    found = _newest(config, storage, place, [])
+def peek_state(config: CheckpointConfig, storage: Storage, context: Context) -> Mapping[str, Any]:
+    """Return the `state` in the manifest of the checkpoint that `resume` will load; empty for a new run."""
+    found = _newest(config, storage, context, [])
     return {} if found is None else found.manifest.state
 
 
-def load_step(storage: Storage, step: int, place: Context, target: States, *, is_shared: bool) -> bool:
-    """Load a complete checkpoint of a step into states; return whether there is one. Called by all ranks together.
+def load_step(storage: Storage, step: int, context: Context, target: States, *, is_shared: bool) -> bool:
+    """Load the complete checkpoint of a step; return whether there is one. All ranks call this together.
 
     Args:
-        storage: Where it lies.
+        storage: Where the checkpoint is.
         step: Optimizer steps done.
-        place: This rank's place.
-        target: The states to load into; what else is in the checkpoint is left out.
+        context: This rank's context.
+        target: The states to load into; other entries of the checkpoint are ignored.
         is_shared: Whether another run of the same training may have written it; this run's own is preferred.
 
     Raises:
-        CheckpointError: it is another model's, or it cannot be read.
+        CheckpointError: it belongs to another model, or it cannot be read.
     """
     found: CompleteCheckpoint | None = gather(
-        _of_step(storage, step, place, is_shared) if place.is_main else None, place
+        _of_step(storage, step, context, is_shared) if context.is_main else None, context
     )[0]
     if found is None:
         return False
-    look = _load(found, target, place)
-    if look.damage and place.is_main:
-        _report_damage(found, look.damage)
-    return not look.damage
+    result = _load(found, target, context)
+    if result.damage and context.is_main:
+        _report_damage(found, result.damage)
+    return not result.damage
 
 
-def _of_step(storage: Storage, step: int, place: Context, is_shared: bool) -> CompleteCheckpoint | None:
+def _of_step(storage: Storage, step: int, context: Context, is_shared: bool) -> CompleteCheckpoint | None:
     try:
         records = list_checkpoints(storage)
-        chosen = newest_complete(records, run=place.run, step=step)
+        chosen = newest_complete(records, run=context.run, step=step)
         if chosen is None and is_shared:
-            chosen = newest_complete([record for record in records if _is_of_training(record, place)], step=step)
+            chosen = newest_complete([record for record in records if _is_of_training(record, context)], step=step)
     except OSError as error:
-        log_line(f"what checkpoints there are cannot be told: {error}")
+        log_line(f"the checkpoints at {storage.uri} cannot be listed: {error}")
         return None
     if chosen is None or chosen.manifest is None:
         return None
@@ -145,15 +147,15 @@ def _of_step(storage: Storage, step: int, place: Context, is_shared: bool) -> Co
 def newest_complete(
     records: list[CheckpointRecord], *, run: str = "", step: int | None = None, without: tuple[str, ...] = ()
 ) -> CheckpointRecord | None:
-    """Return the newest complete one.
+    """Return the newest complete checkpoint, or None.
 
     Args:
-        records: What lies there, oldest first.
+        records: The checkpoints, oldest first.
         run: The run that must have written it; an empty string for any.
-        step: The step that it must have.
-        without: Folders that are out of the question.
+        step: The step that it must have, or None for any.
+        without: Folders to ignore.
     """
-    fitting = [
+    candidates = [
         record
         for record in records
         if record.is_complete
@@ -161,34 +163,34 @@ def newest_complete(
         and (step is None or record.step == step)
         and record.may_belong_to(run)
     ]
-    return fitting[-1] if fitting else None
+    return candidates[-1] if candidates else None
 
 
 def _newest(
-    config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]
+    config: CheckpointConfig, storage: Storage, context: Context, damaged: list[str]
 ) -> CompleteCheckpoint | None:
-    """Choose on rank 0, for all ranks."""
+    """Return the checkpoint to load, chosen on rank 0 for all ranks."""
     chosen: CompleteCheckpoint | None = None
-    problem: str | None = None
-    if place.is_main:
+    failure: str | None = None
+    if context.is_main:
         try:
-            chosen = _choose(config, storage, place, damaged)
+            chosen = _choose(config, storage, context, damaged)
         except CheckpointError as error:
-            problem = str(error)
+            failure = str(error)
         except OSError as error:
-            problem = f"nothing is begun, because it cannot be told what checkpoints there are: {error}"
-    chosen, problem = gather((chosen, problem), place)[0]
-    if problem is not None:
-        raise CheckpointError(problem)
+            failure = f"the run does not start, because its checkpoints cannot be listed: {error}"
+    chosen, failure = gather((chosen, failure), context)[0]
+    if failure is not None:
+        raise CheckpointError(failure)
     return chosen
 
 
 def _choose(
-    config: CheckpointConfig, storage: Storage, place: Context, damaged: list[str]
+    config: CheckpointConfig, storage: Storage, context: Context, damaged: list[str]
 ) -> CompleteCheckpoint | None:
-    run = place.run
+    run = context.run
     if config.resume == "auto":
-        return _of_training(storage, place, damaged)
+        return _of_training(storage, context, damaged)
     own = _best(storage, damaged, run=run) if run else None
     if own is not None or config.resume == "never":
         return own
@@ -200,46 +202,46 @@ def _choose(
     return found
 
 
-def _of_training(storage: Storage, place: Context, damaged: list[str]) -> CompleteCheckpoint | None:
-    """Choose this run's newest checkpoint, or else the newest of the same training.
+def _of_training(storage: Storage, context: Context, damaged: list[str]) -> CompleteCheckpoint | None:
+    """Return this run's newest checkpoint, or else the newest one of the same training.
 
     Raises:
-        CheckpointError: there are only another training's, or all are damaged.
+        CheckpointError: all checkpoints belong to another training, or all are damaged.
     """
     records = list_checkpoints(storage)
     _report_unused(storage, records)
     without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
-    of_training = [record for record in records if _is_of_training(record, place)]
-    chosen = (newest_complete(records, run=place.run, without=without) if place.run else None) or newest_complete(
+    of_training = [record for record in records if _is_of_training(record, context)]
+    chosen = (newest_complete(records, run=context.run, without=without) if context.run else None) or newest_complete(
         of_training, without=without
     )
     if chosen is not None and chosen.manifest is not None:
-        if place.training and not chosen.manifest.training:
+        if context.training and not chosen.manifest.training:
             log_line(
                 f"warning: {storage.uri}/{chosen.folder} does not name its training (cloudtrain 0.1 saved it): "
-                "it is taken to be this one's"
+                "it is assumed to be of this training"
             )
         return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
     _refuse_damaged(storage, of_training)
-    stranger = newest_complete([record for record in records if record not in of_training], without=without)
-    if stranger is not None and stranger.manifest is not None:
-        differences = describe_differences(stranger.manifest.training, place.training)
+    foreign = newest_complete([record for record in records if record not in of_training], without=without)
+    if foreign is not None and foreign.manifest is not None:
+        differences = describe_differences(foreign.manifest.training, context.training)
         raise CheckpointError(
-            f"checkpoint.resume is auto, and the checkpoints at {storage.uri} are another training's (step "
-            f"{stranger.step} of run {stranger.manifest.run}: {differences}). To continue from it: "
-            f"checkpoint.resume={stranger.manifest.run or 'its uri'}; to start anew: another checkpoint.uri, or "
-            "checkpoint.resume=never"
+            f"checkpoint.resume is auto, and the checkpoints at {storage.uri} belong to another training (step "
+            f"{foreign.step} of run {foreign.manifest.run}: {differences}). To continue from it: "
+            f"checkpoint.resume={foreign.manifest.run or 'its uri'}; to start from the beginning: another "
+            "checkpoint.uri, or checkpoint.resume=never"
         )
     return None
 
 
-def _is_of_training(record: CheckpointRecord, place: Context) -> bool:
-    return record.manifest is None or is_same_training(record.manifest.training, place.training)
+def _is_of_training(record: CheckpointRecord, context: Context) -> bool:
+    return record.manifest is None or is_same_training(record.manifest.training, context.training)
 
 
 def _report_unused(storage: Storage, records: list[CheckpointRecord]) -> None:
     for name in storage.strays():
-        log_line(f"warning: {storage.uri}/{name} is a file and not a checkpoint: it is ignored")
+        log_line(f"warning: {storage.uri}/{name} is a file and not a checkpoint: ignored")
     for record in records:
         if not record.is_complete:
             log_line(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
@@ -257,37 +259,37 @@ def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None 
 
 
 def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
-    """Refuse to start anew where every checkpoint is damaged.
+    """Refuse to start from the beginning where every checkpoint is damaged.
 
     Raises:
-        CheckpointError: at least one is.
+        CheckpointError: at least one is damaged.
     """
-    # To begin anew would be worse than to stop: nobody asked for that, and days of work may still be saved by hand.
+    # Starting over silently would be worse than stopping: days of work may still be recovered by hand.
     damaged = [other.folder for other in records if other.verdict == "damaged"]
     if damaged:
         raise CheckpointError(
             f"every checkpoint at {storage.uri} is damaged ({', '.join(damaged)}): "
-            "checkpoint.resume=never starts anew, a uri goes on from elsewhere"
+            "checkpoint.resume=never starts from the beginning, a uri resumes from elsewhere"
         )
 
 
-def _load(found: CompleteCheckpoint, target: States, place: Context) -> _Examination:
-    """Load a checkpoint into the states, on all ranks; return what is known of it then.
+def _load(found: CompleteCheckpoint, target: States, context: Context) -> _Examination:
+    """Load a checkpoint into the states, on all ranks; return the result of the examination.
 
     Raises:
-        CheckpointError: it is another model's, or it cannot be read.
+        CheckpointError: it belongs to another model, or it cannot be read.
     """
     parent, _, folder = found.uri.rpartition("/")
     reader = CheckpointReader(open_storage(parent), folder, found.manifest)
-    # The stages of a pipeline make up the model together.
-    shapes = {name: shape for part in gather(tensor_shapes(target["model"]), place) for name, shape in part.items()}
-    look: _Examination = gather(_examine(reader, target, shapes) if place.is_main else _Examination(), place)[0]
-    if look.damage:
-        return look
-    if look.trouble is not None:
-        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {look.trouble}")
-    if look.misfit is not None:
-        raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {look.misfit}")
+    # Each stage of a pipeline holds a part of the model.
+    shapes = {name: shape for part in gather(tensor_shapes(target["model"]), context) for name, shape in part.items()}
+    result: _Examination = gather(_examine(reader, target, shapes) if context.is_main else _Examination(), context)[0]
+    if result.damage:
+        return result
+    if result.read_error is not None:
+        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {result.read_error}")
+    if result.mismatch is not None:
+        raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {result.mismatch}")
     try:
         load(target, storage_reader=reader, planner=PlainLoadPlanner())
     except CheckpointException as error:
@@ -297,30 +299,30 @@ def _load(found: CompleteCheckpoint, target: States, place: Context) -> _Examina
             return _Examination(damage=tuple(damages))
         why = f"{causes[0]}{version_difference(found.manifest)}"
         raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {why}") from error
-    return look
+    return result
 
 
 def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list[int]]) -> _Examination:
-    """Return what is damaged about the metadata, why it cannot be read, or what of the model does not fit to it."""
+    """Examine the metadata: whether it is damaged, can be read, and matches the model."""
     try:
         metadata = reader.read_metadata()
     except DamagedError as error:
         return _Examination(damage=(str(error),))
     except (OSError, CheckpointError) as error:
-        return _Examination(trouble=str(error))  # the other ranks must hear of it
+        return _Examination(read_error=str(error))  # raised on all ranks
     stepped, kinds = saved_optimizer(metadata)
-    # Before anything is loaded: torch 2.5 loads what overlaps of a tensor of another shape, in silence.
-    misfit = next(shape_mismatches(metadata, shapes), None) or optimizer_mismatch(kinds, target.get("optimizer", {}))
-    return _Examination(misfit=misfit, stepped=stepped)
+    # Checked before loading: torch 2.5 silently loads the overlapping part of a tensor of another shape.
+    mismatch = next(shape_mismatches(metadata, shapes), None) or optimizer_mismatch(kinds, target.get("optimizer", {}))
+    return _Examination(mismatch=mismatch, stepped=stepped)
 
 
 def _report_damage(found: CompleteCheckpoint, damage: Collection[str]) -> None:
     parent, _, folder = found.uri.rpartition("/")
     detail = "; ".join(damage)
-    log_line(f"{found.uri} is damaged and set aside: {detail}")
+    log_line(f"{found.uri} is damaged and is not used: {detail}")
     emit("checkpoint_damaged", uri=found.uri, step=found.step, detail=detail)
     try:
         mark_damaged(open_storage(parent), folder, damage)
     except OSError as error:
-        # It may be another run's, which this one may only read. It is left out here all the same.
+        # The checkpoint may belong to another run, which this one may only read. This load ignores it anyway.
         log_line(f"{found.uri} could not be marked as damaged: {error}")

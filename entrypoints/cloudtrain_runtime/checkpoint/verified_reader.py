@@ -109,7 +109,7 @@ def find_damage(
     folder: str,
     files: Mapping[str, StoredFile],
     block_bytes: int = BLOCK_BYTES,
-    note: Callable[[], None] = lambda: None,
+    on_block: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
     """Read files of a checkpoint whole and yield what is wrong with them, one sentence per damaged file.
 
@@ -118,13 +118,13 @@ def find_damage(
         folder: Its name there.
         files: What its manifest says of the files to read.
         block_bytes: Size of the manifest's blocks.
-        note: Called after each block.
+        on_block: Called after each block.
     """
     buffer = memoryview(bytearray(block_bytes))
     for name, stored in sorted(files.items()):
         try:
             with open_verified(storage, folder, name, stored, block_bytes) as file:
                 while file.readinto(buffer):
-                    note()
+                    on_block()
         except DamagedError as error:
             yield str(error)

@@ -1,7 +1,7 @@
-"""A hang ends the run and leaves evidence: the launcher's watch over the ranks of its host.
+"""Hang detection: the launcher monitors the ranks of its host, ends a hung run and keeps evidence.
 
-Standard library only, like the launcher. What needs more (uploading) runs in a process of its own:
-`python -m cloudtrain_runtime.launcher.hang FOLDER URI` copies a folder's files there and prints nothing but the uri.
+Standard library only, like the launcher. Uploading needs boto3 and runs in a separate process:
+`python -m cloudtrain_runtime.launcher.hang FOLDER URI` copies the files of a folder and prints the uri.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from cloudtrain_runtime.process.heartbeat import (
 
 _LONGEST_PERIOD_SECONDS = 1.0
 _STACKS_SECONDS = 3.0
-"""How long ranks may take to write their stacks; they need milliseconds."""
+"""How long the launcher waits for the ranks' stacks, which take milliseconds to write."""
 
 _TRACES_SECONDS = 8.0
-"""How long NCCL's flight recorder may take: torch looks at its pipe once a second and writes a few megabytes."""
+"""How long the launcher waits for NCCL's flight recorder: torch polls its pipe once a second and writes a few
+megabytes."""
 
 _UPLOAD_SECONDS = 20.0
-_OTHERS_SECONDS = 10.0
-"""How long a host of several waits before it ends its ranks: theirs fail when their peers have gone."""
+_PEERS_SECONDS = 10.0
+"""How long one of several hosts waits before it ends its ranks: ranks on other hosts fail when their peers end."""
 
 _YIELD_SECONDS = 3.0
-"""How much longer a host waits whose ranks only wait for others: the cause should be told first."""
+"""How much longer a host waits whose ranks only wait for others, so that the host with the cause reports first."""
 
 _TERM_SECONDS = 3.0
 _LAST_SECONDS = 5.0
-"""How long the launcher may take to end after its ranks, before this thread ends it."""
+"""How long the launcher may take to exit after its ranks, before this thread ends it."""
 
 _PIPE = "nccl-pipe-"
 _TRACE = "nccl-trace-"
@@ -56,35 +57,35 @@ _EXIT_CODE = 1
 
 
 def trace_variables(tree: MlTree) -> dict[str, str]:
-    """Return where NCCL's flight recorder writes, and the pipe that has it write.
+    """Return the variables that set where NCCL's flight recorder writes, and the pipe that triggers it.
 
-    Source: ProcessGroupNCCL.cpp of torch 2.5 to 2.13 (DumpPipe, DebugInfoWriter); each adds the rank. The name of the
-    former is that of torch 2.5, which later ones read as well. Built from it and not seen on a GPU so far.
+    Source: ProcessGroupNCCL.cpp of torch 2.5 to 2.13 (DumpPipe, DebugInfoWriter), which append the rank. The first name
+    is that of torch 2.5; later versions read it, too. Written from the source; not yet tried on a GPU.
     """
     return {
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tree.watch / _TRACE),
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tree.watch / _PIPE),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tree.heartbeats / _TRACE),
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tree.heartbeats / _PIPE),
     }
 
 
 @dataclass(frozen=True)
 class StalledRank:
-    """A rank that had no step for too long."""
+    """A rank that has had no step for too long."""
 
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     seconds: float
 
 
 class HangWatchdog:
-    """Looks at the pulses of a host's ranks, and ends the host when one of them has stopped.
+    """Reads the heartbeats of a host's ranks, and ends the host's part of the run when one of them has stopped.
 
     Args:
         tree: The host's /opt/ml.
         host: Its name.
-        hosts: How many hosts the run has.
-        limit_seconds: How long a rank may go without a step beyond its slowest one so far; None watches nothing.
-        checkpoints: Uri of the run's checkpoints, beside which the evidence is kept, or an empty string.
-        is_stopping: Whether the host has been told to stop: then it ends anyway.
+        hosts: Number of hosts of the run.
+        limit_seconds: How much longer than its slowest step so far a rank may take; None disables the watchdog.
+        checkpoints: Uri of the run's checkpoints, next to which the evidence is uploaded, or an empty string.
+        is_stopping: Returns whether the host has received a stop notice, after which it ends anyway.
     """
 
     def __init__(
@@ -106,12 +107,12 @@ class HangWatchdog:
         self._hung = threading.Event()
         self._is_done = threading.Event()
         self._failure = ""
-        shutil.rmtree(tree.watch, ignore_errors=True)
+        shutil.rmtree(tree.heartbeats, ignore_errors=True)
         if limit_seconds is not None:
-            tree.watch.mkdir(parents=True)
+            tree.heartbeats.mkdir(parents=True)
 
     def start(self, agent: int) -> None:
-        """Begin, in a thread of its own.
+        """Start the watchdog thread.
 
         Args:
             agent: The process that starts the ranks.
@@ -120,76 +121,73 @@ class HangWatchdog:
             threading.Thread(target=self._run, args=(self._limit, agent), name="hang watch", daemon=True).start()
 
     def end(self) -> int | None:
-        """Wait for the end of a hang; return the exit code that it has, or None when there was none.
+        """Wait until a hang has been handled; return its exit code, or None if there was no hang.
 
-        To be called when the agent has ended.
+        Call it when the agent has ended.
         """
         if not self._hung.is_set():
             return None
         self._is_done.wait()
-        # Whoever ended meanwhile has written what it saw of the end, which is not the cause.
+        # Processes that ended meanwhile may have written a failure, which is an effect and not the cause.
         if self._failure:
             _write_failure(self._tree, self._failure)
         return _EXIT_CODE
 
     def keep_traces(self) -> None:
-        """Keep what NCCL's flight recorder has written by itself, after a collective that timed out."""
-        for path in self._tree.watch.glob(f"{_TRACE}*"):
+        """Keep the traces that NCCL's flight recorder wrote by itself after a collective timed out."""
+        for path in self._tree.heartbeats.glob(f"{_TRACE}*"):
             _copy(path, self._tree.hang / path.name)
-
-    # ------------------------------------------------------------ noticing
 
     def _run(self, limit: float, agent: int) -> None:
         period = min(_LONGEST_PERIOD_SECONDS, limit / 10)
-        clock = StallTimer(2 * period)
+        timer = StallTimer(2 * period)
         while True:
             time.sleep(period)
-            pulses = read_heartbeats(self._tree.watch)
-            looked = clock.look(pulses)
-            if any(_is_silent(pulse, still, limit) for pulse, still in looked) and not self._is_stopping():
+            heartbeats = read_heartbeats(self._tree.heartbeats)
+            idle = timer.update(heartbeats)
+            if any(_is_stalled(each, seconds, limit) for each, seconds in idle) and not self._is_stopping():
                 break
-        # The others stopped when they had to wait for the first, which may be a moment later.
-        silent = [StalledRank(pulse, still) for pulse, still in looked if _is_silent(pulse, still, limit / 2)]
+        # Other ranks stalled when they had to wait for the first one, possibly a moment later.
+        stalled = [StalledRank(each, seconds) for each, seconds in idle if _is_stalled(each, seconds, limit / 2)]
         self._hung.set()
-        ranks = [pulse for pulse in pulses if pulse.is_alive]
+        alive = [each for each in heartbeats if each.is_alive]
         try:
-            self._tell(ranks, silent, limit)
+            self._collect_evidence(alive, stalled, limit)
         finally:
-            terminate_processes({agent, *(pulse.pid for pulse in ranks), *descendants(os.getpid())})
+            terminate_processes({agent, *(each.pid for each in alive), *descendants(os.getpid())})
             self._is_done.set()
-            # The launcher waits for its agent, and an agent stuck in the kernel cannot even be killed.
-            last = threading.Timer(_LAST_SECONDS, os._exit, [_EXIT_CODE])
-            last.daemon = True
-            last.start()
+            # The launcher waits for its agent, and an agent that is stuck in the kernel cannot be killed.
+            last_resort = threading.Timer(_LAST_SECONDS, os._exit, [_EXIT_CODE])
+            last_resort.daemon = True
+            last_resort.start()
 
-    # ------------------------------------------------------------ evidence
-
-    def _tell(self, pulses: Sequence[Heartbeat], silent: Sequence[StalledRank], limit: float) -> None:
-        """Leave the evidence, and the other hosts the time to leave theirs."""
-        noticed, wait = time.monotonic(), min(_OTHERS_SECONDS, limit)
+    def _collect_evidence(self, heartbeats: Sequence[Heartbeat], stalled: Sequence[StalledRank], limit: float) -> None:
+        """Write the evidence, and give the other hosts time to write theirs."""
+        noticed, wait = time.monotonic(), min(_PEERS_SECONDS, limit)
         try:
-            if self._report(pulses, silent):
+            if self._report(heartbeats, stalled):
                 wait += _YIELD_SECONDS
-        except OSError as error:  # a full disk must not keep a dead run alive
-            log_line(f"what is known of the hang cannot be written: {error}")
+        except OSError as error:  # a full disk must not keep a hung run alive
+            log_line(f"the evidence of the hang cannot be written: {error}")
         if self._hosts > 1:
             time.sleep(max(0.0, noticed + wait - time.monotonic()))
 
-    def _report(self, pulses: Sequence[Heartbeat], silent: Sequence[StalledRank]) -> bool:
-        """Write down and tell where the ranks stand; return whether they only wait for those of other hosts."""
-        longest = max(silent, key=lambda silence: silence.seconds)
-        stands = self._stands(pulses, {silence.pulse.local_rank for silence in silent})
-        odd = find_outliers(stands)
-        is_waiting = not odd and bool(stands) and all(stand.is_waiting for stand in stands)
-        told = odd or stands
+    def _report(self, heartbeats: Sequence[Heartbeat], stalled: Sequence[StalledRank]) -> bool:
+        """Report where the ranks are; return whether they all only wait for ranks on other hosts."""
+        longest = max(stalled, key=lambda rank: rank.seconds)
+        stacks = self._collect_stacks(heartbeats, {rank.heartbeat.local_rank for rank in stalled})
+        outliers = find_outliers(stacks)
+        is_waiting = not outliers and bool(stacks) and all(stack.is_waiting for stack in stacks)
+        reported = outliers or stacks
         code = self._tree.code.resolve()
-        step = min(silence.pulse.step for silence in silent)
+        step = min(rank.heartbeat.step for rank in stalled)
         start = f"hang: no step for {format_duration(longest.seconds)} after step {step}"
-        self._failure = f"{start}; {_place(told, self._host, code)}" if told else f"{start} on {self._host}"
-        log_line("\n".join([self._failure, *(f"  rank {stand.rank} {stand.show(code)}" for stand in stands)]))
+        position = f"; {_describe(reported, self._host, code)}" if reported else f" on {self._host}"
+        self._failure = start + position
+        log_line("\n".join([self._failure, *(f"  rank {stack.rank} {stack.show(code)}" for stack in stacks)]))
         (self._tree.hang / "summary.txt").write_text(self._failure + "\n", encoding="utf-8")
         _write_failure(self._tree, self._failure)
-        ranks = [stand.rank for stand in told]
+        ranks = [stack.rank for stack in reported]
         emit(
             "failed",
             host=self._host,
@@ -198,98 +196,103 @@ class HangWatchdog:
             message=self._failure,
             secondary=is_waiting,
         )
-        kept = _upload(self._tree.hang, self._checkpoints, self._host)
-        emit("hang", host=self._host, step=step, seconds=longest.seconds, ranks=ranks, stacks=kept)
+        stacks_uri = _upload(self._tree.hang, self._checkpoints, self._host)
+        emit("hang", host=self._host, step=step, seconds=longest.seconds, ranks=ranks, stacks=stacks_uri)
         return is_waiting
 
-    def _stands(self, pulses: Sequence[Heartbeat], silent: set[int]) -> list[RankStack]:
-        """Have the ranks write their stacks; return where they stand."""
-        folder = self._tree.watch
-        states = {pulse.pid: process_state(pulse.pid) for pulse in pulses}
+    def _collect_stacks(self, heartbeats: Sequence[Heartbeat], stalled: set[int]) -> list[RankStack]:
+        """Make the ranks write their stacks, and return them.
+
+        Args:
+            heartbeats: Of the ranks that are alive.
+            stalled: Local ranks that have had no step for too long.
+        """
+        folder = self._tree.heartbeats
+        states = {each.pid: process_state(each.pid) for each in heartbeats}
         self._tree.hang.mkdir(parents=True, exist_ok=True)
-        _ask_for_stacks(folder, pulses)
-        _ask_for_traces(folder)
-        _wait(_STACKS_SECONDS, lambda: all(_is_written(stacks_file(folder, pulse.local_rank)) for pulse in pulses))
-        stands = []
-        for pulse in pulses:
-            text = _read(stacks_file(folder, pulse.local_rank))
-            state = states[pulse.pid]
+        _request_stacks(folder, heartbeats)
+        _request_traces(folder)
+        _wait(_STACKS_SECONDS, lambda: all(_is_complete(stacks_file(folder, each.local_rank)) for each in heartbeats))
+        stacks = []
+        for each in heartbeats:
+            text = _read(stacks_file(folder, each.local_rank))
+            state = states[each.pid]
             letter = state.letter if state is not None else "?"
-            frames = main_stack(text, pulse.main_thread)
-            is_silent = pulse.local_rank in silent
-            stands.append(RankStack(pulse.rank, pulse.step, is_silent, frames, _TROUBLES.get(letter, "")))
-            head = f"rank {pulse.rank} on {self._host}, process {pulse.pid}, state {letter}, step {pulse.step}\n"
-            (self._tree.hang / f"rank-{pulse.rank}.txt").write_text(head + _kernel_place(pulse.pid) + text + "\n")
+            frames = main_stack(text, each.main_thread)
+            is_stalled = each.local_rank in stalled
+            stacks.append(RankStack(each.rank, each.step, is_stalled, frames, _CONDITIONS.get(letter, "")))
+            head = f"rank {each.rank} on {self._host}, process {each.pid}, state {letter}, step {each.step}\n"
+            (self._tree.hang / f"rank-{each.rank}.txt").write_text(head + _kernel_function(each.pid) + text + "\n")
         pipes = len(list(folder.glob(f"{_PIPE}*")))
         _wait(_TRACES_SECONDS if pipes else 0.0, lambda: len(list(folder.glob(f"{_TRACE}*"))) >= pipes)
         self.keep_traces()
-        return stands
+        return stacks
 
 
 class StallTimer:
-    """How long each rank has been without a tick while the launcher itself ran.
+    """Measures how long each rank has been without a tick while the launcher itself ran.
 
-    A machine that sleeps and a container that is frozen stop both, and are no hang.
+    A suspended machine or a frozen container stops the launcher, too, and is not a hang.
 
     Args:
-        longest_seconds: What one look counts at most, however long ago the last one was.
+        max_interval_seconds: Upper limit of the time that one update adds, however long ago the previous one was.
     """
 
-    def __init__(self, longest_seconds: float) -> None:
-        self._longest = longest_seconds
-        self._looked = time.monotonic()
+    def __init__(self, max_interval_seconds: float) -> None:
+        self._max_interval_seconds = max_interval_seconds
+        self._updated_at = time.monotonic()
         self._seen: dict[int, tuple[int, int, float]] = {}
 
-    def look(self, pulses: Iterable[Heartbeat]) -> list[tuple[Heartbeat, float]]:
-        """Return each rank with the seconds that it has stood still."""
+    def update(self, heartbeats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, float]]:
+        """Return each rank's heartbeat with the seconds since its last tick."""
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, self._longest), now
+        passed, self._updated_at = min(now - self._updated_at, self._max_interval_seconds), now
         found = []
-        for pulse in pulses:
-            pid, last, still = self._seen.get(pulse.local_rank, (0, 0, 0.0))
-            still = still + passed if (pid, last) == (pulse.pid, pulse.last_nanoseconds) else 0.0
-            self._seen[pulse.local_rank] = (pulse.pid, pulse.last_nanoseconds, still)
-            found.append((pulse, still))
+        for each in heartbeats:
+            pid, last, idle = self._seen.get(each.local_rank, (0, 0, 0.0))
+            idle = idle + passed if (pid, last) == (each.pid, each.last_nanoseconds) else 0.0
+            self._seen[each.local_rank] = (each.pid, each.last_nanoseconds, idle)
+            found.append((each, idle))
         return found
 
 
 def format_duration(seconds: float) -> str:
-    """Return `12 min`, or `40 s` when it is less than two minutes."""
+    """Return `12 min`, or `40 s` below two minutes."""
     return f"{seconds:.0f} s" if seconds < 2 * _MINUTE else f"{seconds / _MINUTE:.0f} min"
 
 
-def _is_silent(pulse: Heartbeat, still_seconds: float, limit_seconds: float) -> bool:
-    is_late = still_seconds > limit_seconds + pulse.slowest_nanoseconds / 1e9
-    # A process that has gone is the agent's business: it starts the ranks again, or ends.
-    return pulse.phase is Phase.RUNNING and is_late and pulse.is_alive
+def _is_stalled(heartbeat: Heartbeat, idle_seconds: float, limit_seconds: float) -> bool:
+    is_late = idle_seconds > limit_seconds + heartbeat.slowest_nanoseconds / 1e9
+    # The agent handles a process that has ended: it restarts the ranks, or ends.
+    return heartbeat.phase is Phase.RUNNING and is_late and heartbeat.is_alive
 
 
-_TROUBLES = {
+_CONDITIONS = {
     "T": "is stopped by a signal (SIGSTOP)",
     "t": "is stopped by a debugger",
     "D": "is stuck in a call to a device or a file system",
 }
 
 
-def _place(stands: Sequence[RankStack], host: str, code: Path) -> str:
-    first = stands[0]
-    if len(stands) == 1:
+def _describe(stacks: Sequence[RankStack], host: str, code: Path) -> str:
+    first = stacks[0]
+    if len(stacks) == 1:
         return f"rank {first.rank} on {host} {first.show(code)}"
-    numbers = ", ".join(str(stand.rank) for stand in stands)
+    numbers = ", ".join(str(stack.rank) for stack in stacks)
     return f"ranks {numbers} on {host}: rank {first.rank} {first.show(code)}"
 
 
-def _ask_for_stacks(folder: Path, pulses: Iterable[Heartbeat]) -> None:
-    for pulse in pulses:
-        _empty(stacks_file(folder, pulse.local_rank))
-        _signal(pulse.pid, DUMP_SIGNAL)
-        # One that is stopped writes its stacks when it goes on; it is ended in a moment.
-        _signal(pulse.pid, signal.SIGCONT)
+def _request_stacks(folder: Path, heartbeats: Iterable[Heartbeat]) -> None:
+    for each in heartbeats:
+        _empty(stacks_file(folder, each.local_rank))
+        _signal(each.pid, DUMP_SIGNAL)
+        # A stopped process writes its stacks only after it continues. It is terminated shortly after.
+        _signal(each.pid, signal.SIGCONT)
 
 
-def _ask_for_traces(folder: Path) -> None:
+def _request_traces(folder: Path) -> None:
     for pipe in folder.glob(f"{_PIPE}*.pipe"):
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # no process reads the pipe
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             os.write(descriptor, b"dump\n")
             os.close(descriptor)
@@ -300,8 +303,8 @@ def _empty(path: Path) -> None:
         os.truncate(path, 0)
 
 
-def _is_written(path: Path) -> bool:
-    """Whether a dump is whole: the main thread, the oldest, comes last."""
+def _is_complete(path: Path) -> bool:
+    """Return whether a dump is complete: the main thread, the oldest, is printed last."""
     text = _read(path)
     return bool(text) and text.endswith("\n") and "most recent call first" in text
 
@@ -310,7 +313,7 @@ def _wait(seconds: float, is_over: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.1 if seconds else 0.0)  # what has begun is written to its end
+    time.sleep(0.1 if seconds else 0.0)  # let a write in progress finish
 
 
 def _read(path: Path) -> str:
@@ -320,10 +323,10 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _kernel_place(pid: int) -> str:
-    """Return where the kernel has put a process to sleep, where it tells."""
-    place = _read(Path(f"/proc/{pid}/wchan")).strip()
-    return f"kernel: {place}\n\n" if place not in ("", "0") else "\n"
+def _kernel_function(pid: int) -> str:
+    """Return a line with the kernel function in which a process sleeps, if it is known."""
+    function = _read(Path(f"/proc/{pid}/wchan")).strip()
+    return f"kernel: {function}\n\n" if function not in ("", "0") else "\n"
 
 
 def _write_failure(tree: MlTree, text: str) -> None:
@@ -331,11 +334,8 @@ def _write_failure(tree: MlTree, text: str) -> None:
         tree.failure.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
 
 
-# ---------------------------------------------------------------- keeping
-
-
 def _upload(folder: Path, checkpoints: str, host: str) -> str:
-    """Copy a folder beside the checkpoints; return where it lies, which is where it was when that cannot be done."""
+    """Copy a folder to a location next to the checkpoints; return that uri, or the folder if the copy fails."""
     if not checkpoints:
         return str(folder)
     uri = f"{checkpoints.rstrip('/')}/hang/{host}"
@@ -345,12 +345,12 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
         printed, _ = copying.communicate(timeout=_UPLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         copying.kill()
-        printed = f"it took longer than {_UPLOAD_SECONDS:.0f} s"
-    # Its exit code may have gone to the launcher, which reaps every child.
-    last = (printed.strip().splitlines() or ["it ended without a word"])[-1]
+        printed = f"the upload took longer than {_UPLOAD_SECONDS:.0f} s"
+    # The exit code is unreliable: the launcher, which reaps every child, may have collected it.
+    last = (printed.strip().splitlines() or ["the upload ended without output"])[-1]
     if last == uri:
         return uri
-    log_line(f"what is known of the hang stays in {folder}: it cannot be copied to {uri}: {last}")
+    log_line(f"the evidence of the hang stays in {folder}: it cannot be copied to {uri}: {last}")
     return str(folder)
 
 
@@ -378,34 +378,31 @@ def _copy(path: Path, target: Path) -> None:
     shutil.copyfile(path, target)
 
 
-# ---------------------------------------------------------------- ending
-
-
 def descendants(pid: int) -> list[int]:
-    """Return all processes below one, as far as /proc tells."""
+    """Return the descendants of a process that are listed in /proc."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         state = process_state(int(entry.name))
         if state is not None and state.letter != "Z":
             parents.setdefault(state.parent, []).append(int(entry.name))
     found = list(parents.get(pid, []))
-    for child in found:  # grows while it is read
+    for child in found:  # the list grows during the loop
         found += parents.get(child, [])
     return found
 
 
 def terminate_processes(pids: Collection[int]) -> None:
-    """SIGTERM processes, and after a while SIGKILL those that are left and what they have started since."""
+    """Send SIGTERM to processes, and after a while SIGKILL to those that remain and to their new descendants."""
     for pid in pids:
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + _TERM_SECONDS
-    while time.monotonic() < deadline and any(_is_there(pid) for pid in pids):
+    while time.monotonic() < deadline and any(_is_running(pid) for pid in pids):
         time.sleep(0.05)
     for pid in {*pids, *descendants(os.getpid())}:
         _signal(pid, signal.SIGKILL)
 
 
-def _is_there(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     state = process_state(pid)
     return state is not None and state.letter not in "ZX"
 

@@ -71,7 +71,7 @@ class ScriptReport:
             joined=joins[JoinState.JOINED],
             alone=0 if self._config.starts_ranks else joins[alone],
             saved=newest_mtime(self._tree.checkpoints) >= self._began,
-            progressed=any(pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.watch))
+            progressed=any(pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.heartbeats))
             if is_watched
             else None,
         )

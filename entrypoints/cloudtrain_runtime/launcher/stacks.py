@@ -1,4 +1,4 @@
-"""Where ranks stand: the stacks that Python's faulthandler writes, and which rank is unlike the others."""
+"""Stacks of hung ranks: parse faulthandler's output, and find the ranks that differ from the others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x(?P<ident>[0-9a-f]+)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d[^/]*|cloudtrain_runtime)/|^<frozen ")
 _WAITING = re.compile(
-    r"/torch/(?:distributed|autograd|nn/parallel|cuda)/|/(?:torch/_tensor|cloudtrain_runtime/ranks)\.py$"
+    r"/torch/(?:distributed|autograd|nn/parallel|cuda)/|/(?:torch/_tensor|cloudtrain_runtime/process/process_group)\.py$"
 )
-"""Where a healthy rank waits for another one: in a collective, or in a backward pass or on a device that holds one."""
+"""Files in which a healthy rank waits for another one: in a collective, or in a backward pass or a device
+synchronization that contains one."""
 
 
 @dataclass(frozen=True)
@@ -39,48 +40,48 @@ class Frame:
 
 @dataclass(frozen=True)
 class RankStack:
-    """Where one rank stands.
+    """The stack of one rank and what it shows.
 
     Attributes:
         rank: Index among all ranks.
         step: Its last step.
-        is_silent: Whether it is one that has had no step for too long.
-        frames: The stack of its main thread, the innermost frame first; empty when there is none.
-        trouble: What keeps it from answering, such as `is stopped`, or an empty string.
+        is_stalled: Whether the rank has had no step for too long.
+        frames: The stack of its main thread, innermost frame first; empty if unknown.
+        condition: Why the process cannot respond, such as `is stopped by a debugger`, or an empty string.
     """
 
     rank: int
     step: int
-    is_silent: bool
+    is_stalled: bool
     frames: tuple[Frame, ...]
-    trouble: str = ""
+    condition: str = ""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it seems to wait for other ranks."""
+        """Whether the rank appears to wait for other ranks."""
         return bool(self.frames) and _WAITING.search(self.frames[0].file) is not None
 
     def show(self, code: Path) -> str:
-        """Return where it stands in words: the innermost frame of the job's own code, and whether that waits."""
+        """Return a description: the innermost frame of the job's own code, and whether the rank waits."""
         own = user_frame(self.frames)
         if own is None:
-            place = "shows no Python frame"
+            position = "shows no Python frame"
         elif not self.is_waiting:
-            place = f"stands in {own.show(code)}"
-        elif own is self.frames[0]:  # the job's own code is not on the way there
-            place = f"waits in {own.show(code)}"
+            position = f"is at {own.show(code)}"
+        elif own is self.frames[0]:  # no frame of the job's own code
+            position = f"waits in {own.show(code)}"
         else:
-            place = f"stands in {own.show(code)} (waits in {self.frames[0].show(code)})"
-        return f"{self.trouble}, and {place}" if self.trouble else place
+            position = f"is at {own.show(code)} (waits in {self.frames[0].show(code)})"
+        return f"{self.condition}, and {position}" if self.condition else position
 
 
 def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:
-    """Return the frames of the main thread in the last dump of a text, the innermost first.
+    """Return the frames of the main thread in the last dump of a text, innermost first.
 
     Args:
-        text: What faulthandler has written.
-        main_thread: The thread's identifier. Among more than 100 threads it may be missing; then the one that took the
-            signal is taken.
+        text: Output of faulthandler.
+        main_thread: The thread's identifier. faulthandler prints at most 100 threads; if the main thread is missing,
+            the thread that received the signal is used.
     """
     threads: dict[int, list[Frame]] = {}
     current: list[Frame] = []
@@ -95,28 +96,28 @@ def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the job's own code, or the innermost of all when there is none of it."""
+    """Return the innermost frame of the job's own code, or the innermost frame if there is none."""
     own = (f for f in frames if not _LIBRARY.search(f.file) and Path(f.file).name != WORKER_SCRIPT)
     return next(own, frames[0] if frames else None)
 
 
-def find_outliers(stands: Sequence[RankStack]) -> list[RankStack]:
-    """Return the ranks that are unlike the others, or nothing when all are alike.
+def find_outliers(stacks: Sequence[RankStack]) -> list[RankStack]:
+    """Return the ranks that differ from the others; an empty list if none does.
 
-    A rank that cannot answer, one that alone has no steps, one that is behind, one that does not wait while others do,
-    one that stands where most do not: the first of these that tells some ranks from others decides.
+    The first criterion that holds for some ranks and not for all of them decides: the process cannot respond; the rank
+    has no steps; it is behind; it does not wait while others do; its innermost frame is not that of the majority.
     """
-    places = Counter(stand.frames[:1] for stand in stands)
-    common, count = places.most_common(1)[0] if places else ((), 0)
-    last_step = max((stand.step for stand in stands), default=0)
-    has_majority = count * 2 > len(stands)
-    for told in (
-        [stand for stand in stands if stand.trouble],
-        [stand for stand in stands if stand.is_silent],
-        [stand for stand in stands if stand.step < last_step],
-        [stand for stand in stands if not stand.is_waiting],
-        [stand for stand in stands if has_majority and stand.frames[:1] != common],
+    innermost = Counter(stack.frames[:1] for stack in stacks)
+    common, count = innermost.most_common(1)[0] if innermost else ((), 0)
+    last_step = max((stack.step for stack in stacks), default=0)
+    has_majority = count * 2 > len(stacks)
+    for outliers in (
+        [stack for stack in stacks if stack.condition],
+        [stack for stack in stacks if stack.is_stalled],
+        [stack for stack in stacks if stack.step < last_step],
+        [stack for stack in stacks if not stack.is_waiting],
+        [stack for stack in stacks if has_majority and stack.frames[:1] != common],
     ):
-        if 0 < len(told) < len(stands):
-            return told
+        if 0 < len(outliers) < len(stacks):
+            return outliers
     return []

@@ -22,7 +22,7 @@ from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     DEFAULT_RENDEZVOUS_PORT,
     FAILURE_CHARACTERS,
-    MOST_PROCESSES_VARIABLE,
+    MAX_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     MlTree,
 )
@@ -84,7 +84,7 @@ def start_command(parameters: Mapping[str, Any], host: Host, environ: Mapping[st
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         f"--nnodes={len(host.hosts)}",
-        f"--nproc_per_node={environ.get(MOST_PROCESSES_VARIABLE) or max(1, count_gpus())}",
+        f"--nproc_per_node={environ.get(MAX_PROCESSES_VARIABLE) or max(1, count_gpus())}",
         f"--master_addr={addresses.get(master, master)}",
         f"--master_port={environ.get(PORT_VARIABLE, DEFAULT_RENDEZVOUS_PORT)}",
         f"--node_rank={host.rank}",

@@ -101,7 +101,7 @@ def arm(environ: Mapping[str, str]) -> None:
         environ: The environment of a rank: RANK and LOCAL_RANK are set.
     """
     global _own  # noqa: PLW0603 (one process has one pulse)
-    folder = ml_tree(environ).watch
+    folder = ml_tree(environ).heartbeats
     if folder.is_dir() and _own is None:
         _own = _Own(folder, int(environ["LOCAL_RANK"]), int(environ["RANK"]))
 

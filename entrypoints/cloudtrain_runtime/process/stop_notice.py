@@ -1,4 +1,4 @@
-"""The notice to stop: a spot interruption or a stop, told by the launcher or by SIGTERM."""
+"""Stop notices: a spot interruption or a requested stop, received from the launcher or as SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain_runtime.contract import MlTree
 
 
 class StopNotice:
-    """Whether this host was told to stop, asked at step boundaries.
+    """Whether this host has received a stop notice; checked at step boundaries.
 
     Args:
         tree: The host's /opt/ml.
@@ -21,35 +21,35 @@ class StopNotice:
 
     def __init__(self, tree: MlTree) -> None:
         self._tree = tree
-        self._path = str(tree.stop_notice)  # looked for at each step
-        self._was_signalled = False
+        self._path = str(tree.stop_notice)  # checked at each step
+        self._is_signalled = False
 
     @property
     def is_given(self) -> bool:
-        """Whether it is time to save and leave."""
-        return self._was_signalled or os.path.exists(self._path)  # noqa: PTH110 (a fifth of what pathlib's costs)
+        """Whether it is time to save and exit."""
+        return self._is_signalled or os.path.exists(self._path)  # noqa: PTH110 (a fifth of what pathlib's costs)
 
-    def begin(self) -> None:
-        """Take SIGTERM for a notice from now on, and let the launcher know that the notice is enough here."""
+    def start(self) -> None:
+        """Treat SIGTERM as a stop notice from now on, and inform the launcher that this process acts on notices."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._note)
+            signal.signal(signal.SIGTERM, self._on_signal)
         if self._tree.in_training_loop.parent.is_dir():
             self._tree.in_training_loop.touch()
 
-    def end(self) -> None:
-        """Tell the launcher that a notice has no effect any more: it ends what is left with SIGTERM."""
+    def stop(self) -> None:
+        """Inform the launcher that this process no longer acts on notices: the launcher then sends SIGTERM instead."""
         self._tree.in_training_loop.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Take notices in this block, and leave SIGTERM as it was before."""
+        """Act on notices in this block, and restore the previous SIGTERM handler after it."""
         before = signal.getsignal(signal.SIGTERM)
-        self.begin()
+        self.start()
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
-            self.end()
+            self.stop()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)
-        self._was_signalled = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)
+        self._is_signalled = True

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
-from cloudtrain_runtime.checkpoint.script_api import CheckpointManager, Resumed
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.data import DataState, Position, Step, make_feeder

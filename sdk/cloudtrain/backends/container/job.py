@@ -34,8 +34,8 @@ from cloudtrain_runtime.contract import (
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
+    MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
-    MOST_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     MlTree,
 )
@@ -252,7 +252,7 @@ class _Job:
             GRACE_VARIABLE: str(self.grace),
             GPUS_VARIABLE: str(len(gpus)),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-            **({MOST_PROCESSES_VARIABLE: most} if (most := self.environ.get(MOST_PROCESSES_VARIABLE)) else {}),
+            **({MAX_PROCESSES_VARIABLE: most} if (most := self.environ.get(MAX_PROCESSES_VARIABLE)) else {}),
             **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
         }
 

@@ -29,8 +29,8 @@ from cloudtrain.backends.sandbox.warm_pool_allocation import WarmPools
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
+    MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
-    MOST_PROCESSES_VARIABLE,
     STOP_GRACE_SECONDS,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -266,7 +266,7 @@ class JobRunner:
             **own,
             **self._service.environment,
             GRACE_VARIABLE: str(self._service.stop_grace_seconds),
-            MOST_PROCESSES_VARIABLE: str(self._processes()),
+            MAX_PROCESSES_VARIABLE: str(self._processes()),
             "TRAINING_JOB_ARN": self.job.arn,
         }
 

@@ -1,0 +1,308 @@
+"""The checkpoints of one run: when to save, what to save and what to resume from.
+
+A folder `step-00000500/` holds the files of torch.distributed.checkpoint (each rank's shards, and `.metadata`), the
+identity of its writer (`writer.json`), and `manifest.json`, which is written last. Without a manifest that matches the
+files, a checkpoint does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from cloudtrain_runtime.checkpoint.loading import load_step, peek_state, resume
+from cloudtrain_runtime.checkpoint.saving import CheckpointSaver, RetentionPolicy
+from cloudtrain_runtime.checkpoint.storage import open_storage
+from cloudtrain_runtime.checkpoint.training_state import (
+    States,
+    check_saveable,
+    clear_optimizers,
+    collect_model_state,
+    collect_states,
+    drop_unsaved_states,
+    may_change_outside_steps,
+    parameter_names,
+    rank_key,
+    restore_model,
+    restore_states,
+    unshared_names,
+    without_state_creation,
+)
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.process_group import Agreement, Row, gather
+from cloudtrain_runtime.process.run_context import Context
+from cloudtrain_runtime.process.stop_notice import StopNotice
+
+LEAVE_SECONDS = 100.0
+"""How long a rank that has failed, or a script after a stop notice, waits for a save in progress."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run starts from.
+
+    Attributes:
+        step: Optimizer steps done; 0 for a new run.
+        state: The `state` argument of the `save` call that wrote the checkpoint.
+        uri: The checkpoint, or None for a new run.
+        objects: The states of schedule and scaler.
+        is_own: Whether the checkpoint is in the location that this run saves to.
+        has_random: Whether the checkpoint holds the random states of this rank.
+    """
+
+    step: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
+    uri: str | None = None
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    is_own: bool = False
+    has_random: bool = False
+
+
+@dataclass(frozen=True)
+class BoundaryDecision:
+    """What all ranks have agreed to do at a step boundary."""
+
+    save: bool
+    stop: bool
+
+
+class CheckpointManager:
+    """Saves and resumes one run. All ranks call every method together.
+
+    Attributes:
+        storage: Where this run saves.
+        notice: This host's stop notice.
+        group: CPU process group of all ranks for small messages, which do not queue behind gradients; None for one
+            rank.
+
+    Args:
+        config: The job's checkpoint section. An empty uri means the host's /opt/ml/checkpoints.
+        context: This rank's context.
+        mesh: Size of each dimension of parallelism by name.
+        numbers: How many numbers a `Row` has that `at_boundary` receives.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        context: Context,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        numbers: int = 0,
+    ) -> None:
+        self.storage = open_storage(_save_location(config, context))
+        self.notice = StopNotice(ml_tree(os.environ))
+        self._config = config
+        self._context = context
+        self._agreement = Agreement(context, flags=2, numbers=numbers)
+        self.group = self._agreement.group
+        attempt = gather(secrets.token_hex(4), context, self._agreement.group)[0]
+        retention = RetentionPolicy(config.keep, mesh or {"data": context.world_size})
+        group, notice = self._agreement.group, self.notice
+        self._saver = CheckpointSaver(self.storage, retention, context, attempt, group, lambda: notice.is_given)
+        self._guarded: set[int] = set()
+        self._has_asked = False
+
+    def peek_state(self) -> Mapping[str, Any]:
+        """Return the `state` of the checkpoint that `resume` will load, before the model exists."""
+        return peek_state(self._config, self.storage, self._context)
+
+    def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
+        """Load the checkpoint to start from into model and optimizers, at any world size.
+
+        Raises:
+            CheckpointError: there is none where one was requested, or it belongs to another model.
+        """
+        optimizers = list(optimizers)
+        check_saveable(model, optimizers)
+
+        names: list[str] = []
+
+        def states() -> States:
+            clear_optimizers(optimizers)
+            values = collect_states(model, optimizers, {}, self._context)
+            names[:] = parameter_names(values)
+            return values
+
+        found = resume(self._config, self.storage, self._context, states)
+        if found is None:
+            return Resumed()
+        checkpoint, loaded, stepped = found
+        own = rank_key(self._context.rank)
+        has_random = self._context.rank < checkpoint.manifest.world_size
+        if not has_random:
+            loaded["rng"][own] = b""  # a rank without saved random states keeps its present ones
+        with _naming_checkpoint(checkpoint.uri):
+            objects = restore_states(loaded, model, optimizers, self._context, names)
+        drop_unsaved_states(names, stepped, optimizers)
+        self._saver.last_started_at = time.monotonic()
+        is_own = checkpoint.parent_uri == self.storage.uri
+        self._saver.last_step = checkpoint.step if is_own else None
+        return Resumed(
+            checkpoint.step,
+            checkpoint.manifest.state,
+            checkpoint.uri,
+            objects,
+            is_own=is_own,
+            has_random=has_random,
+        )
+
+    def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
+        """Load only the model from a checkpoint; return whether the checkpoint exists.
+
+        Args:
+            step: Step of the checkpoint.
+            model: The model, wrapped or not.
+            location: Uri of the folder with the checkpoint; by default where this run saves.
+        """
+        storage = open_storage(location) if location else self.storage
+        is_shared = bool(location) or self._config.resume == "auto"
+        states = collect_model_state(model)
+        if not load_step(storage, step, self._context, states, is_shared=is_shared):
+            return False
+        with _naming_checkpoint(f"{storage.uri}, step {step}"):
+            restore_model(states, model)
+        return True
+
+    def at_boundary(self, step: int, row: Row | None = None) -> BoundaryDecision:
+        """Exchange flags with the other ranks; return what all ranks do at this step boundary.
+
+        Args:
+            step: Optimizer steps done.
+            row: This rank's numbers of this step, to be collected from all ranks.
+        """
+        must_stop, must_save = self._agreement.at_boundary(self._flags, row)
+        if must_save:
+            self._has_asked = False  # if this save fails, the clock requests another one
+        every = self._config.every_steps
+        return BoundaryDecision(save=must_save or (every is not None and step % every == 0), stop=must_stop)
+
+    def poll(self, *, wait: bool = True) -> None:
+        """Process the rows that are being exchanged; without `wait` only those that have arrived."""
+        self._agreement.poll(wait=wait)
+
+    def _flags(self) -> tuple[bool, bool]:
+        return self.notice.is_given, self._is_due_by_clock()
+
+    def _is_due_by_clock(self) -> bool:
+        """Return whether rank 0's clock requests a save: once per request, which takes a step to be agreed on."""
+        seconds = self._config.every_seconds
+        if seconds is None or not self._context.is_main or self._has_asked:
+            return False
+        self._has_asked = time.monotonic() - self._saver.last_started_at >= seconds
+        return self._has_asked
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+        objects: Mapping[str, Any],
+        *,
+        wait: bool = False,
+    ) -> bool:
+        """Start to write a checkpoint; return whether it was started, with `wait` whether it is complete.
+
+        Args:
+            step: Optimizer steps done.
+            model: The model, wrapped or not.
+            optimizers: Its optimizers; their next steps wait until the copy is complete.
+            state: JSON values for the manifest: data position, early stopping.
+            objects: Plain values: state of schedule and scaler, equal on all ranks.
+            wait: Return when the checkpoint is complete or has failed.
+        """
+        optimizers = list(optimizers)
+        if any(id(optimizer) not in self._guarded for optimizer in optimizers):
+            check_saveable(model, optimizers)
+        for optimizer in optimizers:
+            if id(optimizer) not in self._guarded:
+                self._guarded.add(id(optimizer))
+                self._saver.guard(optimizer)
+
+        def states() -> tuple[States, frozenset[str]]:
+            with without_state_creation(optimizers):
+                values = collect_states(model, optimizers, objects, self._context)
+            return values, unshared_names(values, model)
+
+        is_started = self._saver.save(step, states, state, wait=wait)
+        if may_change_outside_steps(model, optimizers):
+            self._saver.wait_for_copy()  # no hook runs before such a change
+        return is_started
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest complete checkpoint of this attempt, or of the one that it resumed from."""
+        return self._saver.last_step
+
+    def is_complete(self, step: int) -> bool:
+        """Wait for the save in progress; return whether the newest complete checkpoint is that of this step."""
+        self.wait_for_save()
+        return self._saver.last_step == step
+
+    def wait_for_save(self, timeout_seconds: float | None = None) -> bool:
+        """Wait for the save in progress; return whether it has ended.
+
+        Args:
+            timeout_seconds: How long this rank waits by itself. Without it all ranks wait together.
+        """
+        if timeout_seconds is None:
+            return self._saver.wait_for_save()
+        return self._saver.wait_for_save_alone(timeout_seconds)
+
+    def require_completed(self) -> None:
+        """End a run that has completed none of the checkpoints that were due.
+
+        Raises:
+            CheckpointError: no checkpoint was completed.
+        """
+        self._saver.require_completed()
+
+    def wait_after_failure(self) -> None:
+        """Wait for the save in progress on a rank that has failed: the checkpoint needs this rank's part.
+
+        The other ranks may not have noticed the failure: torchrun ends them after this rank has exited. If they have
+        ended already, the save has failed, and this returns at once.
+        """
+        if self._saver.is_busy:
+            log_line(
+                f"rank {self._context.rank} has failed; the save of step {self._saver.step_in_progress} is in progress:"
+                f" waiting for it, at most {LEAVE_SECONDS:.0f} s"
+            )
+            self.wait_for_save(LEAVE_SECONDS)
+
+
+def _save_location(config: CheckpointConfig, context: Context) -> str:
+    """Return the uri or folder that all ranks save to.
+
+    Raises:
+        CheckpointError: it is a local folder, and the run has several hosts.
+    """
+    is_local = config.uri in ("", str(context.checkpoint_dir))
+    if is_local and len(context.hosts) > 1:
+        raise CheckpointError(
+            f"{context.checkpoint_dir} is a local disk of each host, so {len(context.hosts)} hosts cannot save one "
+            "checkpoint there. What to do: save to S3 (cluster.network.isolation: false), or use one instance. Files "
+            "that a script writes there itself are kept on every host"
+        )
+    return config.uri or str(context.checkpoint_dir)
+
+
+@contextlib.contextmanager
+def _naming_checkpoint(uri: str) -> Iterator[None]:
+    """Add the checkpoint's uri to errors that are raised in this block."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"the checkpoint {uri} cannot be read: {error}") from None

@@ -1,0 +1,41 @@
+"""Retention: which checkpoints are deleted after a save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints, writing_run
+from cloudtrain_runtime.checkpoint.storage import Storage
+from cloudtrain_runtime.contract.manifest import best_steps
+
+
+def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]) -> list[str]:
+    """Return the folders to delete: complete checkpoints beyond those to keep, and older unfinished ones.
+
+    Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Kept are:
+
+    - damaged checkpoints, which may be all that is left of a run;
+    - the checkpoint with the best weights, or with the next best when that one could not be saved.
+
+    Args:
+        storage: Where the checkpoints are.
+        run: This run.
+        step: Step of the checkpoint that was just saved; newer ones are ignored.
+        keep: Number of complete checkpoints to keep.
+        state: The `state` of the checkpoint that was just saved, which names the best steps.
+    """
+    records = [
+        record for record in list_checkpoints(storage) if record.step <= step and writing_run(storage, record) == run
+    ]
+    steps = sorted({record.step for record in records if record.is_complete})
+    kept = steps[-keep:]
+    best = [each for each in best_steps(state) if each in steps][-1:]
+    return [
+        record.folder
+        for record in records
+        if record.verdict != "damaged"
+        and kept
+        and record.step < kept[0]
+        and not (record.is_complete and record.step in best)
+    ]

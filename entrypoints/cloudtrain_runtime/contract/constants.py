@@ -1,0 +1,48 @@
+"""Names and limits that the SDK and the container share: channels, files, environment variables."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONFIG_CHANNEL: Final = "cloudtrain"
+"""Input channel with `run.json`: one small object per run."""
+
+CODE_CHANNEL: Final = "code"
+"""Input channel with the bundle: one object per content digest, shared between runs."""
+
+CONFIG_FILE: Final = "run.json"
+BUNDLE_FILE: Final = "sourcedir.tar.gz"
+"""File name that AWS's training toolkit expects in `sagemaker_submit_directory`."""
+
+WORKER_SCRIPT: Final = "cloudtrain_worker.py"
+"""Script that every launcher starts once per rank. AWS's toolkit does not accept a package as entry point."""
+
+ML_ROOT_VARIABLE: Final = "CLOUDTRAIN_ML_ROOT"
+"""Path of `/opt/ml`. Unset in a SageMaker container; local runs set it to one folder per instance."""
+
+ADDRESSES_VARIABLE: Final = "CLOUDTRAIN_HOST_ADDRESSES"
+"""JSON object from host name to address, for hosts whose names do not resolve (local runs)."""
+
+PORT_VARIABLE: Final = "CLOUDTRAIN_RENDEZVOUS_PORT"
+GRACE_VARIABLE: Final = "CLOUDTRAIN_STOP_GRACE_SECONDS"
+GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
+"""Number of GPUs that this host may use. Unset: the launcher counts them."""
+
+MAX_PROCESSES_VARIABLE: Final = "CLOUDTRAIN_MOST_PROCESSES"
+"""Upper limit of the ranks per host. A sandbox simulates an instance of 8 GPUs with 2 ranks."""
+
+HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
+"""Number of the job's hosts that share this machine's CPUs (local runs)."""
+
+ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
+"""File in which torchrun looks for a worker's exception, as JSON."""
+
+DEFAULT_RENDEZVOUS_PORT: Final = 7777
+STOP_GRACE_SECONDS: Final = 120
+"""Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""
+
+OUTPUTS_FOLDER: Final = "outputs"
+"""Folder next to a script's checkpoints with the files and folders of `code.outputs`."""
+
+FAILURE_CHARACTERS: Final = 1024
+"""Number of characters of /opt/ml/output/failure that SageMaker shows as FailureReason."""
