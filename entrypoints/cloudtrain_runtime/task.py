@@ -144,16 +144,16 @@ def _told_at(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             try:
                 return check(*args, **kwargs)
             except TaskError as error:
-                raise TaskError(place_of(args[0], name) + str(error)) from None
+                raise TaskError(location_of(args[0], name) + str(error)) from None
 
         return checked
 
     return decorate
 
 
-def place_of(task: object, name: str) -> str:
+def location_of(task: object, name: str) -> str:
     """Return where a Task's method is written, as `digits.py:31:5  `; an empty string for the entrypoint's own."""
-    method = inspect.unwrap(getattr(type(task), name, place_of))
+    method = inspect.unwrap(getattr(type(task), name, location_of))
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
@@ -259,7 +259,7 @@ def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.opti
     return schedule
 
 
-def collate_of(task: Task) -> Callable[[Sequence[Any]], Batch]:
+def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:
     """Return how samples become a batch: torch's own function, for the data path to know it, or the Task's method."""
     plain: Callable[[Any], Batch] = default_collate
     return plain if getattr(task.collate, "__func__", None) is Task.collate else task.collate
@@ -323,7 +323,7 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
     return metrics
 
 
-def predicts(task: Task) -> bool:
+def is_classifier(task: Task) -> bool:
     """Return whether the Task tells the classes of samples."""
     return type(task).predict is not Task.predict
 
@@ -417,4 +417,4 @@ def _check_signatures(task: Task) -> None:
         except TypeError:
             found = ", ".join(inspect.signature(getattr(type(task), name)).parameters)
             expected = ", ".join(("self", *method.parameters))
-            raise TaskError(f"{place_of(task, name)}{name}({found}): expected {name}({expected})") from None
+            raise TaskError(f"{location_of(task, name)}{name}({found}): expected {name}({expected})") from None

@@ -214,8 +214,8 @@ def script_arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]
 def run_task(config: RunConfig) -> None:
     """Train the Task."""
     if config.train is not None and config.train.deterministic:
-        determinism.prepare()
-    from cloudtrain_runtime.metrics.bandwidth import tell_bandwidth
+        determinism.configure_cublas()
+    from cloudtrain_runtime.metrics.bandwidth import report_bandwidth
     from cloudtrain_runtime.process import process_group
     from cloudtrain_runtime.process.run_context import context
     from cloudtrain_runtime.task import load_task
@@ -231,7 +231,7 @@ def run_task(config: RunConfig) -> None:
         checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
     try:
         process_group.join_ranks(place)
-        tell_bandwidth(place, config.network_gbps)
+        report_bandwidth(place, config.network_gbps)
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
         exit_with_error(error)

@@ -17,8 +17,8 @@ from cloudtrain_runtime.data import (
     GlobalOrderSampler,
     Position,
     ShardSampler,
-    agree_global_batch,
     make_loader,
+    resolve_global_batch,
 )
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import read_context
@@ -210,7 +210,7 @@ LONGER = (
 def test_the_global_batch_stays_unless_the_job_changes_it(
     saved: DataState | None, now: tuple[int, int, int], size: int, said: str | None
 ) -> None:
-    assert agree_global_batch(saved, *now) == (size, said)
+    assert resolve_global_batch(saved, *now) == (size, said)
 
 
 def sampler_of(length: int = 100, seed: int = 7) -> GlobalOrderSampler:

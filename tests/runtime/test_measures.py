@@ -22,24 +22,24 @@ from torch.utils.data import Dataset, TensorDataset
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.metrics import Meter
-from cloudtrain_runtime.metrics.bandwidth import bus_share, judge
-from cloudtrain_runtime.metrics.flops import count_flops, peak_flops, shape_of
+from cloudtrain_runtime.metrics.bandwidth import bandwidth_warning, bus_factor
+from cloudtrain_runtime.metrics.flops import count_flops, meta_copy, peak_flops
 from cloudtrain_runtime.metrics.memory import peak_memory_bytes
-from cloudtrain_runtime.metrics.profiler import Profiling, operator_lines
+from cloudtrain_runtime.metrics.profiler import StepProfiler, operator_lines
 from cloudtrain_runtime.metrics.step_timer import (
-    PARTS,
+    STEP_PARTS,
     Phase,
-    Reading,
     StepClock,
+    StepTimes,
 )
 from cloudtrain_runtime.metrics.stragglers import (
-    NUMBERS,
-    OWN,
-    Judge,
+    NUMBERS_PER_RANK,
+    OWN_PARTS,
     Straggler,
-    Stragglers,
+    StragglerDetector,
+    StragglerMonitor,
 )
-from cloudtrain_runtime.metrics.tensorboard import Board
+from cloudtrain_runtime.metrics.tensorboard import TensorBoardWriter
 from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.task import Task
 
@@ -104,7 +104,7 @@ def test_the_parts_of_a_step_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reading.split == pytest.approx(
         {"data": 0.04, "forward": 0.04, "backward": 0.08, "optimizer": 0.01, "checkpoint": 0.03}
     )
-    assert list(reading.split) == list(PARTS)
+    assert list(reading.split) == list(STEP_PARTS)
     assert reading.data_wait == pytest.approx(0.2)
     assert reading.seconds == pytest.approx(4 * 0.201), "without evaluations"
     clock.begin()
@@ -199,7 +199,7 @@ def test_flops_are_counted_without_touching_anything() -> None:
     batch = (torch.randn(8, 8), torch.zeros(8, dtype=torch.long))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     states = torch.get_rng_state(), random.getstate()
-    shape = shape_of(model)
+    shape = meta_copy(model)
     assert all(tensor.is_meta for tensor in [*shape.parameters(), *shape.buffers()])
     # Forward 2mnk a product; backward the same for weights, and for inputs but the first layer's.
     expected = 2 * 8 * 8 * 32 * 2 + 2 * 8 * 32 * 4 * 3
@@ -212,13 +212,13 @@ def test_flops_are_counted_without_touching_anything() -> None:
 
 def test_a_loss_that_looks_at_values_is_not_counted() -> None:
     task = Perceptron(looks=True)
-    assert count_flops(task, shape_of(task.model()), next(iter([(torch.randn(8, 8), torch.zeros(8).long())]))) is None
+    assert count_flops(task, meta_copy(task.model()), next(iter([(torch.randn(8, 8), torch.zeros(8).long())]))) is None
 
 
 def test_shared_weights_stay_shared() -> None:
     first, last = nn.Linear(8, 8), nn.Linear(8, 8)
     last.weight = first.weight
-    shape: Any = shape_of(nn.Sequential(first, last))
+    shape: Any = meta_copy(nn.Sequential(first, last))
     assert shape[0].weight is shape[1].weight
 
 
@@ -253,7 +253,7 @@ def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     works = Clockwork(monkeypatch)
     place = read_context({})
     task = Perceptron()
-    meter = Meter(task, shape_of(task.model()), "fp32", place)
+    meter = Meter(task, meta_copy(task.model()), "fp32", place)
     assert not meter.wants_batch
     meter.clock.begin()
     works.now += 500_000_000
@@ -273,7 +273,7 @@ def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkey
     monkeypatch.setattr("cloudtrain_runtime.metrics.device_peak_flops", lambda device, precision: 1e6)
     works = Clockwork(monkeypatch)
     task = Perceptron()
-    meter = Meter(task, shape_of(task.model()), "fp32", replace(read_context({}), world_size=2))
+    meter = Meter(task, meta_copy(task.model()), "fp32", replace(read_context({}), world_size=2))
     batch = (torch.zeros(8, 8), torch.zeros(8, dtype=torch.long))
     assert meter.wants_batch
     meter.clock.begin()
@@ -286,7 +286,7 @@ def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkey
     per_sample = (2 * 8 * 8 * 32 * 2 + 2 * 8 * 32 * 4 * 3) / 8
     assert meter.read()[0]["mfu"] == pytest.approx(100 * per_sample / 2e6)
     task.flops_per_sample = 5.0
-    told = Meter(task, shape_of(task.model()), "fp32", read_context({}))
+    told = Meter(task, meta_copy(task.model()), "fp32", read_context({}))
     told.clock.begin()
     works.now += 1_000_000_000
     told.samples += 100
@@ -320,11 +320,11 @@ def test_ranks_measure_one_bandwidth(world_size: int, tmp_path: Path) -> None:
 
 
 def test_a_network_far_below_its_rating_is_told() -> None:
-    assert bus_share(2) == 1.0
-    assert bus_share(8) == 1.75
-    assert judge(330.0, 400.0, "nccl") is None
-    assert judge(30.0, None, "nccl") is None
-    warning = judge(30.0, 400.0, "nccl")
+    assert bus_factor(2) == 1.0
+    assert bus_factor(8) == 1.75
+    assert bandwidth_warning(330.0, 400.0, "nccl") is None
+    assert bandwidth_warning(30.0, None, "nccl") is None
+    warning = bandwidth_warning(30.0, 400.0, "nccl")
     assert warning is not None
     assert "30 Gbit/s" in warning
     assert "EFA is not active?" in warning
@@ -333,14 +333,14 @@ def test_a_network_far_below_its_rating_is_told() -> None:
 def test_a_slow_rank_is_told_once_and_when_it_is_over() -> None:
     hosts = ("algo-1", "algo-2")
     places = [replace(read_context({}), rank=rank, world_size=4, local_world_size=2, hosts=hosts) for rank in range(4)]
-    ranks = [Stragglers(place) for place in places]
+    ranks = [StragglerMonitor(place) for place in places]
     told: list[tuple[int, Straggler]] = []
     for at in range(16):
         # Rank 2 has slow data from the 3rd to the 8th reading, and everybody waits for it in the backward pass.
         data = [0.05 if rank == 2 and 3 <= at <= 8 else 0.002 for rank in range(4)]
         splits = [{"data": own, "forward": 0.01, "backward": 0.06, "optimizer": 0.001} if at else {} for own in data]
-        rows = [rank.numbers(Reading(1, 0.2, split)) for rank, split in zip(ranks, splits, strict=True)]
-        assert all(len(row) == NUMBERS for row in rows)
+        rows = [rank.numbers(StepTimes(1, 0.2, split)) for rank, split in zip(ranks, splits, strict=True)]
+        assert all(len(row) == NUMBERS_PER_RANK for row in rows)
         changes = [rank.compare(rows) for rank in ranks]
         assert all(change == changes[0] for change in changes), "all ranks know the same"
         told += [(at, change) for change in changes[0]]
@@ -360,7 +360,7 @@ def test_a_run_tells_what_it_sees(tmp_path: Path) -> None:
     steps = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in steps] == list(range(1, 13))
     for step in steps:
-        assert set(step["split"]) == set(PARTS)
+        assert set(step["split"]) == set(STEP_PARTS)
         assert step["tokens_per_second"] == pytest.approx(4 * step["samples_per_second"], rel=1e-4)
         assert step["data_wait"] == pytest.approx(step["split"]["data"] / sum(step["split"].values()), rel=1e-3)
         assert step["memory_bytes"] > 2**20
@@ -377,10 +377,10 @@ def test_a_run_tells_what_it_sees(tmp_path: Path) -> None:
 
 
 def test_readings_that_follow_each_other_fast_are_passed_over() -> None:
-    ranks = [Stragglers(replace(read_context({}), rank=rank, world_size=2)) for rank in range(2)]
+    ranks = [StragglerMonitor(replace(read_context({}), rank=rank, world_size=2)) for rank in range(2)]
     for _ in range(100):
         # Their own clocks differ, and so would their choices.
-        readings = [Reading(10, 0.004 + 0.001 * rank, dict.fromkeys(OWN, 0.0001)) for rank in range(2)]
+        readings = [StepTimes(10, 0.004 + 0.001 * rank, dict.fromkeys(OWN_PARTS, 0.0001)) for rank in range(2)]
         rows = [rank.numbers(reading) for rank, reading in zip(ranks, readings, strict=True)]
         assert ranks[0].compare(rows) == ranks[1].compare(rows)
     assert [rank.compared for rank in ranks] == [5, 5], "one in as long as the slower rank takes for 100 ms"
@@ -392,8 +392,8 @@ def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[fl
 
 def test_who_counts_as_slow() -> None:
     def told(readings: list[list[list[float]]], ranks: int) -> list[tuple[int, float, str, bool]]:
-        judge = Judge(ranks)
-        return [change for reading in readings for change in judge.changes(reading)]
+        detector = StragglerDetector(ranks)
+        return [change for reading in readings for change in detector.changes(reading)]
 
     slow = rows(0.010, 0.010, 0.013)
     assert told([slow] * 2, 3) == []
@@ -420,12 +420,12 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own imports
 def test_curves_are_read_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    board = Board(tmp_path / "board", first_step=0)
+    board = TensorBoardWriter(tmp_path / "board", first_step=0)
     for step in (1, 10, 20):
         board.step(step, {"loss": 1.0 / step, "epoch": 0, "split": {"data": 0.5}, "device": "cpu", "lr": None})
     board.evaluation("validation", 10, {"loss": 0.25})
     board.close()
-    again = Board(tmp_path / "board", first_step=10)  # killed after 20, resumed from 10
+    again = TensorBoardWriter(tmp_path / "board", first_step=10)  # killed after 20, resumed from 10
     again.step(20, {"loss": 0.125})
     again.close()
     assert curves(tmp_path / "board") == {
@@ -438,7 +438,7 @@ def test_curves_are_read_back(tmp_path: Path) -> None:
 def test_a_missing_tensorboard_is_the_jobs_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(JobError, match=r"add tensorboard to code\.requirements"):
-        Board(tmp_path, first_step=0)
+        TensorBoardWriter(tmp_path, first_step=0)
 
 
 def test_nothing_of_it_is_imported_without_being_asked() -> None:
@@ -496,7 +496,7 @@ def test_a_profile_of_a_run_that_is_cut(
     steps: range, expected: list[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     place = replace(read_context({}), output_dir=tmp_path)
-    profiling = Profiling(place, StepClock(CPU), at=1, steps=2)
+    profiling = StepProfiler(place, StepClock(CPU), at=1, steps=2)
     for step in steps:
         profiling.before(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))

@@ -19,15 +19,15 @@ from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.training import determinism
-from cloudtrain_runtime.training.best_checkpoint import Best
-from cloudtrain_runtime.training.classification import Analysis
-from cloudtrain_runtime.training.nonfinite import Guard, is_fused
-from cloudtrain_runtime.training.schedules import default_schedule, share_of_rate
+from cloudtrain_runtime.training.best_checkpoint import BestTracker
+from cloudtrain_runtime.training.classification import ClassificationAnalysis
+from cloudtrain_runtime.training.nonfinite import NonfiniteGuard, is_fused
+from cloudtrain_runtime.training.schedules import default_schedule, learning_rate_factor
 
 NAN = float("nan")
 
 
-def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool) -> tuple[list[float], Guard]:
+def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool) -> tuple[list[float], NonfiniteGuard]:
     """Take steps with these gradients; return the rate of each, and what guarded them. The batches are numbers."""
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -35,7 +35,7 @@ def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool
     assert is_fused(optimizer)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 100)
     mesh = Mesh(replace(read_context({}), output_dir=folder))
-    guard = Guard(limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device)
+    guard = NonfiniteGuard(limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device)
     rates = []
     for number, gradient in enumerate(gradients, start=1):
         batches = list(guard.keeping([torch.tensor(number)]))
@@ -86,11 +86,11 @@ def test_the_row_goes_on_after_a_resume(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_is_never_the_best() -> None:
     train = replace(TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max"))
-    best = Best.of(train, ["train", "validation"])
+    best = BestTracker.of(train, ["train", "validation"])
     assert best is not None
     seen = [best.improves(step, {"loss": 1.0, "accuracy": value}) for step, value in enumerate((NAN, 0.5, 0.5, 0.6))]
     assert seen == [False, True, False, True]
-    again = Best.of(train, ["validation"])
+    again = BestTracker.of(train, ["validation"])
     assert again is not None
     again.resume({"best": json.loads(json.dumps(best.to_json()))}, "s3://bucket/other")
     assert again.mark is not None
@@ -103,7 +103,7 @@ def test_what_is_not_finite_is_never_the_best() -> None:
 def test_an_analysis_tells_each_class(tmp_path: Path) -> None:
     pairs = Counter({(0, 0): 8, (0, 1): 2, (1, 1): 5, (1, 0): 1, (2, 0): 4, (-100, 1): 9})
     metrics = {"validation": {"loss": 0.25}, "test": {"loss": 0.5, "accuracy": 0.65}}
-    analysis = Analysis(pairs, ["cat", "dog", "b|rd", "never"], split="test", step=70, metrics=metrics)
+    analysis = ClassificationAnalysis(pairs, ["cat", "dog", "b|rd", "never"], split="test", step=70, metrics=metrics)
     lines = analysis.write(tmp_path).read_text().splitlines()
     told = json.loads((tmp_path / "analysis.json").read_text())
     assert (told["samples"], told["step"], told["split"]) == (20, 70, "test")
@@ -124,7 +124,7 @@ def test_an_analysis_tells_each_class(tmp_path: Path) -> None:
 
 def test_many_classes_are_told_without_a_matrix(tmp_path: Path) -> None:
     pairs = Counter({(kind, kind if kind % 2 else 0): 1 for kind in range(1500)})
-    analysis = Analysis(pairs, [], split="validation", step=1, metrics={"validation": {"loss": 1.0}})
+    analysis = ClassificationAnalysis(pairs, [], split="validation", step=1, metrics={"validation": {"loss": 1.0}})
     assert "Confusion matrix" not in analysis.write(tmp_path).read_text()
     told = json.loads((tmp_path / "analysis.json").read_text())
     assert told["confusion"] is None
@@ -138,7 +138,7 @@ def test_many_classes_are_told_without_a_matrix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_the_rate_rises_and_falls(schedule: str) -> None:
     train = replace(TRAIN, schedule=schedule, warmup_steps=4)
-    shares = [share_of_rate(step, train, 20) for step in range(21)]
+    shares = [learning_rate_factor(step, train, 20) for step in range(21)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
     assert shares[4] == 1.0
     if schedule == "constant":
@@ -159,7 +159,7 @@ def test_a_constant_rate_needs_no_schedule() -> None:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    determinism.enforce()
+    determinism.require_deterministic_algorithms()
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -167,19 +167,19 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.usefixtures("deterministic")
 def test_an_operation_without_a_deterministic_form_is_named() -> None:
     def act(values: torch.Tensor) -> Any:
-        with determinism.explained():
+        with determinism.explain_nondeterminism():
             return values.put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
 
     with pytest.raises(JobError, match=r"train.deterministic: put_ has no deterministic form"):
         act(torch.zeros(3))
-    with pytest.raises(RuntimeError, match="of another kind"), determinism.explained():
+    with pytest.raises(RuntimeError, match="of another kind"), determinism.explain_nondeterminism():
         raise RuntimeError("of another kind")
 
 
 def test_what_cublas_reads_is_set_once() -> None:
     environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-    determinism.prepare(environ)
+    determinism.configure_cublas(environ)
     assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     empty: dict[str, str] = {}
-    determinism.prepare(empty)
+    determinism.configure_cublas(empty)
     assert empty == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain_runtime.data.global_order import Order
+from cloudtrain_runtime.data.global_order import GlobalOrder
 
 GOLDEN = {
     (5, 0, 0): [3, 1, 0, 2, 4],
@@ -27,12 +27,12 @@ GOLDEN = {
 
 
 def whole(length: int, seed: int = 0, epoch: int = 0) -> torch.Tensor:
-    return Order(length, seed, epoch).at(torch.arange(length))
+    return GlobalOrder(length, seed, epoch).at(torch.arange(length))
 
 
 @pytest.mark.parametrize(("case", "expected"), GOLDEN.items())
 def test_it_never_changes(case: tuple[int, int, int], expected: list[int]) -> None:
-    assert Order(*case).at(torch.arange(5)).tolist() == expected
+    assert GlobalOrder(*case).at(torch.arange(5)).tolist() == expected
 
 
 def is_permutation(length: int, seed: int, epoch: int) -> bool:
@@ -59,7 +59,7 @@ def test_it_is_a_permutation_of_long_ones(length: int) -> None:
 @given(length=st.sampled_from([10**9, 2**40 + 1, 2**62 - 1]), data=st.data())
 def test_places_can_be_had_one_by_one_and_stay_within(length: int, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=50, unique=True))
-    order = Order(length, 3, 4)
+    order = GlobalOrder(length, 3, 4)
     samples = order.at(torch.tensor(places)).tolist()
     assert samples == [int(order.at(torch.tensor([place]))) for place in places]
     assert len(set(samples)) == len(places)
@@ -68,7 +68,7 @@ def test_places_can_be_had_one_by_one_and_stay_within(length: int, data: st.Data
 
 def test_the_shape_of_the_question_is_that_of_the_answer() -> None:
     for length in (10, 10**6):
-        assert Order(length, 0, 0).at(torch.zeros(3, 4, dtype=torch.int64)).shape == (3, 4)
+        assert GlobalOrder(length, 0, 0).at(torch.zeros(3, 4, dtype=torch.int64)).shape == (3, 4)
 
 
 # ---------------------------------------------------------------- how well it shuffles
@@ -94,9 +94,13 @@ def test_no_place_prefers_a_sample_and_orders_know_nothing_of_each_other(length:
     places = torch.arange(0, length - 1, step)
     tables = [torch.zeros(CELLS * CELLS, dtype=torch.float64) for _ in range(4)]
     for seed in range(150):
-        order = Order(length, seed, 0)
+        order = GlobalOrder(length, seed, 0)
         samples = order.at(places)
-        others = (order.at(places + 1), Order(length, seed, 1).at(places), Order(length, seed + 1, 0).at(places))
+        others = (
+            order.at(places + 1),
+            GlobalOrder(length, seed, 1).at(places),
+            GlobalOrder(length, seed + 1, 0).at(places),
+        )
         tables[0] += crossed(places, samples, length)
         for index, other in enumerate(others, start=1):
             tables[index] += crossed(samples, other, length)
@@ -118,7 +122,7 @@ def test_all_orders_of_very_few_samples_are_equally_likely() -> None:
 def test_samples_do_not_follow_each_other(length: int) -> None:
     side = math.isqrt(length - 1) + 1
     for seed in range(3):
-        samples = Order(length, seed, 0).at(torch.arange(min(length, 100_000))).double()
+        samples = GlobalOrder(length, seed, 0).at(torch.arange(min(length, 100_000))).double()
         scaled = (samples - samples.mean()) / samples.std()
         for lag in {1, 2, 3, 7, 32, 64, side - 1, side, side + 1} - {*range(len(scaled) // 2, 10**6)}:
             correlation = float((scaled[:-lag] * scaled[lag:]).mean())

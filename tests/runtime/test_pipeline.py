@@ -36,13 +36,13 @@ from cloudtrain_runtime.checkpoint.inspection import Inspection
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
 from cloudtrain_runtime.distributed.fsdp import PRECISIONS
 from cloudtrain_runtime.distributed.layer_chain import (
-    Shape,
-    balance,
-    cut,
-    keep_only,
-    links_of,
+    TensorShape,
+    balance_stages,
+    chain_of,
+    drop_other_stages,
+    split_chain,
 )
-from cloudtrain_runtime.distributed.model_proxy import call_of, loss_of, metrics_of
+from cloudtrain_runtime.distributed.model_proxy import capture_model_inputs, loss_from_output, metrics_from_output
 from cloudtrain_runtime.errors import TaskError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
@@ -277,8 +277,8 @@ def test_each_rank_holds_its_stages_under_the_models_names(tmp_path: Path) -> No
 
 def test_what_is_taken_out_leaves_names_behind() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2), "b": nn.Linear(2, 2)})
-    first, second = cut([model["a"], model["norm"], model["b"]], [1, 2], model)
-    keep_only(model, [first], [second])
+    first, second = split_chain([model["a"], model["norm"], model["b"]], [1, 2], model)
+    drop_other_stages(model, [first], [second])
     assert list(model.state_dict()) == ["a.weight", "a.bias"]
     assert model["b"].weight is None
     assert model["norm"].running_mean is None
@@ -292,7 +292,7 @@ def test_the_slowest_stage_is_as_fast_as_can_be() -> None:
     for _ in range(200):
         seconds = [dice.choice([0.0, dice.random()]) for _ in range(dice.randint(1, 8))]
         parts = dice.randint(1, len(seconds))
-        sizes = balance(seconds, parts)
+        sizes = balance_stages(seconds, parts)
         assert len(sizes) == parts
         assert min(sizes) >= 1
         assert sum(sizes) == len(seconds)
@@ -314,11 +314,11 @@ def best(seconds: Sequence[float], parts: int) -> float:
 
 
 def test_shapes_grow_with_samples() -> None:
-    flat = Shape.of(torch.empty(8 * 5, 3), torch.empty(7 * 5, 3), 8)
+    flat = TensorShape.of(torch.empty(8 * 5, 3), torch.empty(7 * 5, 3), 8)
     assert flat.at(8) == (40, 3)
     assert flat.at(2) == (10, 3)
     assert flat.samples_of(torch.empty(15, 3)) == 3
-    late = Shape.of(torch.empty(5, 8), torch.empty(5, 7), 8)
+    late = TensorShape.of(torch.empty(5, 8), torch.empty(5, 7), 8)
     assert late.at(1) == (5, 1)
 
 
@@ -345,7 +345,7 @@ class Parts(Small):
 def test_a_chain_must_be_the_whole_model(links: list[str], expected: str) -> None:
     task = Parts(*links)
     with pytest.raises(TaskError, match=re.escape(expected)):
-        links_of(task, task.model(), 2)
+        chain_of(task, task.model(), 2)
 
 
 def test_a_parameter_at_the_root_belongs_to_no_link() -> None:
@@ -353,15 +353,15 @@ def test_a_parameter_at_the_root_belongs_to_no_link() -> None:
     model = task.model()
     model.positions = nn.Parameter(torch.zeros(3))
     with pytest.raises(TaskError, match="leaves out positions: each parameter of the model must belong to a module"):
-        links_of(task, model, 2)
+        chain_of(task, model, 2)
 
 
 def test_tied_weights_are_refused_where_they_are_apart() -> None:
     task = Tied(1)
     model = task.model()
-    links = links_of(task, model, 2)
+    links = chain_of(task, model, 2)
     with pytest.raises(TaskError, match=r"stages 0 and 1 share the parameter embedding\.tokens\.weight"):
-        cut(links, [3, 3], model)
+        split_chain(links, [3, 3], model)
 
 
 class Asks(Small):
@@ -385,31 +385,33 @@ class Asks(Small):
 )
 def test_a_pipeline_takes_tensors_by_position(loss: Any, expected: str) -> None:
     with pytest.raises(TaskError, match=expected):
-        call_of(Asks(loss), torch.ones(2, 3), training=True)
+        capture_model_inputs(Asks(loss), torch.ones(2, 3), training=True)
 
 
 def test_a_loss_cannot_look_into_a_model_that_is_elsewhere() -> None:
     with pytest.raises(AttributeError, match=r"a loss can only call the model: there is no model\.head"):
-        call_of(Asks(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True)
+        capture_model_inputs(Asks(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True)
 
 
 def test_a_loss_gets_what_the_pipeline_returned_once() -> None:
     batch = torch.ones(2, 3)
     task = Asks(lambda model, batch: model(batch).mean() + (0 if model.training else 1))
     output = torch.full((2,), 4.0, requires_grad=True)
-    assert loss_of(task, output, batch, training=True).item() == 4
-    assert loss_of(task, output, batch, training=False).item() == 5
+    assert loss_from_output(task, output, batch, training=True).item() == 4
+    assert loss_from_output(task, output, batch, training=False).item() == 5
     with pytest.raises(TaskError, match=r"loss\(\) calls the model twice"):
-        loss_of(Asks(lambda model, batch: model(batch).mean() + model(batch).mean()), output, batch, training=True)
+        loss_from_output(
+            Asks(lambda model, batch: model(batch).mean() + model(batch).mean()), output, batch, training=True
+        )
 
 
 def test_metrics_must_ask_what_the_loss_asks() -> None:
     task, batch = Small(1), torch.randint(16, (2, 9))
     scores = torch.randn(2, 8, 16)
-    found = metrics_of(task, scores, (batch[:, :-1],), batch, 2)
+    found = metrics_from_output(task, scores, (batch[:, :-1],), batch, 2)
     assert found["accuracy"].shape == (2,)
     with pytest.raises(TaskError, match=r"metrics\(\) calls the model with something else than loss\(\) does"):
-        metrics_of(task, scores, (batch[:, 1:],), batch, 2)
+        metrics_from_output(task, scores, (batch[:, 1:],), batch, 2)
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ from support.training import Weighted
 from torch import nn
 
 from cloudtrain_runtime.contract import ParallelConfig
-from cloudtrain_runtime.distributed.uneven_inputs import without_effect
+from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 
 NAN = float("nan")
 LAYOUTS = {
@@ -48,7 +48,7 @@ def test_a_pass_without_effect_has_zero_gradients(value: float) -> None:
     model(torch.ones(2, 3)).sum().backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with without_effect(model):
+    with suppress_gradients(model):
         (model(torch.full((2, 3), value)).sum() * 0).backward()
     assert all(torch.equal(gradients[name], parameter.grad) for name, parameter in model.named_parameters())
     assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())

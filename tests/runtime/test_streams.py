@@ -15,10 +15,10 @@ from support.streams import Found, Reading, read_by_ranks
 from torch.utils.data import IterableDataset
 
 from cloudtrain_runtime import FileStream
-from cloudtrain_runtime.data import DataState, Feeder, make_evaluation, make_feeder
+from cloudtrain_runtime.data import DataState, Feeder, make_evaluation_data, make_feeder
 from cloudtrain_runtime.data.file_stream import FileSource
 from cloudtrain_runtime.data.iterable_dataset import IterableSource
-from cloudtrain_runtime.data.stream_source import Opened, Share, Source
+from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.run_context import read_context
 
@@ -169,7 +169,7 @@ def test_lanes_without_enough_files_are_told(tmp_path: Path, capfd: pytest.Captu
     write_files(tmp_path, [8, 8])
     assert len(steps_of(feeder_of(FileStream(tmp_path, plain), workers=3))) == 2
     assert "FileStream: 2 of 3 workers read for each rank" in capfd.readouterr().out
-    note = FileSource(FileStream(tmp_path, plain), Share(0, 3)).note
+    note = FileSource(FileStream(tmp_path, plain), ReaderShare(0, 3)).note
     assert note is not None
     assert "2 files for 3 ranks" in note
 
@@ -177,7 +177,7 @@ def test_lanes_without_enough_files_are_told(tmp_path: Path, capfd: pytest.Captu
 # ---------------------------------------------------------------- any number of ranks
 
 
-def take_steps(opened: list[Opened], sources: list[Source], steps: int, batch: int) -> list[int]:
+def take_steps(opened: list[StreamReader], sources: list[StreamSource], steps: int, batch: int) -> list[int]:
     """Take steps of every rank; each has read ahead of what it has used when it is cut."""
     used: list[int] = []
     for _ in range(steps):
@@ -207,8 +207,8 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
     used: list[int] = []
     state: dict[str, Any] | None = None
     for ranks, workers, steps in [*parts, (1, 1, count + 1)]:
-        sources = [FileSource(stream, Share(rank, ranks)) for rank in range(ranks)]
-        opened: list[Opened] = []
+        sources = [FileSource(stream, ReaderShare(rank, ranks)) for rank in range(ranks)]
+        opened: list[StreamReader] = []
         for source in sources:
             if state is not None:
                 source.resume(json.loads(json.dumps(state)), 0, ranks)
@@ -224,7 +224,7 @@ def test_until_a_lane_ends_any_number_of_ranks_makes_the_same_steps(tmp_path: Pa
     stream = FileStream(tmp_path, plain, lanes=8)
 
     def steps(ranks: int) -> list[set[int]]:
-        opened = [FileSource(stream, Share(rank, ranks)).open(5, 0, 0, 1) for rank in range(ranks)]
+        opened = [FileSource(stream, ReaderShare(rank, ranks)).open(5, 0, 0, 1) for rank in range(ranks)]
         return [{sample for reader in opened for sample in reader.take(16 // ranks)} for _ in range(20)]
 
     assert steps(1) == steps(2) == steps(4) == steps(8)
@@ -282,7 +282,7 @@ def test_iterables_are_used_exactly_once_by_any_ranks(
     for ranks, steps in [*parts, (1, length)]:
         if len(used) == length:
             break  # an epoch that is over is not gone on with
-        sources = [IterableSource(kind(length), Share(rank, ranks), batch * ranks) for rank in range(ranks)]
+        sources = [IterableSource(kind(length), ReaderShare(rank, ranks), batch * ranks) for rank in range(ranks)]
         for source in sources:
             if state is not None:
                 source.resume(json.loads(json.dumps(state)), len(used), size)
@@ -335,7 +335,7 @@ def test_a_state_that_is_no_json_is_told() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
     count = write_files(tmp_path, [5, 6, 7])
-    evaluation = make_evaluation(
+    evaluation = make_evaluation_data(
         FileStream(tmp_path, plain), list, PLACE, batch_size=4, data_rank=0, data_size=1, even=True, workers=workers
     )
     for _ in range(3):

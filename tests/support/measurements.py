@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from cloudtrain_runtime.contract import CheckpointConfig
-from cloudtrain_runtime.metrics.bandwidth import tell_bandwidth
-from cloudtrain_runtime.metrics.profiler import Profiling
+from cloudtrain_runtime.metrics.bandwidth import report_bandwidth
+from cloudtrain_runtime.metrics.profiler import StepProfiler
 from cloudtrain_runtime.metrics.step_timer import StepClock
 from cloudtrain_runtime.process import process_group
 from cloudtrain_runtime.process.run_context import Context, read_context
@@ -75,9 +75,9 @@ def _rank(work: Callable[[Context, Path], Any], rank: int, world_size: int, port
 
 def bandwidth(place: Context, folder: Path) -> Any:
     """Measure the bandwidth twice, and what the second time takes."""
-    tell_bandwidth(place)
+    report_bandwidth(place)
     began = time.perf_counter()
-    found = tell_bandwidth(place, network_gbps=1e9)
+    found = report_bandwidth(place, network_gbps=1e9)
     assert found is not None
     return [found.bytes, found.seconds, found.gbps, time.perf_counter() - began]
 
@@ -119,7 +119,7 @@ def uneven_run(place: Context, folder: Path) -> Any:
 
 def profiled_steps(place: Context, folder: Path) -> Any:
     """Take 9 steps and record those from the 4th to the 6th."""
-    profiling = Profiling(place, StepClock(place.device), at=4, steps=3)
+    profiling = StepProfiler(place, StepClock(place.device), at=4, steps=3)
     for step in range(1, 10):
         profiling.before(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from cloudtrain_runtime.data import DataState, make_evaluation, make_feeder
+from cloudtrain_runtime.data import DataState, make_evaluation_data, make_feeder
 from cloudtrain_runtime.data.file_stream import FileStream
 
 _SECONDS = 60
@@ -162,7 +162,7 @@ def _read(reading: Reading, place: Any, host: int, told: dict[str, Any]) -> None
             if taken == reading.steps:
                 break
     told["state"] = feeder.state().to_json()
-    evaluation = make_evaluation(dataset, list, place, batch_size=4, even=True, workers=reading.workers, **where)
+    evaluation = make_evaluation_data(dataset, list, place, batch_size=4, even=True, workers=reading.workers, **where)
     for _ in range(2):
         for micro, batch in evaluation:
             told["evaluated"][0] += batch[: micro.count]

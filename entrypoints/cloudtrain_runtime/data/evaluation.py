@@ -10,17 +10,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from cloudtrain_runtime.data.loader import (
     Collate,
-    batches_here,
+    load_in_process,
     make_loader,
     to_device,
-    workers_of,
+    worker_count,
 )
 from cloudtrain_runtime.data.position import MicroBatch
 from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.process.run_context import Context
 
 
-class Evaluation(ABC):
+class EvaluationData(ABC):
     """A split, to be gone through as often as it is iterated: `for micro, batch in evaluation`.
 
     A batch of which none counts (`micro.count == 0`) has one sample, which only stands in.
@@ -40,7 +40,7 @@ class Evaluation(ABC):
         """End the loader's workers."""
 
 
-class MapEvaluation(Evaluation):
+class MapEvaluationData(EvaluationData):
     """A map-style split.
 
     Args:
@@ -62,13 +62,13 @@ class MapEvaluation(Evaluation):
     ) -> None:
         self.samples = shards.length
         self._dataset, self._shards, self._collate, self._place = dataset, shards, collate, place
-        self._workers = workers_of(place, workers)
+        self._workers = worker_count(place, workers)
         self._loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         if self._loader is None and (self._workers or self._place.device.type != "cpu"):
             self._loader = make_loader(self._dataset, self._shards, self._collate, self._place, workers=self._workers)
-        here = batches_here(self._dataset, self._shards, self._collate)
+        here = load_in_process(self._dataset, self._shards, self._collate)
         loaded = here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
             yield micro, to_device(batch, self._place.device)

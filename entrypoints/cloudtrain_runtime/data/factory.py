@@ -7,15 +7,15 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from cloudtrain_runtime.data.evaluation import Evaluation, MapEvaluation
+from cloudtrain_runtime.data.evaluation import EvaluationData, MapEvaluationData
 from cloudtrain_runtime.data.feeder import Feeder, MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
-from cloudtrain_runtime.data.loader import PREFETCH, Collate, workers_of
+from cloudtrain_runtime.data.loader import PREFETCH, Collate, worker_count
 from cloudtrain_runtime.data.position import MicroBatch, Position
 from cloudtrain_runtime.data.samplers import EvaluationShards, GlobalOrderSampler
 from cloudtrain_runtime.data.stream_feeder import StreamFeeder
-from cloudtrain_runtime.data.stream_source import Share, Source
+from cloudtrain_runtime.data.stream_source import ReaderShare, StreamSource
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.process_group import gather
@@ -63,7 +63,7 @@ def make_feeder(
         dataset,
         collate,
         place,
-        Share(data_rank, data_size),
+        ReaderShare(data_rank, data_size),
         batch_size=batch_size,
         accumulate=accumulate,
         seed=seed,
@@ -73,7 +73,7 @@ def make_feeder(
 
 
 def _stream_feeder(
-    dataset: Dataset[Any], collate: Collate, place: Context, share: Share, *, workers: int | None, **how: Any
+    dataset: Dataset[Any], collate: Collate, place: Context, share: ReaderShare, *, workers: int | None, **how: Any
 ) -> StreamFeeder:
     source = _source_of(dataset, place, share, how["batch_size"] * how["accumulate"] * share.size)
     most = source.most_workers
@@ -83,10 +83,10 @@ def _stream_feeder(
         log_line(
             f"{type(dataset).__name__}: {most} of {workers} workers read for each rank, more would have nothing to do"
         )
-    return StreamFeeder(source, collate, place, share, workers=min(workers_of(place, workers), most), **how)
+    return StreamFeeder(source, collate, place, share, workers=min(worker_count(place, workers), most), **how)
 
 
-def _source_of(dataset: Any, place: Context, share: Share, global_size: int) -> Source:
+def _source_of(dataset: Any, place: Context, share: ReaderShare, global_size: int) -> StreamSource:
     if not isinstance(dataset, FileStream):
         return IterableSource(dataset, share, global_size)
     if not dataset.sharded:
@@ -99,10 +99,10 @@ def _source_of(dataset: Any, place: Context, share: Share, global_size: int) -> 
             "ranks that share their samples lie on several hosts, which have different files: use a channel with "
             "sharded: false, or tensor and pipeline parallelism within a host"
         )
-    return FileSource(dataset, Share(here.index(share.rank), len(here)), hosts.index(place.host), len(hosts))
+    return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(place.host), len(hosts))
 
 
-def make_evaluation(
+def make_evaluation_data(
     dataset: Dataset[Any],
     collate: Collate,
     place: Context,
@@ -112,7 +112,7 @@ def make_evaluation(
     data_size: int,
     even: bool,
     workers: int | None = None,
-) -> Evaluation:
+) -> EvaluationData:
     """Return what goes through a split. All ranks call it together.
 
     Args:
@@ -134,22 +134,22 @@ def make_evaluation(
             data_size=data_size,
             even=even,
         )
-        return MapEvaluation(dataset, shards, collate, place, workers=workers)
+        return MapEvaluationData(dataset, shards, collate, place, workers=workers)
     feeder = _stream_feeder(
         dataset,
         collate,
         place,
-        Share(data_rank, data_size),
+        ReaderShare(data_rank, data_size),
         batch_size=batch_size,
         accumulate=1,
         seed=0,
         workers=workers,
         prefetch=PREFETCH,
     )
-    return StreamEvaluation(feeder)
+    return StreamEvaluationData(feeder)
 
 
-class StreamEvaluation(Evaluation):
+class StreamEvaluationData(EvaluationData):
     """A split that can only be read from the front: each time its epoch 0."""
 
     def __init__(self, feeder: StreamFeeder) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from cloudtrain_runtime.data.loader import (
-    NONE,
+    NO_BATCH,
     PREFETCH,
     Collate,
-    Conveyor,
-    batches_here,
+    DevicePrefetcher,
+    load_in_process,
     make_loader,
-    workers_of,
+    worker_count,
 )
 from cloudtrain_runtime.data.position import DataState, GlobalBatch, MicroBatch, Position
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
@@ -134,7 +134,7 @@ class MapFeeder(Feeder):
         self.batch_size, self.accumulate = sampler.batch_size, sampler.accumulate
         self.data_rank, self.data_size = sampler.rank, sampler.world_size
         self._dataset, self._collate, self._place = dataset, collate, place
-        self._workers = workers_of(place, workers)
+        self._workers = worker_count(place, workers)
         self._prefetch = prefetch
         self._loader: DataLoader[Any] | None = None
 
@@ -162,7 +162,7 @@ class MapFeeder(Feeder):
         else:
             # A batch that is loaded in this process draws from its random states: never before its turn.
             pull = self._timed(loaded).__next__
-            batches = Conveyor(_or_none(pull), self._place.device, is_ahead=self._workers > 0)
+            batches = DevicePrefetcher(_or_none(pull), self._place.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self.sampler.schedule())
 
     def _its_loader(self) -> DataLoader[Any]:
@@ -184,7 +184,7 @@ class MapFeeder(Feeder):
     def _here(self) -> Iterator[Any]:
         # Ranks that share their samples have random states of their own, and must see the same augmentations.
         seed = self._place.seed if self._is_shared else None
-        return batches_here(self._dataset, self.sampler, self._collate, seed=seed)
+        return load_in_process(self._dataset, self.sampler, self._collate, seed=seed)
 
     def _timed(self, loaded: Iterator[Any]) -> Iterator[Any]:
         clock = time.perf_counter
@@ -220,6 +220,6 @@ def _or_none(pull: Callable[[], Any]) -> Callable[[], Any]:
         try:
             return pull()
         except StopIteration:
-            return NONE
+            return NO_BATCH
 
     return pulled

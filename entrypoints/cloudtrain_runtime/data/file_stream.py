@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from cloudtrain_runtime.data.global_order import Order
-from cloudtrain_runtime.data.stream_source import Opened, Share, Source
+from cloudtrain_runtime.data.global_order import GlobalOrder
+from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
@@ -24,10 +24,10 @@ from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 _LANES = 64
 _END: Any = object()
 
-Mark = tuple[int, int, int]
+LanePosition = tuple[int, int, int]
 """Where a lane stands: samples given, and the file (in the lane's order) and its sample that its block begins with."""
 
-_START: Mark = (0, 0, 0)
+_START: LanePosition = (0, 0, 0)
 
 
 class FileStream(IterableDataset[Any]):
@@ -75,7 +75,7 @@ class FileStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples, in the order of a single process in epoch 0 with seed 0."""
-        opened = FileSource(self, Share(0, 1)).open(0, 0, 0, 1)
+        opened = FileSource(self, ReaderShare(0, 1)).open(0, 0, 0, 1)
         while samples := opened.take(1):
             yield from samples
 
@@ -128,7 +128,7 @@ def _is_sharded(root: Path) -> bool:
     )
 
 
-class FileSource(Source):
+class FileSource(StreamSource):
     """What one rank reads of a FileStream, and where its lanes stand.
 
     Args:
@@ -138,7 +138,7 @@ class FileSource(Source):
         hosts: How many there are.
     """
 
-    def __init__(self, stream: FileStream, share: Share, host: int = 0, hosts: int = 1) -> None:
+    def __init__(self, stream: FileStream, share: ReaderShare, host: int = 0, hosts: int = 1) -> None:
         self._stream, self._share = stream, share
         self._host, self._hosts = host, hosts
         self.restart()
@@ -161,13 +161,13 @@ class FileSource(Source):
         """Stand at the start of an epoch."""
         self._lanes = min(self._stream.lanes, len(self._stream.names))
         self._block = self._stream.block
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, LanePosition] = {}
 
-    def open(self, seed: int, epoch: int, role: int, roles: int) -> Opened:
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
         """Return the samples of the rest of an epoch that fall to one of this rank's readers."""
         rank, size = self._share.rank, self._share.size
         own = [lane for lane in range(self._lanes) if lane % roles == role and lane // roles % size == rank]
-        order = Order(len(self._stream.names), random_number(seed, self._host) >> 1, epoch)
+        order = GlobalOrder(len(self._stream.names), random_number(seed, self._host) >> 1, epoch)
         return _OpenLanes(
             [
                 _Lane(
@@ -184,7 +184,7 @@ class FileSource(Source):
             (self._host, rank, role),
         )
 
-    def advance(self, marks: Mapping[int, Mark]) -> None:
+    def advance(self, marks: Mapping[int, LanePosition]) -> None:
         """Note where lanes stand after a batch that has been used."""
         self._marks.update(marks)
 
@@ -231,7 +231,7 @@ _OTHER = (
 )
 
 
-class _OpenLanes(Opened):
+class _OpenLanes(StreamReader):
     """A reader's lanes. The next sample is of the one that has given the fewest, so a resume goes on alike."""
 
     def __init__(self, lanes: list[_Lane], stream: FileStream, place: tuple[int, ...]) -> None:
@@ -262,7 +262,7 @@ class _OpenLanes(Opened):
         self._given += len(samples)
         return samples
 
-    def marks(self) -> dict[int, Mark]:
+    def marks(self) -> dict[int, LanePosition]:
         """Return where the lanes of the last samples stand after them."""
         return {number: lane.mark for number, lane in self._used.items()}
 
@@ -278,7 +278,7 @@ class _Lane:
     """Files one after the other, read in blocks that are shuffled."""
 
     def __init__(
-        self, stream: FileStream, number: int, files: list[int], seed: tuple[int, int], block: int, mark: Mark
+        self, stream: FileStream, number: int, files: list[int], seed: tuple[int, int], block: int, mark: LanePosition
     ) -> None:
         self.number = number
         self._stream, self._files, self._size = stream, files, block
@@ -296,7 +296,7 @@ class _Lane:
             self.given = mark[0]
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> LanePosition:
         """Where it stands."""
         if self._at == len(self._block):
             return self.given, self._file, self._skip
@@ -326,7 +326,9 @@ class _Lane:
             block: list[Any] = []
             while len(block) < self._size and (sample := self._pull()) is not _END:
                 block.append(sample)
-        order = Order(len(block), seed + self.given, epoch).at(torch.arange(len(block))) if block else torch.empty(0)
+        order = (
+            GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block))) if block else torch.empty(0)
+        )
         self._block = [block[index] for index in order.tolist()]
 
     def _pull(self) -> Any:

@@ -32,7 +32,7 @@ _HALF_MASK = _HALF - 1
 _MIDDLE = 15
 
 
-class Order:
+class GlobalOrder:
     """The order of the samples in one epoch.
 
     The same on every machine and with every version of PyTorch: whole numbers below 2**63 only, no generator of its.

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.data.stream_source import Opened, Share, Source
+from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
@@ -23,7 +23,7 @@ def is_iterable(dataset: Any) -> bool:
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__") and not is_map
 
 
-class IterableSource(Source):
+class IterableSource(StreamSource):
     """What one rank reads of an iterable dataset: of each global batch, every w-th sample.
 
     The dataset must be the same on all ranks. Its random states are its own: they begin with seed and epoch on every
@@ -36,7 +36,7 @@ class IterableSource(Source):
         global_size: Samples of a global batch.
     """
 
-    def __init__(self, dataset: Dataset[Any], share: Share, global_size: int) -> None:
+    def __init__(self, dataset: Dataset[Any], share: ReaderShare, global_size: int) -> None:
         self._dataset, self._share = dataset, share
         self.global_size = global_size
         self.restart()
@@ -51,7 +51,7 @@ class IterableSource(Source):
         self._used = 0
         self._state: tuple[int, Any] | None = None
 
-    def open(self, seed: int, epoch: int, role: int, roles: int) -> Opened:  # noqa: ARG002 (there is one reader)
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:  # noqa: ARG002 (there is one reader)
         """Return the samples of the rest of an epoch that fall to this rank."""
         return _OpenIterable(self._dataset, self._share, self.global_size, (seed, epoch), self._used, self._state)
 
@@ -95,7 +95,7 @@ class IterableSource(Source):
         return [f"the iterable dataset is read from its start, {why}: {samples:,} samples are passed over"]
 
 
-class _OpenIterable(Opened):
+class _OpenIterable(StreamReader):
     """The samples of one reader.
 
     `_at` counts those of all ranks that have come by; `_used` is where the present run began.
@@ -104,7 +104,7 @@ class _OpenIterable(Opened):
     def __init__(
         self,
         dataset: Any,
-        share: Share,
+        share: ReaderShare,
         global_size: int,
         seed: tuple[int, int],
         used: int,

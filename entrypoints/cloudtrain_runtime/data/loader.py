@@ -22,16 +22,16 @@ Collate = Callable[[Sequence[Any]], Any]
 PREFETCH = 2
 """Batches that each worker has ready; torch's own default."""
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 
 
-def workers_of(place: Context, asked: int | None) -> int:
+def worker_count(place: Context, asked: int | None) -> int:
     """Return how many processes load for a rank: as asked, else up to 8 beside a GPU, and none otherwise."""
     if asked is not None:
         return asked
     if place.device.type != "cuda":
         return 0
-    return min(MOST_WORKERS, (os.cpu_count() or 1) // place.local_world_size)
+    return min(MAX_WORKERS, (os.cpu_count() or 1) // place.local_world_size)
 
 
 def make_loader(
@@ -53,10 +53,10 @@ def make_loader(
         workers: Processes that load; None means up to 8 per rank beside a GPU, and none otherwise.
         prefetch: Batches that each worker has ready.
     """
-    workers = workers_of(place, workers)
+    workers = worker_count(place, workers)
     return DataLoader(
-        Seeded(dataset, place.seed) if workers else dataset,
-        batch_sampler=cast("Sampler[list[Any]]", Tagged(sampler)) if workers else sampler,
+        SeededDataset(dataset, place.seed) if workers else dataset,
+        batch_sampler=cast("Sampler[list[Any]]", EpochTaggedSampler(sampler)) if workers else sampler,
         collate_fn=collate,
         **loader_options(place, workers, prefetch),
     )
@@ -81,7 +81,7 @@ def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any
     return options
 
 
-def batches_here(
+def load_in_process(
     dataset: Dataset[Any], sampler: Sampler[list[int]], collate: Collate, *, seed: int | None = None
 ) -> Iterator[Any]:
     """Yield this rank's batches, loaded here: what a DataLoader without workers does, without its cost per batch.
@@ -102,8 +102,8 @@ def batches_here(
         for indices in sampler:
             yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
         return
-    seeded = Seeded(dataset, seed)
-    for tagged in Tagged(sampler):
+    seeded = SeededDataset(dataset, seed)
+    for tagged in EpochTaggedSampler(sampler):
         with IsolatedRandomState(seeded.seed_of(tagged)):
             batch = collate(seeded.fetched(tagged[1]))
         yield batch
@@ -124,7 +124,7 @@ def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
     return None
 
 
-class Tagged(Sampler[tuple[int, list[int]]]):
+class EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
     """Each batch of a sampler with the epoch that it belongs to: persistent workers learn of it in no other way."""
 
     def __init__(self, sampler: Sampler[list[int]]) -> None:
@@ -138,7 +138,7 @@ class Tagged(Sampler[tuple[int, list[int]]]):
         return ((epoch, indices) for indices in self.sampler)
 
 
-class Seeded(Dataset[list[Any]]):
+class SeededDataset(Dataset[list[Any]]):
     """A dataset in a loader's worker, whose random augmentations depend on the batch and not on what came before it.
 
     A worker starts anew with the run, in the middle of an epoch, too; and each batch may fall to another worker then.
@@ -190,7 +190,7 @@ def _outliving() -> _Outliving:
 # ---------------------------------------------------------------- to the device
 
 
-NONE: Any = object()
+NO_BATCH: Any = object()
 """There is no further batch."""
 
 
@@ -201,7 +201,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-class Conveyor:
+class DevicePrefetcher:
     """Batches on the device, each copied there while the one before it is used.
 
     The copies have a CUDA stream of their own, which the stream that computes waits for one by one.
@@ -224,7 +224,7 @@ class Conveyor:
     def __next__(self) -> Any:
         if self._copies is None:
             batch = self._pull()
-            if batch is NONE:
+            if batch is NO_BATCH:
                 raise StopIteration
             return to_device(batch, self._device)
         present = self._coming or self._begun(self._copies)
@@ -235,7 +235,7 @@ class Conveyor:
 
     def _begun(self, copies: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
         batch = self._pull()
-        if batch is NONE:
+        if batch is NO_BATCH:
             return None
         with torch.cuda.stream(copies):
             moved = to_device(batch, self._device)

@@ -75,7 +75,7 @@ class DataState:
             raise CheckpointError(f"the checkpoint does not tell its position in the data: {error}") from None
 
 
-def agree_global_batch(
+def resolve_global_batch(
     saved: DataState | None, batch_size: int, accumulate: int, world_size: int
 ) -> tuple[int, str | None]:
     """Return the samples of an optimizer step, and a sentence about it where there is something to say.
@@ -95,7 +95,7 @@ def agree_global_batch(
     sentence = f"the global batch stays at {kept} samples with {_ranks(world_size)} instead of {saved.world_size}"
     if kept % world_size:
         sentence += "; that does not divide, so ranks' shares differ by one sample"
-    micro_steps = ceil_of(ceil_of(kept, world_size), batch_size)
+    micro_steps = ceil_div(ceil_div(kept, world_size), batch_size)
     if micro_steps > accumulate:
         sentence += f"; a step takes {micro_steps} micro-steps, so that none exceeds {batch_size} samples"
     return kept, sentence
@@ -130,20 +130,20 @@ class GlobalBatch:
     micro_batches: tuple[MicroBatch, ...]
 
 
-def share_of(samples: int, rank: int, size: int, batch_size: int) -> GlobalBatch:
+def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> GlobalBatch:
     """Return a rank's share of a step of so many samples: every rank has as many micro-batches, evenly filled."""
     own = len(range(rank, samples, size))
-    micro_steps = micro_steps_of(samples, size, batch_size)
+    micro_steps = micro_step_count(samples, size, batch_size)
     least, more = divmod(own, micro_steps)
     return GlobalBatch(samples, tuple(MicroBatch(least + (index < more)) for index in range(micro_steps)))
 
 
-def micro_steps_of(samples: int, size: int, batch_size: int) -> int:
+def micro_step_count(samples: int, size: int, batch_size: int) -> int:
     """Return the micro-steps that so many samples of all ranks take: equal on all of them, so that they line up."""
-    return ceil_of(ceil_of(samples, size), batch_size)
+    return ceil_div(ceil_div(samples, size), batch_size)
 
 
-def ceil_of(samples: int, parts: int) -> int:
+def ceil_div(samples: int, parts: int) -> int:
     """Return the quotient, rounded up."""
     return -(-samples // parts)
 

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from cloudtrain_runtime.data.global_order import ORDER_VERSION, Order
+from cloudtrain_runtime.data.global_order import ORDER_VERSION, GlobalOrder
 from cloudtrain_runtime.data.position import (
     DataState,
     GlobalBatch,
     MicroBatch,
     Position,
-    agree_global_batch,
-    ceil_of,
-    micro_steps_of,
-    share_of,
+    ceil_div,
+    micro_step_count,
+    plan_rank_batches,
+    resolve_global_batch,
 )
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import log_line
@@ -86,7 +86,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self.seed = seed
         self.rank = context().rank if rank is None else rank
         self.world_size = context().world_size if world_size is None else world_size
-        self.global_size, _ = agree_global_batch(None, batch_size, accumulate, self.world_size)
+        self.global_size, _ = resolve_global_batch(None, batch_size, accumulate, self.world_size)
         self.position = Position()
         self._seeds: dict[int, int] = {}  # of the epoch that was begun with another seed
 
@@ -110,7 +110,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a whole epoch."""
-        return ceil_of(self.length, self.global_size)
+        return ceil_div(self.length, self.global_size)
 
     @property
     def epoch(self) -> int:
@@ -158,7 +158,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
             CheckpointError: the position is in the middle of an epoch of other data.
         """
         notes = [*self._differences(saved)]
-        self.global_size, note = agree_global_batch(saved, self.batch_size, self.accumulate, self.world_size)
+        self.global_size, note = resolve_global_batch(saved, self.batch_size, self.accumulate, self.world_size)
         self.position = saved.position
         # The epoch that was begun ends in its own order, or samples would be lost and repeated.
         self._seeds = {saved.epoch: saved.seed} if saved.samples else {}
@@ -208,10 +208,10 @@ class GlobalOrderSampler(Sampler[list[int]]):
     # ------------------------------------------------------------ the batches
 
     def _micro_steps(self, samples: int) -> int:
-        return micro_steps_of(samples, self.world_size, self.batch_size)
+        return micro_step_count(samples, self.world_size, self.batch_size)
 
     def _plan(self, samples: int) -> GlobalBatch:
-        return share_of(samples, self.rank, self.world_size, self.batch_size)
+        return plan_rank_batches(samples, self.rank, self.world_size, self.batch_size)
 
     def _steps(self, whole: int, rest: int) -> Iterator[GlobalBatch]:
         plan = self._plan(self.global_size)
@@ -222,7 +222,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
         """Yield batches, each a slice of what `rows_of` makes of many rows of samples."""
-        order = Order(self.length, self._seed_of(epoch), epoch)
+        order = GlobalOrder(self.length, self._seed_of(epoch), epoch)
         plan = self._plan(self.global_size)
         whole, rest = divmod(self.length - start, self.global_size)
         end = start + whole * self.global_size
@@ -234,7 +234,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
             plan = self._plan(rest)
             yield from _cut(rows_of(self._samples(order, torch.tensor([end]), plan)), plan)
 
-    def _samples(self, order: Order, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
+    def _samples(self, order: GlobalOrder, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
         """Return this rank's samples [global batch, sample] of some, told by the position of their first sample."""
         # Where a rank has fewer samples than micro-steps, the first of the batch stands in.
         stand_ins = [0] * sum(micro.count == 0 for micro in plan.micro_batches)
@@ -287,8 +287,8 @@ class EvaluationShards(Sampler[list[int]]):
         self.length = length
         self.indices = range(data_rank, length, data_size)
         self.batch_size = batch_size
-        longest = ceil_of(length, data_size) if even else len(self.indices)
-        self._batches = ceil_of(longest, batch_size)
+        longest = ceil_div(length, data_size) if even else len(self.indices)
+        self._batches = ceil_div(longest, batch_size)
 
     def __len__(self) -> int:
         return self._batches

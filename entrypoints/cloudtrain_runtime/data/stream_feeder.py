@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from cloudtrain_runtime.data.feeder import Feeder, Step
 from cloudtrain_runtime.data.global_order import ORDER_VERSION
 from cloudtrain_runtime.data.loader import (
-    NONE,
+    NO_BATCH,
     Collate,
-    Conveyor,
+    DevicePrefetcher,
     loader_options,
 )
 from cloudtrain_runtime.data.position import (
@@ -29,17 +29,17 @@ from cloudtrain_runtime.data.position import (
     GlobalBatch,
     MicroBatch,
     Position,
-    agree_global_batch,
-    share_of,
+    plan_rank_batches,
+    resolve_global_batch,
 )
-from cloudtrain_runtime.data.stream_source import Opened, Share, Source
+from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
-class Read(NamedTuple):
+class ReadBatch(NamedTuple):
     """A micro-batch as a reader gives it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Read(NamedTuple):
     role: int
 
 
-class Reader(IterableDataset[Read]):
+class MicroBatchReader(IterableDataset[ReadBatch]):
     """Reads a rank's micro-batches, in this process or in each of a loader's workers.
 
     Args:
@@ -69,7 +69,7 @@ class Reader(IterableDataset[Read]):
 
     def __init__(
         self,
-        source: Source,
+        source: StreamSource,
         collate: Collate,
         counts: Sequence[int],
         start: tuple[int, int, int],
@@ -87,7 +87,7 @@ class Reader(IterableDataset[Read]):
         """Choose the epoch that is read when the next iteration begins."""
         self._epoch[0] = epoch
 
-    def __iter__(self) -> Iterator[Read]:
+    def __iter__(self) -> Iterator[ReadBatch]:
         worker = get_worker_info()
         index, roles = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         epoch, (entered, seed, turn) = int(self._epoch), self._start
@@ -98,7 +98,9 @@ class Reader(IterableDataset[Read]):
         role = (index + turn) % roles
         return self._reads(self._source.open(seed, epoch, role, roles), (seed, epoch), index, role, roles)
 
-    def _reads(self, opened: Opened, epoch: tuple[int, int], index: int, role: int, roles: int) -> Iterator[Read]:
+    def _reads(
+        self, opened: StreamReader, epoch: tuple[int, int], index: int, role: int, roles: int
+    ) -> Iterator[ReadBatch]:
         last: list[Any] = []
         for turn in itertools.count(index, roles):
             # What is drawn depends on the position alone, not on the process nor on what it has read before.
@@ -108,13 +110,13 @@ class Reader(IterableDataset[Read]):
                     break
                 batch = self._collate(samples)
             last = samples[-1:]
-            yield Read(batch, len(samples), opened.marks(), role)
+            yield ReadBatch(batch, len(samples), opened.marks(), role)
         if not self._is_alone:
             with IsolatedRandomState(random_number(*epoch, role) >> 1):
                 last = last or opened.any_sample()
                 stand_in = self._collate(last) if last else None
             if last:
-                yield Read(stand_in, 0, None, role)
+                yield ReadBatch(stand_in, 0, None, role)
 
 
 class StreamFeeder(Feeder):
@@ -136,10 +138,10 @@ class StreamFeeder(Feeder):
 
     def __init__(
         self,
-        source: Source,
+        source: StreamSource,
         collate: Collate,
         place: Context,
-        share: Share,
+        share: ReaderShare,
         *,
         batch_size: int,
         accumulate: int,
@@ -153,13 +155,13 @@ class StreamFeeder(Feeder):
         self._seed = self._epoch_seed = seed
         self._workers, self._prefetch = workers, prefetch
         self._position = Position()
-        self._global_size, _ = agree_global_batch(None, batch_size, accumulate, share.size)
+        self._global_size, _ = resolve_global_batch(None, batch_size, accumulate, share.size)
         self._turn = 0
-        self._reader: Reader | None = None
+        self._reader: MicroBatchReader | None = None
         self._loader: DataLoader[Any] | None = None
-        self._reads: Iterator[Read] = iter(())
+        self._reads: Iterator[ReadBatch] = iter(())
         self._queue: deque[Any] = deque()
-        self._stand_in: Any = NONE
+        self._stand_in: Any = NO_BATCH
         self._present: _Counted | None = None
         self._ahead: _Counted | None = None
         # A group of its own: its sums must not queue behind gradients.
@@ -189,7 +191,7 @@ class StreamFeeder(Feeder):
             TaskError: nothing at all is in it.
         """
         self._enter()
-        conveyor = Conveyor(self._pull, self._place.device, is_ahead=True)
+        conveyor = DevicePrefetcher(self._pull, self._place.device, is_ahead=True)
         self._ahead = self._counted()
         if self._samples_of(self._ahead) == 0:
             if self._position.samples == 0:
@@ -198,7 +200,7 @@ class StreamFeeder(Feeder):
             self.restart(Position(self._position.step, self._position.epoch + 1, 0))
         return self._steps(conveyor)
 
-    def _steps(self, conveyor: Conveyor) -> Iterator[Step]:
+    def _steps(self, conveyor: DevicePrefetcher) -> Iterator[Step]:
         while (present := self._ahead) is not None and self._samples_of(present):
             plan = self._plan(present)
             self._queue.extend(read.batch for read in present.reads)
@@ -209,11 +211,11 @@ class StreamFeeder(Feeder):
     def _enter(self) -> None:
         """Begin to read where the position stands."""
         self._queue.clear()
-        self._stand_in = NONE
+        self._stand_in = NO_BATCH
         at = self._position
         if at.samples or self._reader is None:
-            share = share_of(self._global_size, self.data_rank, self.data_size, self.batch_size)
-            self._reader = Reader(
+            share = plan_rank_batches(self._global_size, self.data_rank, self.data_size, self.batch_size)
+            self._reader = MicroBatchReader(
                 self._source,
                 self._collate,
                 # A rank that has no part in a small global batch has one sample nevertheless, or it would never end.
@@ -227,7 +229,7 @@ class StreamFeeder(Feeder):
         self._reader.set_epoch(at.epoch)
         self._reads = iter(self._reader if self._loader is None else self._loader)
 
-    def _new_loader(self, reader: Reader) -> DataLoader[Any] | None:
+    def _new_loader(self, reader: MicroBatchReader) -> DataLoader[Any] | None:
         if not self._workers and self._place.device.type == "cpu":
             return None
         options = loader_options(self._place, self._workers, self._prefetch)
@@ -235,7 +237,7 @@ class StreamFeeder(Feeder):
 
     def _counted(self) -> _Counted:
         """Read the next step, and begin to sum up what all ranks have of it."""
-        reads: list[Read] = []
+        reads: list[ReadBatch] = []
         began = time.perf_counter()
         while len(reads) < self._micro_steps:
             read = next(self._reads, None)
@@ -264,7 +266,7 @@ class StreamFeeder(Feeder):
         return GlobalBatch(self._samples_of(step), tuple(map(MicroBatch, counts)))
 
     def _pull(self) -> Any:
-        return self._queue.popleft() if self._queue else NONE
+        return self._queue.popleft() if self._queue else NO_BATCH
 
     # ------------------------------------------------------------ the position
 
@@ -323,7 +325,7 @@ class StreamFeeder(Feeder):
             first = saved.epoch + 1 if saved.samples else saved.epoch
             was = f"warning: the seed was {saved.seed} and is {self._seed}"
             notes.append(f"{was}: it orders the samples from epoch {first} on")
-        self._global_size, note = agree_global_batch(saved, self.batch_size, self.accumulate, self.data_size)
+        self._global_size, note = resolve_global_batch(saved, self.batch_size, self.accumulate, self.data_size)
         self._source.global_size = self._global_size
         if saved.samples:
             notes += self._enter_middle(saved)
@@ -358,7 +360,7 @@ _VERSION = 1
 class _Counted:
     """A step that has been read, and is being summed up."""
 
-    def __init__(self, reads: list[Read], totals: torch.Tensor, work: dist.Work | None) -> None:
+    def __init__(self, reads: list[ReadBatch], totals: torch.Tensor, work: dist.Work | None) -> None:
         self.reads = reads
         self.totals = totals
         self.work = work

@@ -8,14 +8,14 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Share:
+class ReaderShare:
     """A rank's place among those that read the same."""
 
     rank: int
     size: int
 
 
-class Opened(ABC):
+class StreamReader(ABC):
     """The samples of the rest of an epoch that fall to one reader, one process."""
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Opened(ABC):
         """Return one sample of anybody's, or none when there is none at all."""
 
 
-class Source(ABC):
+class StreamSource(ABC):
     """What one rank reads, and where it stands. Loader workers have copies, made when an epoch is entered.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source(ABC):
         """Stand at the start of an epoch."""
 
     @abstractmethod
-    def open(self, seed: int, epoch: int, role: int, roles: int) -> Opened:
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
         """Return the samples of the rest of an epoch that fall to one of this rank's readers."""
 
     @abstractmethod

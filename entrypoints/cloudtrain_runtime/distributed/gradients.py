@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from cloudtrain_runtime.distributed.mesh import Mesh
 
 
-def clip(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) -> torch.Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) -> torch.Tensor:
     """Scale gradients so that their global norm is at most `most`; return that norm as it was before.
 
     Nothing waits for the device. Without a bound (infinity) the gradients stay as they are.
@@ -26,7 +26,7 @@ def clip(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) -> torch.T
     norm = global_norm(gradients, mesh)
     if gradients and most != math.inf:
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+        torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
     return norm
 
 
@@ -51,12 +51,12 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     return total.sqrt()
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor; it shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class Scaler(torch.amp.GradScaler):
+class DistributedGradScaler(torch.amp.GradScaler):
     """A loss scale that all ranks share though each sees only its part of the gradients.
 
     An overflow anywhere makes every rank leave out the step.
@@ -67,7 +67,7 @@ class Scaler(torch.amp.GradScaler):
     ) -> dict[torch.device, torch.Tensor]:
         del allow_fp16  # master weights and their gradients are fp32
         found = found_inf.clone()
-        gradients = [local(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
+        gradients = [local_tensor(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
         if gradients:
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
@@ -76,11 +76,11 @@ class Scaler(torch.amp.GradScaler):
 
 def make_scaler(device: torch.device, mesh: Mesh, *, enabled: bool) -> torch.amp.GradScaler:
     """Return the loss scale for a precision that needs one; otherwise one that does nothing."""
-    kind = torch.amp.GradScaler if mesh.is_plain else Scaler
+    kind = torch.amp.GradScaler if mesh.is_plain else DistributedGradScaler
     return kind(device.type, enabled=enabled)
 
 
-def fit_to_meshes(optimizer: torch.optim.Optimizer) -> None:
+def disable_foreach_across_meshes(optimizer: torch.optim.Optimizer) -> None:
     """Have an optimizer step parameter by parameter where they lie on different grids of ranks.
 
     One operation on many tensors takes them from one grid only.
@@ -107,7 +107,7 @@ def _by_groups(gradients: Iterable[torch.Tensor]) -> dict[tuple[dist.ProcessGrou
     """Return this rank's parts by the groups of ranks that hold the other parts."""
     found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
     for gradient in map(_summed, gradients):
-        found.setdefault(tuple(_groups(gradient)), []).append(local(gradient))
+        found.setdefault(tuple(_groups(gradient)), []).append(local_tensor(gradient))
     return found
 
 

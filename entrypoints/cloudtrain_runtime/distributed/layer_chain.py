@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cloudtrain_runtime.distributed.model_proxy import Call
+from cloudtrain_runtime.distributed.model_proxy import ModelInputs
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.task import Task
 
@@ -26,7 +26,7 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class Shape:
+class TensorShape:
     """Sizes of a tensor as its micro-batch has more or fewer samples.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shape:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, smaller: torch.Tensor, samples: int) -> Shape:
+    def of(cls, tensor: torch.Tensor, smaller: torch.Tensor, samples: int) -> TensorShape:
         """Return the shape of a tensor that is seen with all samples and with one less."""
         growth = tuple(size - less for size, less in zip(tensor.shape, smaller.shape, strict=True))
         return cls(tuple(tensor.shape), growth, samples, tensor.dtype, tensor.requires_grad)
@@ -63,7 +63,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ChainProfile:
     """What a micro-batch showed.
 
     Attributes:
@@ -73,13 +73,13 @@ class Survey:
         work: Operations of each link's forward pass, about: products of matrices, and numbers that it returns.
     """
 
-    call: tuple[Shape, ...]
-    passed: tuple[tuple[Shape, ...], ...]
+    call: tuple[TensorShape, ...]
+    passed: tuple[tuple[TensorShape, ...], ...]
     seconds: tuple[float, ...]
     work: tuple[float, ...]
 
 
-class Part(nn.Module):
+class StageModule(nn.Module):
     """Some links of the chain, as one module."""
 
     def __init__(self, links: Sequence[nn.Module]) -> None:
@@ -98,7 +98,7 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, tuple | list) else (values,)
 
 
-def links_of(task: Task, model: nn.Module, stages: int) -> list[nn.Module]:
+def chain_of(task: Task, model: nn.Module, stages: int) -> list[nn.Module]:
     """Return the Task's chain.
 
     Raises:
@@ -123,7 +123,9 @@ def links_of(task: Task, model: nn.Module, stages: int) -> list[nn.Module]:
     return links
 
 
-def survey(links: Sequence[nn.Module], call: Call, smaller: Call, device: torch.device, precision: Precision) -> Survey:
+def profile_chain(
+    links: Sequence[nn.Module], call: ModelInputs, smaller: ModelInputs, device: torch.device, precision: Precision
+) -> ChainProfile:
     """Bring a micro-batch through the chain, link by link, forward and backward.
 
     A model that is too large for one device fits, because only one link at a time is on it.
@@ -141,7 +143,7 @@ def survey(links: Sequence[nn.Module], call: Call, smaller: Call, device: torch.
     from torch.utils.flop_counter import FlopCounterMode
 
     samples = _samples(call, smaller)
-    passed: list[tuple[Shape, ...]] = []
+    passed: list[tuple[TensorShape, ...]] = []
     seconds: list[float] = []
     work: list[float] = []
     values, fewer = call, smaller
@@ -157,14 +159,16 @@ def survey(links: Sequence[nn.Module], call: Call, smaller: Call, device: torch.
             for buffer, before in zip(probe.buffers(), buffers, strict=True):
                 buffer.copy_(before)
             probe.to(return_to)
-            passed.append(tuple(Shape.of(output, less, samples) for output, less in zip(outputs, fewer, strict=True)))
+            passed.append(
+                tuple(TensorShape.of(output, less, samples) for output, less in zip(outputs, fewer, strict=True))
+            )
             values = tuple(output.detach().requires_grad_(output.requires_grad) for output in outputs)
             seconds.append(best)
-    shapes = tuple(Shape.of(value, less, samples) for value, less in zip(call, smaller, strict=True))
-    return Survey(shapes, tuple(passed), tuple(seconds), tuple(work))
+    shapes = tuple(TensorShape.of(value, less, samples) for value, less in zip(call, smaller, strict=True))
+    return ChainProfile(shapes, tuple(passed), tuple(seconds), tuple(work))
 
 
-def balance(seconds: Sequence[float], parts: int) -> list[int]:
+def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
     """Return how many links go into each part, in order, so that the slowest part is as fast as can be."""
     count = len(seconds)
     until = [0.0, *itertools.accumulate(seconds)]
@@ -190,14 +194,14 @@ def balance(seconds: Sequence[float], parts: int) -> list[int]:
     return sizes
 
 
-def cut(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> list[Part]:
+def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> list[StageModule]:
     """Return the chain in parts.
 
     Raises:
         TaskError: two parts share a parameter.
     """
     ends = list(itertools.accumulate(sizes))
-    parts = [Part(links[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    parts = [StageModule(links[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
     owners: dict[nn.Parameter, int] = {}
     for stage, part in enumerate(parts):
         for parameter in part.parameters():
@@ -210,7 +214,7 @@ def cut(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> l
     return parts
 
 
-def keep_only(model: nn.Module, own: Collection[nn.Module], others: Collection[nn.Module]) -> None:
+def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Collection[nn.Module]) -> None:
     """Take what other ranks' parts hold out of a model, in place: parameters and buffers become None.
 
     So what remains keeps its names, in the state_dict and for whoever looks through the model.
@@ -223,7 +227,7 @@ def keep_only(model: nn.Module, own: Collection[nn.Module], others: Collection[n
                 held.update(dict.fromkeys(held))
 
 
-def _samples(call: Call, smaller: Call) -> int:
+def _samples(call: ModelInputs, smaller: ModelInputs) -> int:
     """Return how many samples a call has: what it is of that dimension which shrank by one."""
     pairs = [(size, less) for one, two in zip(call, smaller, strict=True) for size, less in _sizes(one, two)]
     return next((size for size, less in pairs if size == less + 1), 1)
@@ -245,10 +249,12 @@ def _on_device(link: nn.Module, device: torch.device) -> tuple[nn.Module, torch.
     return probe, torch.device("meta")
 
 
-def _timed(link: nn.Module, place: int, values: Call, device: torch.device, precision: Precision) -> tuple[Call, float]:
+def _timed(
+    link: nn.Module, place: int, values: ModelInputs, device: torch.device, precision: Precision
+) -> tuple[ModelInputs, float]:
     """Return what a link returns, and the seconds of its forward and backward pass."""
     best = math.inf
-    outputs: Call = ()
+    outputs: ModelInputs = ()
     for turn in range(_ROUNDS + 1):
         _wait_for(device)
         began = time.perf_counter()
@@ -266,7 +272,7 @@ def _timed(link: nn.Module, place: int, values: Call, device: torch.device, prec
     return outputs, best
 
 
-def _checked(returned: Any, place: int) -> Call:
+def _checked(returned: Any, place: int) -> ModelInputs:
     values = as_tuple(returned)
     for value in values:
         if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):

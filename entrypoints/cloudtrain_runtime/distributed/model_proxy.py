@@ -15,11 +15,11 @@ from torch import nn
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, checked_prediction
 
-Call = tuple[torch.Tensor, ...]
+ModelInputs = tuple[torch.Tensor, ...]
 """What a model is called with."""
 
 
-def call_of(task: Task, batch: Batch, *, training: bool) -> Call:
+def capture_model_inputs(task: Task, batch: Batch, *, training: bool) -> ModelInputs:
     """Return what the Task's loss of a batch calls the model with.
 
     Raises:
@@ -32,7 +32,7 @@ def call_of(task: Task, batch: Batch, *, training: bool) -> Call:
     raise TaskError("train.parallel.pipeline: loss() does not call the model")
 
 
-def loss_of(task: Task, output: Any, batch: Batch, *, training: bool) -> torch.Tensor:
+def loss_from_output(task: Task, output: Any, batch: Batch, *, training: bool) -> torch.Tensor:
     """Return the Task's loss of a batch for which the pipeline returned `output`.
 
     Raises:
@@ -41,7 +41,9 @@ def loss_of(task: Task, output: Any, batch: Batch, *, training: bool) -> torch.T
     return checked_loss(task, _Answer(output).train(training), batch)
 
 
-def metrics_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
+def metrics_from_output(
+    task: Task, output: Any, call: ModelInputs, batch: Batch, samples: int
+) -> Mapping[str, torch.Tensor]:
     """Return the Task's metrics of an evaluation batch for which the pipeline returned `output`.
 
     Raises:
@@ -50,7 +52,9 @@ def metrics_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) 
     return checked_metrics(task, _Answer(output, call).eval(), batch, samples)
 
 
-def prediction_of(task: Task, output: Any, call: Call, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+def prediction_from_output(
+    task: Task, output: Any, call: ModelInputs, batch: Batch, samples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return predicted and true classes of an evaluation batch for which the pipeline returned `output`.
 
     Raises:
@@ -62,7 +66,7 @@ def prediction_of(task: Task, output: Any, call: Call, batch: Batch, samples: in
 class _Called(BaseException):
     """Ends a loss where it calls the model. No Exception, which the loss might catch."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelInputs) -> None:
         super().__init__()
         self.call = call
 
@@ -80,7 +84,7 @@ class _Caller(_StandIn):
 class _Answer(_StandIn):
     """Answers a call with an output: one call of a loss, or those of another method, which must be like the loss's."""
 
-    def __init__(self, output: Any, expected: Call | None = None, method: str = "metrics") -> None:
+    def __init__(self, output: Any, expected: ModelInputs | None = None, method: str = "metrics") -> None:
         super().__init__()
         self.output, self.expected, self.method, self.calls = output, expected, method, 0
 
@@ -97,7 +101,7 @@ class _Answer(_StandIn):
         return self.output
 
 
-def _checked(args: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
+def _checked(args: tuple[Any, ...], named: Mapping[str, Any]) -> ModelInputs:
     if named:
         raise TaskError(
             f"train.parallel.pipeline: loss() calls the model with {', '.join(named)} by name; a pipeline takes "
@@ -112,5 +116,5 @@ def _checked(args: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
     return args
 
 
-def _are_equal(left: Call, right: Call) -> bool:
+def _are_equal(left: ModelInputs, right: ModelInputs) -> bool:
     return len(left) == len(right) and all(map(torch.equal, left, right))

@@ -21,7 +21,7 @@ from cloudtrain_runtime.distributed.fsdp import find_units, recompute_activation
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.pipeline import Pipeline
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.metrics.flops import shape_of
+from cloudtrain_runtime.metrics.flops import meta_copy
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.task import Task, checked_model
 
@@ -30,7 +30,7 @@ _OLDEST = (2, 6)
 
 
 @dataclass(frozen=True)
-class Spread:
+class DistributedModel:
     """A model on its ranks.
 
     Attributes:
@@ -48,14 +48,14 @@ class Spread:
     shape: nn.Module | None = None
 
 
-def spread(
+def distribute_model(
     task: Task,
     train: TrainConfig,
     mesh: Mesh,
     scale: Callable[[torch.Tensor], torch.Tensor],
     dataset: Dataset[Any],
     stages: Sequence[int] | None = None,
-) -> Spread:
+) -> DistributedModel:
     """Build the Task's model and spread it.
 
     Args:
@@ -74,12 +74,12 @@ def spread(
         # Gradients of weights are computed past FSDP's hooks, which would gather them.
         train = replace(train, parallel=replace(train.parallel, reshard=False))
     model = checked_model(task)
-    give_own_memory(model)
-    shape = None if mesh.place.device.type == "cpu" else shape_of(model)
+    make_buffers_contiguous(model)
+    shape = None if mesh.place.device.type == "cpu" else meta_copy(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
         # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
-        fill(model, mesh.place.device)
+        initialize_weights(model, mesh.place.device)
         on_meta = False
     units: Collection[nn.Module] = ()
     if not mesh.is_plain or train.activation_checkpointing:
@@ -91,11 +91,11 @@ def spread(
 
     if mesh.pipeline > 1:
         pipeline = Pipeline(task, model, train, mesh, placed, scale, dataset, stages)
-        return Spread(model, model, pipeline, shape)
-    return Spread(model, placed(model), None, shape)
+        return DistributedModel(model, model, pipeline, shape)
+    return DistributedModel(model, placed(model), None, shape)
 
 
-def fill(model: nn.Module, device: torch.device) -> None:
+def initialize_weights(model: nn.Module, device: torch.device) -> None:
     """Give memory and initial weights to a model that was built on the meta device."""
     model.to_empty(device=device)
     own: Any = getattr(model, "init_weights", None)
@@ -113,7 +113,7 @@ def fill(model: nn.Module, device: torch.device) -> None:
             )
 
 
-def give_own_memory(model: nn.Module) -> None:
+def make_buffers_contiguous(model: nn.Module) -> None:
     """Let no two elements of a buffer lie in one place, as expand() leaves them: nobody could write them."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -121,7 +121,7 @@ def give_own_memory(model: nn.Module) -> None:
                 setattr(module, name, buffer.contiguous())
 
 
-def whole_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
+def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     """Return the unsharded state_dict on the CPU, on rank 0; all ranks take part, the others get an empty one.
 
     One tensor at a time is whole on a device, and one stage of a pipeline in the host memory of its first rank.
@@ -188,7 +188,7 @@ def _placed(
             unit.compile()
         shard(part, inner, train, mesh)
     if on_meta:
-        fill(part, device)
+        initialize_weights(part, device)
     part.to(device)
     if mesh.is_sharded:
         return part

@@ -19,35 +19,35 @@ from cloudtrain_runtime.data import Feeder, make_feeder
 from cloudtrain_runtime.distributed.ddp_buckets import average_gradients
 from cloudtrain_runtime.distributed.fsdp import PRECISIONS
 from cloudtrain_runtime.distributed.layer_chain import (
-    Shape,
-    Survey,
-    balance,
-    cut,
-    keep_only,
-    links_of,
-    survey,
+    ChainProfile,
+    TensorShape,
+    balance_stages,
+    chain_of,
+    drop_other_stages,
+    profile_chain,
+    split_chain,
 )
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.model_proxy import (
-    Call,
-    call_of,
-    loss_of,
-    metrics_of,
-    prediction_of,
+    ModelInputs,
+    capture_model_inputs,
+    loss_from_output,
+    metrics_from_output,
+    prediction_from_output,
 )
-from cloudtrain_runtime.distributed.uneven_inputs import finite
+from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import IsolatedRandomState
-from cloudtrain_runtime.task import Batch, Task, collate_of
+from cloudtrain_runtime.task import Batch, Task, collate_function
 
 _SENT_AHEAD = 4
 """Evaluation batches that a stage may be ahead of the next one."""
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class BatchEvaluation:
     """What a batch comes to.
 
     Attributes:
@@ -93,9 +93,9 @@ class Pipeline:
         sizes: Sequence[int] | None = None,
     ) -> None:
         from cloudtrain_runtime.distributed.pipeline_stages import (
-            Link,
-            Step,
-            is_split,
+            PipelineStep,
+            StageSpec,
+            has_separate_weight_gradients,
             stages_per_rank,
         )
 
@@ -103,38 +103,38 @@ class Pipeline:
         self._task, self._train, self._mesh, self._scale = task, train, mesh, scale
         own_stages = stages_per_rank(train.parallel.schedule)
         stages = own_stages * mesh.pipeline
-        links = links_of(task, model, stages)
+        links = chain_of(task, model, stages)
         seen = self._survey(links, dataset)
         self._call = seen.call
         fits = sizes is not None and len(sizes) == stages and sum(sizes) == len(links)
         # Times differ from start to start, and with the cut the random numbers of each layer.
         costs = seen.work if train.deterministic else seen.seconds
-        self.sizes = list(sizes or ()) if fits else balance(costs, stages)
-        parts = cut(links, self.sizes, model)
+        self.sizes = list(sizes or ()) if fits else balance_stages(costs, stages)
+        parts = split_chain(links, self.sizes, model)
         if mesh.place.is_main:
             _tell(self.sizes, seen.seconds)
         indices = [mesh.stage + turn * mesh.pipeline for turn in range(own_stages)]
         own = [parts[index] for index in indices]
-        keep_only(model, own, [part for part in parts if part not in own])
+        drop_other_stages(model, own, [part for part in parts if part not in own])
         if next(model.parameters(), None) is None:
             raise TaskError(f"train.parallel.pipeline: stage {mesh.stage} of the chain has no parameters")
         passed = [_on_the_wire(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh) for stage in range(stages)]
         group = mesh.group("pipeline")
         self._links = [
-            Link(index, stages, passed[index - 1], passed[index], mesh.place.device, group, self._precision)
+            StageSpec(index, stages, passed[index - 1], passed[index], mesh.place.device, group, self._precision)
             for index in indices
         ]
         replicas = [placed(part) for part in own]
         inner = [replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas]
         self.parts: list[nn.Module] = inner
-        is_late = is_split(train.parallel.schedule)
+        is_late = has_separate_weight_gradients(train.parallel.schedule)
         self._late = [replica for replica in replicas if is_late and isinstance(replica, DistributedDataParallel)]
         self._modules = inner if is_late else replicas
         # Links that the Task made for its chain: nobody else tells them whether they are in training.
         known = set(model.modules())
         self._strangers = [module for part in own for module in part.modules() if module not in known]
         self._schedules: dict[int, Callable[[], None]] = {}
-        self._step = Step()
+        self._step = PipelineStep()
         self._batches: list[Batch] = []
         self._weights: Sequence[float] = ()
         self._total = torch.zeros((), device=mesh.place.device)
@@ -155,8 +155,10 @@ class Pipeline:
         """
         self._set_mode(training=True)
         self._weights = weights
-        self._batches = [batch if weight else finite(batch) for batch, weight in zip(batches, weights, strict=True)]
-        self._step.calls = [call_of(self._task, batch, training=True) for batch in self._batches]
+        self._batches = [
+            batch if weight else replace_nonfinite(batch) for batch, weight in zip(batches, weights, strict=True)
+        ]
+        self._step.calls = [capture_model_inputs(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.place.device)
         self._scale(self._total)  # a loss scale comes to be in its first use, and all ranks must have it
@@ -172,7 +174,7 @@ class Pipeline:
         return self._total
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, samples: int, *, with_classes: bool = False) -> Evaluated:
+    def evaluate(self, batch: Batch, samples: int, *, with_classes: bool = False) -> BatchEvaluation:
         """Return what a batch comes to on the last stage; nothing on the others.
 
         Every rank of the pipeline calls it with the same batch. A stage goes on to the next batch while those behind it
@@ -184,7 +186,7 @@ class Pipeline:
             with_classes: Ask for predictions, too.
         """
         self._set_mode(training=False)
-        call = call_of(self._task, batch, training=False)
+        call = capture_model_inputs(self._task, batch, training=False)
         size = self._samples(call)
         for module, link in zip(self.parts, self._links, strict=True):
             taken = call if link.is_first else self._receive(link, size)
@@ -192,12 +194,12 @@ class Pipeline:
                 returned = module(*taken)
             if link.is_last:
                 with self._precision():
-                    loss = loss_of(self._task, returned, batch, training=False)
-                    values = {"loss": loss, **metrics_of(self._task, returned, call, batch, samples)}
-                    told = prediction_of(self._task, returned, call, batch, samples) if with_classes else None
-                    return Evaluated(values, told)
+                    loss = loss_from_output(self._task, returned, batch, training=False)
+                    values = {"loss": loss, **metrics_from_output(self._task, returned, call, batch, samples)}
+                    told = prediction_from_output(self._task, returned, call, batch, samples) if with_classes else None
+                    return BatchEvaluation(values, told)
             self._send(returned, link, size)
-        return Evaluated({}, None)
+        return BatchEvaluation({}, None)
 
     # ------------------------------------------------------------ one step
 
@@ -214,12 +216,15 @@ class Pipeline:
         """Return what the backward pass of a micro-batch starts from."""
         micro_step = int(number)  # on the CPU
         with self._precision():
-            loss = loss_of(self._task, output, self._batches[micro_step], training=True) * self._weights[micro_step]
+            loss = (
+                loss_from_output(self._task, output, self._batches[micro_step], training=True)
+                * self._weights[micro_step]
+            )
         if self._weights[micro_step]:
             self._total += loss.detach()
         return self._scale(loss)
 
-    def _samples(self, call: Call) -> int:
+    def _samples(self, call: ModelInputs) -> int:
         """Return the samples of a micro-batch."""
         samples = min((shape.samples_of(value) for shape, value in zip(self._call, call, strict=False)), default=0)
         expected = [list(shape.at(samples)) for shape in self._call]
@@ -244,7 +249,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ evaluation
 
-    def _receive(self, link: Any, samples: int) -> Call:
+    def _receive(self, link: Any, samples: int) -> ModelInputs:
         source = self._rank_of(link.index - 1)
         values = []
         for shape in link.takes:
@@ -254,9 +259,9 @@ class Pipeline:
         return tuple(values)
 
     def _send(self, returned: Any, link: Any, samples: int) -> None:
-        from cloudtrain_runtime.distributed.pipeline_stages import checked
+        from cloudtrain_runtime.distributed.pipeline_stages import checked_outputs
 
-        for value, shape in checked(returned, link, samples):
+        for value, shape in checked_outputs(returned, link, samples):
             settled = value.to(shape.dtype).contiguous()
             self._sent.append((dist.isend(settled, dst=self._rank_of(link.index + 1), group=link.group), settled))
         while len(self._sent) > _SENT_AHEAD * len(link.returns):
@@ -270,15 +275,15 @@ class Pipeline:
 
     # ------------------------------------------------------------ the first look
 
-    def _survey(self, links: Sequence[nn.Module], dataset: Dataset[Any]) -> Survey:
+    def _survey(self, links: Sequence[nn.Module], dataset: Dataset[Any]) -> ChainProfile:
         """Measure the chain on the ranks of the first stage that rank 0 needs; return on all ranks what it has seen."""
-        seen: Survey | None = None
+        seen: ChainProfile | None = None
         problem: str | None = None
         dtype = PRECISIONS.get(self._train.precision)
         if self._mesh.stage == 0 and self._mesh.data_rank == 0:
             try:
                 call, smaller = self._first_calls(dataset)
-                seen = survey(links, call, smaller, self._mesh.place.device, lambda: self._autocast(dtype))
+                seen = profile_chain(links, call, smaller, self._mesh.place.device, lambda: self._autocast(dtype))
             except TaskError as error:
                 problem = str(error)
         seen, problem = gather((seen, problem), self._mesh.place)[0]
@@ -286,7 +291,7 @@ class Pipeline:
             raise TaskError(problem or "")
         return seen
 
-    def _first_calls(self, dataset: Dataset[Any]) -> tuple[Call, Call]:
+    def _first_calls(self, dataset: Dataset[Any]) -> tuple[ModelInputs, ModelInputs]:
         """Return what the model is called with by a micro-batch, and by one with a sample less."""
         most = self._train.batch_size
         feeder = self._feeder(dataset, most)
@@ -294,7 +299,7 @@ class Pipeline:
         feeders = (feeder, self._feeder(dataset, max(most - 1, 1)))
         with IsolatedRandomState(self._train.seed):
             batches = [next(next(feeder.epoch()).batches) for feeder in feeders]
-        call, smaller = (call_of(self._task, batch, training=True) for batch in batches)
+        call, smaller = (capture_model_inputs(self._task, batch, training=True) for batch in batches)
         return call, smaller
 
     def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
@@ -302,7 +307,7 @@ class Pipeline:
         place = replace(self._mesh.place, rank=1, world_size=1)
         return make_feeder(
             dataset,
-            collate_of(self._task),
+            collate_function(self._task),
             place,
             batch_size=batch_size,
             accumulate=1,
@@ -336,7 +341,7 @@ def _check(train: TrainConfig, mesh: Mesh) -> None:
         raise JobError("train.parallel.static_graph: it does not work with a pipeline")
 
 
-def _on_the_wire(shapes: Sequence[Shape], train: TrainConfig, mesh: Mesh) -> tuple[Shape, ...]:
+def _on_the_wire(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) -> tuple[TensorShape, ...]:
     """Return the shapes of what a stage passes on, as they are sent."""
     if not mesh.is_sharded or train.precision == "fp32":
         return tuple(shapes)

@@ -23,8 +23,8 @@ from torch.distributed.pipelining import (
 )
 from torch.nn import functional
 
-from cloudtrain_runtime.distributed.layer_chain import Precision, Shape, as_tuple
-from cloudtrain_runtime.distributed.model_proxy import Call
+from cloudtrain_runtime.distributed.layer_chain import Precision, TensorShape, as_tuple
+from cloudtrain_runtime.distributed.model_proxy import ModelInputs
 from cloudtrain_runtime.errors import TaskError
 
 _SCHEDULES: dict[str, Any] = {
@@ -37,15 +37,15 @@ _LOOPED = ("interleaved", "zero_bubble")
 
 
 @dataclass
-class Step:
+class PipelineStep:
     """The micro-batches of the step under way: what the first stage is called with, and their samples."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModelInputs] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Link:
+class StageSpec:
     """Where a stage stands.
 
     Attributes:
@@ -60,8 +60,8 @@ class Link:
 
     index: int
     stages: int
-    takes: tuple[Shape, ...]
-    returns: tuple[Shape, ...]
+    takes: tuple[TensorShape, ...]
+    returns: tuple[TensorShape, ...]
     device: torch.device
     group: dist.ProcessGroup | None
     precision: Precision
@@ -89,7 +89,7 @@ class Stage(PipelineStage):
         step: Tells which micro-batches there are.
     """
 
-    def __init__(self, module: nn.Module, link: Link, step: Step) -> None:
+    def __init__(self, module: nn.Module, link: StageSpec, step: PipelineStep) -> None:
         takes = (
             (torch.empty(1, dtype=torch.int64, device="meta"),) if link.is_first else tuple(map(_example, link.takes))
         )
@@ -120,10 +120,10 @@ class Stage(PipelineStage):
             returned = super().forward_maybe_with_nosync(*call, **named)  # type: ignore[no-untyped-call]
         if self._link.is_last:
             return returned
-        return tuple(_sent(value, shape, samples) for value, shape in checked(returned, self._link, samples))
+        return tuple(_sent(value, shape, samples) for value, shape in checked_outputs(returned, self._link, samples))
 
 
-def checked(returned: Any, link: Link, samples: int) -> list[tuple[torch.Tensor, Shape]]:
+def checked_outputs(returned: Any, link: StageSpec, samples: int) -> list[tuple[torch.Tensor, TensorShape]]:
     """Return what a stage passes on, each with its shape.
 
     Raises:
@@ -142,8 +142,8 @@ def checked(returned: Any, link: Link, samples: int) -> list[tuple[torch.Tensor,
 
 def make_schedule(
     name: str,
-    stages: Sequence[tuple[nn.Module, Link]],
-    step: Step,
+    stages: Sequence[tuple[nn.Module, StageSpec]],
+    step: PipelineStep,
     micro_steps: int,
     loss: Callable[[Any, torch.Tensor], torch.Tensor],
 ) -> Callable[[], None]:
@@ -181,7 +181,7 @@ def make_schedule(
     return run
 
 
-def is_split(name: str) -> bool:
+def has_separate_weight_gradients(name: str) -> bool:
     """Whether a schedule computes gradients of weights by themselves, past the hooks that DDP waits for."""
     return name == "zero_bubble"
 
@@ -197,12 +197,12 @@ def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def _example(shape: Shape) -> torch.Tensor:
+def _example(shape: TensorShape) -> torch.Tensor:
     example = torch.empty(shape.sizes, dtype=shape.dtype, device="meta")
     return example.requires_grad_(shape.requires_grad)
 
 
-def _received(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
+def _received(value: torch.Tensor, shape: TensorShape, samples: int) -> torch.Tensor:
     """Return what another rank has sent, without its padding."""
     real = value.view_as(value)
     for dimension, size in enumerate(shape.at(samples)):
@@ -214,7 +214,7 @@ def _received(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
     return real
 
 
-def _sent(value: torch.Tensor, shape: Shape, samples: int) -> torch.Tensor:
+def _sent(value: torch.Tensor, shape: TensorShape, samples: int) -> torch.Tensor:
     """Return what is sent to another rank: as large as with the most samples."""
     value = value.to(shape.dtype)
     missing = [whole - size for whole, size in zip(shape.sizes, shape.at(samples), strict=True)]

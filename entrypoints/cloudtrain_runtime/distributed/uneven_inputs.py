@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 
 @contextlib.contextmanager
-def without_effect(model: nn.Module) -> Iterator[None]:
+def suppress_gradients(model: nn.Module) -> Iterator[None]:
     """Give the forward and backward pass in this block gradients of exactly zero, and keep the buffers.
 
     A loss that is multiplied by 0 is not enough: where an activation is NaN or infinite, its gradient is NaN.
@@ -43,7 +43,7 @@ def without_effect(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def finite(batch: Any) -> Any:
+def replace_nonfinite(batch: Any) -> Any:
     """Return a batch with zeros in place of numbers that are not finite.
 
     For a pipeline, which has the backward passes of several micro-batches under way at once.

@@ -14,17 +14,17 @@ from torch import nn
 from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
 from cloudtrain_runtime.metrics.memory import peak_memory_bytes
 from cloudtrain_runtime.metrics.step_timer import (
-    PARTS,
+    STEP_PARTS,
     Phase,
-    Reading,
     StepClock,
+    StepTimes,
 )
-from cloudtrain_runtime.metrics.stragglers import NUMBERS, Stragglers
+from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK, StragglerMonitor
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.task import Task
 
-__all__ = ["NUMBERS", "PARTS", "Meter", "Phase", "Reading", "StepClock"]
+__all__ = ["NUMBERS_PER_RANK", "STEP_PARTS", "Meter", "Phase", "StepClock", "StepTimes"]
 
 
 class Meter:
@@ -59,7 +59,7 @@ class Meter:
         self._shape = shape
         # Without a peak nothing is counted: the Task's loss would be called once more for nothing.
         self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
-        self._stragglers = Stragglers(place, stage)
+        self._stragglers = StragglerMonitor(place, stage)
         self.samples = 0
 
     def see(self, batch: Any, samples: int) -> None:
@@ -86,7 +86,7 @@ class Meter:
             if self._place.is_main:
                 emit("straggler", step=self._place.step, **asdict(straggler))
 
-    def _fields(self, reading: Reading, rate: float) -> dict[str, Any]:
+    def _fields(self, reading: StepTimes, rate: float) -> dict[str, Any]:
         """Return fields; what is not known is left out. `rate` is in samples per second."""
         tokens = self._task.tokens_per_sample
         fields: Mapping[str, Any] = {

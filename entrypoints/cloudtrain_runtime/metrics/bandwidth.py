@@ -45,15 +45,15 @@ class Bandwidth:
 
         The formula 2(n-1)/n x size / time is that of NVIDIA's nccl-tests (doc/PERFORMANCE.md, read 2026-11-21).
         """
-        return bus_share(self.world_size) * self.bytes / self.seconds * _BITS
+        return bus_factor(self.world_size) * self.bytes / self.seconds * _BITS
 
 
-def bus_share(world_size: int) -> float:
+def bus_factor(world_size: int) -> float:
     """Return how often a rank sends its data in an all-reduce: 2(n-1)/n."""
     return 2 * (world_size - 1) / world_size
 
 
-def tell_bandwidth(place: Context, network_gbps: float | None = None) -> Bandwidth | None:
+def report_bandwidth(place: Context, network_gbps: float | None = None) -> Bandwidth | None:
     """Measure and tell it, with a warning where the network is far below its rating. All ranks call it.
 
     Args:
@@ -68,7 +68,7 @@ def tell_bandwidth(place: Context, network_gbps: float | None = None) -> Bandwid
     found = measure_bandwidth(place)
     if place.is_main:
         rating = network_gbps if len(place.hosts) > 1 else None
-        warning = judge(found.gbps, rating, place.backend)
+        warning = bandwidth_warning(found.gbps, rating, place.backend)
         emit(
             "bandwidth",
             gbps=found.gbps,
@@ -98,7 +98,7 @@ def measure_bandwidth(place: Context) -> Bandwidth:
     return Bandwidth(size, seconds, place.world_size)
 
 
-def judge(gbps: float, rated_gbps: float | None, backend: str) -> str | None:
+def bandwidth_warning(gbps: float, rated_gbps: float | None, backend: str) -> str | None:
     """Return what is wrong with a bandwidth and what to do, or None.
 
     Gloo is not judged: it uses one connection, whatever the network could do.

@@ -84,7 +84,7 @@ def device_peak_flops(device: torch.device, precision: str) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device), precision, uses_tf32=uses_tf32)
 
 
-def shape_of(model: nn.Module) -> nn.Module:
+def meta_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model without its numbers, which takes no memory; before it is sharded or replicated."""
     tensors = [*model.parameters(), *model.buffers()]
     empty: dict[int, Any] = {}

@@ -12,13 +12,13 @@ from cloudtrain_runtime.process.run_context import Context
 if TYPE_CHECKING:
     from torch.profiler import ProfilerAction, profile
 
-FOLDER = "profile"
+PROFILE_FOLDER = "profile"
 _ROWS = 12
 _NAME_COLUMNS = 60
 _MICROSECONDS_PER_MILLISECOND = 1e3
 
 
-class Profiling:
+class StepProfiler:
     """Records some steps on every rank: ranks wait for each other, and only all traces together show for which.
 
     Args:
@@ -79,7 +79,7 @@ class Profiling:
 
     def _store(self, running: profile) -> None:
         place = self._place
-        folder = place.output_dir / FOLDER
+        folder = place.output_dir / PROFILE_FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # TensorBoard's plugin finds traces by this ending.

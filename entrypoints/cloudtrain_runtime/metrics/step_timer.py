@@ -29,7 +29,7 @@ class Phase:
     """What is no training, such as an evaluation."""
 
 
-PARTS: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
+STEP_PARTS: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 """Names of the parts of a step, by their numbers in `Phase`."""
 
 _PHASES = 7
@@ -38,7 +38,7 @@ _MILLISECONDS = 1e3
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepTimes:
     """What a clock has counted since the last reading.
 
     Attributes:
@@ -88,19 +88,19 @@ class StepClock:
         if self._sampler is not None:
             self._sampler.mark(phase)
 
-    def read(self) -> Reading:
+    def read(self) -> StepTimes:
         """Return what was counted since the last reading, and start anew."""
         self.mark(self._phase)
         counted, steps = self._nanoseconds, self.steps
         self._nanoseconds, self.steps = [0] * _PHASES, 0
         seconds = (sum(counted) - counted[Phase.OTHER]) / _NANOSECONDS
         if steps == 0:
-            return Reading(0, seconds, {})
-        split = {name: counted[part] / _NANOSECONDS / steps for part, name in enumerate(PARTS)}
+            return StepTimes(0, seconds, {})
+        split = {name: counted[part] / _NANOSECONDS / steps for part, name in enumerate(STEP_PARTS)}
         if self._sampler is not None:
             sampled = self._sampler.read()
             split = {**sampled, "checkpoint": split["checkpoint"]} if sampled else {}
-        return Reading(steps, seconds, split)
+        return StepTimes(steps, seconds, split)
 
 
 class _Sampler:
@@ -127,9 +127,9 @@ class _Sampler:
     def read(self) -> Mapping[str, float]:
         """Return the seconds of the newest step whose events the device has passed."""
         if self._closed and self._closed[-1][1].query():  # type: ignore[no-untyped-call]
-            spans = dict.fromkeys(PARTS[: Phase.CHECKPOINT], 0.0)
+            spans = dict.fromkeys(STEP_PARTS[: Phase.CHECKPOINT], 0.0)
             for (phase, began), (_, ended) in zip(self._closed, self._closed[1:], strict=False):
                 if phase < Phase.CHECKPOINT:
-                    spans[PARTS[phase]] += began.elapsed_time(ended) / _MILLISECONDS
+                    spans[STEP_PARTS[phase]] += began.elapsed_time(ended) / _MILLISECONDS
             self._known, self._closed = spans, []
         return self._known

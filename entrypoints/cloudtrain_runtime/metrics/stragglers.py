@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cloudtrain_runtime.metrics.step_timer import Reading
+from cloudtrain_runtime.metrics.step_timer import StepTimes
 from cloudtrain_runtime.process.run_context import Context
 
-OWN: Final = ("data", "forward", "optimizer")
+OWN_PARTS: Final = ("data", "forward", "optimizer")
 """Parts of a step in which a rank waits for nobody. The backward pass ends when the slowest rank's does."""
 
 _SLOW = 1.2
@@ -21,7 +21,7 @@ _IN_A_ROW = 3
 _APART_SECONDS = 0.1
 """Least time between two readings that are compared: three in a row are to be more than a moment of a busy machine."""
 
-NUMBERS: Final = len(OWN) + 2
+NUMBERS_PER_RANK: Final = len(OWN_PARTS) + 2
 """How many numbers a rank tells."""
 
 
@@ -42,7 +42,7 @@ class Straggler:
     is_over: bool = False
 
 
-class Stragglers:
+class StragglerMonitor:
     """Compares the ranks' own times per step.
 
     Attributes:
@@ -56,13 +56,13 @@ class Stragglers:
     def __init__(self, place: Context, stage: int = 0) -> None:
         self._place = place
         self._stage = stage
-        self._judge = Judge(place.world_size)
+        self._judge = StragglerDetector(place.world_size)
         self._seconds = 0.0  # since the last readings that were compared
         self.compared = 0
 
-    def numbers(self, reading: Reading) -> tuple[float, ...]:
+    def numbers(self, reading: StepTimes) -> tuple[float, ...]:
         """Return what the other ranks must know of a reading."""
-        own = (reading.split.get(part, 0.0) for part in OWN)
+        own = (reading.split.get(part, 0.0) for part in OWN_PARTS)
         return (*own, reading.seconds, float(self._stage))
 
     def compare(self, rows: Sequence[Sequence[float]]) -> list[Straggler]:
@@ -71,7 +71,7 @@ class Stragglers:
         Args:
             rows: What `numbers` has returned on each rank, in rank order.
         """
-        self._seconds += max(row[len(OWN)] for row in rows)
+        self._seconds += max(row[len(OWN_PARTS)] for row in rows)
         if self._seconds < _APART_SECONDS or len(rows) == 1:
             return []
         self._seconds = 0.0
@@ -83,7 +83,7 @@ class Stragglers:
         ]
 
 
-class Judge:
+class StragglerDetector:
     """Tells who is slow for several readings in a row, and tells it once.
 
     Args:
@@ -100,13 +100,13 @@ class Judge:
         Args:
             rows: By rank, the seconds of each of `OWN`, and last the stage.
         """
-        if any(sum(row[: len(OWN)]) <= 0 for row in rows):
+        if any(sum(row[: len(OWN_PARTS)]) <= 0 for row in rows):
             return  # not every rank has a reading yet
         for rank, row in enumerate(rows):
-            peers = [other[: len(OWN)] for other in rows if other[-1] == row[-1]]
+            peers = [other[: len(OWN_PARTS)] for other in rows if other[-1] == row[-1]]
             # The lower one of the two in the middle, so that of two ranks one can be slower than the other.
             median = statistics.median_low(sum(peer) for peer in peers)
-            own = sum(row[: len(OWN)])
+            own = sum(row[: len(OWN_PARTS)])
             is_slow = own >= _SLOW * median and own - median >= _LEAST_SECONDS
             self._in_a_row[rank] = self._in_a_row[rank] + 1 if is_slow != self._told[rank] else 0
             if self._in_a_row[rank] >= _IN_A_ROW:
@@ -116,5 +116,5 @@ class Judge:
 
 def _part(row: Sequence[float], peers: Sequence[Sequence[float]]) -> str:
     """Return the part of a step in which a rank is furthest behind."""
-    behind = [row[part] - statistics.median_low(peer[part] for peer in peers) for part in range(len(OWN))]
-    return OWN[behind.index(max(behind))]
+    behind = [row[part] - statistics.median_low(peer[part] for peer in peers) for part in range(len(OWN_PARTS))]
+    return OWN_PARTS[behind.index(max(behind))]

@@ -19,7 +19,7 @@ _FLUSH_SECONDS = 10
 _NO_SCALARS = ("event", "split", "step", "epoch", "time", "samples")
 
 
-class Board:
+class TensorBoardWriter:
     """Files of one run for TensorBoard.
 
     Args:

@@ -16,7 +16,7 @@ _KEPT_MARKS = 8
 
 
 @dataclass(frozen=True)
-class Mark:
+class Improvement:
     """An evaluation that was better than all before.
 
     Attributes:
@@ -33,7 +33,7 @@ class Mark:
 
 
 @dataclass
-class Best:
+class BestTracker:
     """The best weights so far.
 
     Attributes:
@@ -44,10 +44,10 @@ class Best:
 
     metric: str
     mode: str
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[Improvement] = field(default_factory=list)
 
     @classmethod
-    def of(cls, train: TrainConfig, splits: Iterable[str]) -> Best | None:
+    def of(cls, train: TrainConfig, splits: Iterable[str]) -> BestTracker | None:
         """Return what a job asks for: None where the last weights are wanted.
 
         Raises:
@@ -64,7 +64,7 @@ class Best:
         return cls(rule.metric, rule.mode) if rule is not None else cls("validation/loss", "min")
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> Improvement | None:
         """The best one."""
         return self.marks[-1] if self.marks else None
 
@@ -74,11 +74,11 @@ class Best:
         Raises:
             TaskError: the metric is not measured.
         """
-        value = measured(self.metric, values)
+        value = metric_value(self.metric, values)
         sign = 1.0 if self.mode == "min" else -1.0
         if not math.isfinite(value) or (self.marks and sign * (self.marks[-1].value - value) <= 0):
             return False
-        self.marks = [*self.marks[1 - _KEPT_MARKS :], Mark(step, value, dict(values))]
+        self.marks = [*self.marks[1 - _KEPT_MARKS :], Improvement(step, value, dict(values))]
         return True
 
     def to_json(self) -> dict[str, Any]:
@@ -94,11 +94,11 @@ class Best:
         """
         saved = state.get(BEST_STATE)
         if saved is not None and (saved["metric"], saved["mode"]) == (self.metric, self.mode):
-            marks = [Mark(**mark) for mark in saved["marks"]]
+            marks = [Improvement(**mark) for mark in saved["marks"]]
             self.marks = [replace(mark, place=mark.place or place) for mark in marks]
 
 
-def measured(metric: str, values: Mapping[str, float]) -> float:
+def metric_value(metric: str, values: Mapping[str, float]) -> float:
     """Return a metric such as `validation/loss` of an evaluation.
 
     Raises:

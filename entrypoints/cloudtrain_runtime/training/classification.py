@@ -37,7 +37,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusedPair:
     """Two classes that were taken for each other, and how often."""
 
     true: str
@@ -45,7 +45,7 @@ class Confusion:
     count: int
 
 
-class Analysis:
+class ClassificationAnalysis:
     """What a model makes of a split.
 
     Args:
@@ -104,11 +104,11 @@ class Analysis:
         }
 
     @property
-    def most_confused(self) -> list[Confusion]:
+    def most_confused(self) -> list[ConfusedPair]:
         """The most frequent mistakes."""
         wrong = Counter({pair: count for pair, count in self._pairs.items() if pair[0] != pair[1]})
         ordered = sorted(wrong.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST_CONFUSED]
-        return [Confusion(self._names[true], self._names[guess], count) for (true, guess), count in ordered]
+        return [ConfusedPair(self._names[true], self._names[guess], count) for (true, guess), count in ordered]
 
     @property
     def matrix(self) -> list[list[int]]:

@@ -13,24 +13,24 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REFUSAL = re.compile(r"(?P<operation>\S+) does not have a deterministic implementation")
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+def configure_cublas(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what cuBLAS reads when it is loaded, so before the device is touched."""
     # With a fixed workspace it takes no other order of sums when several streams are in use.
     # Source: cuBLAS documentation, "Results reproducibility", 2026-11.
     environ.setdefault(_WORKSPACE, ":4096:8")
 
 
-def enforce() -> None:
+def require_deterministic_algorithms() -> None:
     """Have torch take deterministic algorithms in this process, and raise where there is none."""
     import torch
 
-    prepare()
+    configure_cublas()
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explain_nondeterminism() -> Iterator[None]:
     """Say which operation has no deterministic form, in place of torch's own error.
 
     Raises:

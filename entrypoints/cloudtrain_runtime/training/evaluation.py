@@ -16,18 +16,25 @@ from torch.utils.data import Dataset
 
 from cloudtrain_runtime.checkpoint.training_state import random_states, set_random_states
 from cloudtrain_runtime.contract import TrainConfig
-from cloudtrain_runtime.data import make_evaluation
+from cloudtrain_runtime.data import make_evaluation_data
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import Spread
-from cloudtrain_runtime.distributed.pipeline import Evaluated
+from cloudtrain_runtime.distributed.parallelize import DistributedModel
+from cloudtrain_runtime.distributed.pipeline import BatchEvaluation
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import seed_everything
-from cloudtrain_runtime.task import Task, checked_loss, checked_metrics, checked_prediction, collate_of, predicts
+from cloudtrain_runtime.task import (
+    Task,
+    checked_loss,
+    checked_metrics,
+    checked_prediction,
+    collate_function,
+    is_classifier,
+)
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvaluationResult:
     """What an evaluation has found, the same on all ranks.
 
     Attributes:
@@ -41,7 +48,7 @@ class Measured:
     confusion: Counter[tuple[int, int]]
 
 
-class Evaluations:
+class Evaluator:
     """Measures a model on its splits, all ranks together. Training goes on after it as if it had not been.
 
     Args:
@@ -59,7 +66,7 @@ class Evaluations:
         datasets: Mapping[str, Dataset[Any]],
         train: TrainConfig,
         mesh: Mesh,
-        built: Spread,
+        built: DistributedModel,
         autocast: AbstractContextManager[Any],
     ) -> None:
         self._task, self._seed, self._mesh = task, train.seed, mesh
@@ -68,9 +75,9 @@ class Evaluations:
         self._model, self._pipeline = built.model, built.pipeline
         self._autocast = autocast
         self._batches = {
-            split: make_evaluation(
+            split: make_evaluation_data(
                 dataset,
-                collate_of(task),
+                collate_function(task),
                 mesh.place,
                 batch_size=train.batch_size,
                 data_rank=mesh.data_rank,
@@ -86,10 +93,10 @@ class Evaluations:
     @property
     def can_predict(self) -> bool:
         """Whether the Task tells classes."""
-        return predicts(self._task)
+        return is_classifier(self._task)
 
     @torch.no_grad()
-    def measure(self, split: str, *, with_classes: bool = False) -> Measured:
+    def measure(self, split: str, *, with_classes: bool = False) -> EvaluationResult:
         """Return the means over a split.
 
         Nothing waits for the device before the last batch.
@@ -120,16 +127,16 @@ class Evaluations:
                     pairs.append(classes)
         shares = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
         means = _means([share for share, _ in shares], batches.samples)
-        return Measured(batches.samples, means, sum((counts for _, counts in shares), Counter()))
+        return EvaluationResult(batches.samples, means, sum((counts for _, counts in shares), Counter()))
 
-    def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> Evaluated:
+    def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:
         if self._pipeline is not None:
             return self._pipeline.evaluate(batch, samples, with_classes=with_classes)
         with self._autocast:
             loss = checked_loss(self._task, self._model, batch)
             values = {"loss": loss, **checked_metrics(self._task, self._model, batch, samples)}
             told = checked_prediction(self._task, self._model, batch, samples) if with_classes else None
-        return Evaluated({name: _whole(value) for name, value in values.items()}, told)
+        return BatchEvaluation({name: _whole(value) for name, value in values.items()}, told)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,14 @@ from torch import nn
 
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import whole_weights
+from cloudtrain_runtime.distributed.parallelize import gather_weights
 from cloudtrain_runtime.process.event_log import log_line
-from cloudtrain_runtime.training.classification import Analysis
+from cloudtrain_runtime.training.classification import ClassificationAnalysis
 
 
-def write_model_folder(model: nn.Module, mesh: Mesh, metrics: Mapping[str, Any], analysis: Analysis | None) -> None:
+def write_model_folder(
+    model: nn.Module, mesh: Mesh, metrics: Mapping[str, Any], analysis: ClassificationAnalysis | None
+) -> None:
     """Write model.pt, metrics.json and the analysis. All ranks call this together; rank 0 writes.
 
     Args:
@@ -24,7 +26,7 @@ def write_model_folder(model: nn.Module, mesh: Mesh, metrics: Mapping[str, Any],
         metrics: Content of metrics.json.
         analysis: Analysis of a classified split, or None.
     """
-    weights = whole_weights(model, mesh)
+    weights = gather_weights(model, mesh)
     if not mesh.place.is_main:
         return
     folder = mesh.place.model_dir

@@ -44,7 +44,7 @@ class _Step:
     batches: list[Any]
 
 
-class Guard:
+class NonfiniteGuard:
     """Leaves out the steps whose gradient is not finite, and ends the run when there are too many in a row.
 
     All ranks decide alike, without asking each other: the global norm is the same everywhere.
@@ -179,7 +179,7 @@ def are_weights_finite(parameters: Iterable[torch.Tensor], place: Context, group
     return all(gather(is_finite, place, group))
 
 
-def refuse_export(part: str, step: int, newest: int | None) -> NoReturn:
+def fail_nonfinite_export(part: str, step: int, newest: int | None) -> NoReturn:
     """End a run that has come to its end with values that are not finite.
 
     Args:
@@ -197,7 +197,7 @@ def refuse_export(part: str, step: int, newest: int | None) -> NoReturn:
     )
 
 
-class Losses:
+class LossMonitor:
     """Watches the logged losses, where no one looks at each step."""
 
     def __init__(self) -> None:

@@ -18,14 +18,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Step
 from cloudtrain_runtime.distributed.ddp import synchronised
-from cloudtrain_runtime.distributed.gradients import clip
+from cloudtrain_runtime.distributed.gradients import clip_gradients
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import Spread
-from cloudtrain_runtime.distributed.uneven_inputs import without_effect
+from cloudtrain_runtime.distributed.parallelize import DistributedModel
+from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics import Meter, Phase
 from cloudtrain_runtime.task import Task, check_batch, checked_loss
-from cloudtrain_runtime.training.nonfinite import Guard
+from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Update:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     schedule: LRScheduler | None
-    guard: Guard | None
+    guard: NonfiniteGuard | None
 
 
 class OptimizerStep:
@@ -63,7 +63,7 @@ class OptimizerStep:
         task: Task,
         train: TrainConfig,
         mesh: Mesh,
-        built: Spread,
+        built: DistributedModel,
         autocast: AbstractContextManager[Any],
         update: Update,
         meter: Meter,
@@ -103,7 +103,7 @@ class OptimizerStep:
         self._scaler.unscale_(self._optimizer)
         grad_norm, should_advance_schedule = None, True
         if self._train.clip_grad_norm is not None or self._guard is not None or is_logged:
-            grad_norm = clip(self._parameters, self._train.clip_grad_norm or math.inf, self._mesh)
+            grad_norm = clip_gradients(self._parameters, self._train.clip_grad_norm or math.inf, self._mesh)
         if self._guard is None:
             self._scaler.step(self._optimizer)
         elif grad_norm is not None:
@@ -133,7 +133,7 @@ class OptimizerStep:
         shares: list[torch.Tensor] = []
         for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
             has_samples = weight != 0.0
-            effect = contextlib.nullcontext() if has_samples else without_effect(self._replica)
+            effect = contextlib.nullcontext() if has_samples else suppress_gradients(self._replica)
             with synchronised(self._replica, now=left == 0), effect:
                 with self._autocast:
                     loss = self._loss(batch)

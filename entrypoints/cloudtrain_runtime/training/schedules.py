@@ -31,10 +31,10 @@ def default_schedule(
         raise JobError(
             f"train.schedule: {train.schedule} needs train.steps, because this data does not tell its length"
         )
-    return LambdaLR(optimizer, lambda step: share_of_rate(step, train, last_step() or 0))
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, train, last_step() or 0))
 
 
-def share_of_rate(step: int, train: TrainConfig, last_step: int) -> float:
+def learning_rate_factor(step: int, train: TrainConfig, last_step: int) -> float:
     """Return what share of the full rate the optimizer step after `step` others uses.
 
     It rises in a line over `warmup_steps`, the last of which has the full rate, and then falls to zero after the last

@@ -18,13 +18,13 @@ from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
 from cloudtrain_runtime.distributed.fsdp import PRECISIONS
-from cloudtrain_runtime.distributed.gradients import fit_to_meshes, make_scaler
+from cloudtrain_runtime.distributed.gradients import disable_foreach_across_meshes, make_scaler
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import spread
+from cloudtrain_runtime.distributed.parallelize import distribute_model
 from cloudtrain_runtime.errors import CheckpointError, JobError
-from cloudtrain_runtime.metrics import NUMBERS, Meter, Phase
-from cloudtrain_runtime.metrics.profiler import Profiling
-from cloudtrain_runtime.metrics.tensorboard import Board
+from cloudtrain_runtime.metrics import NUMBERS_PER_RANK, Meter, Phase
+from cloudtrain_runtime.metrics.profiler import StepProfiler
+from cloudtrain_runtime.metrics.tensorboard import TensorBoardWriter
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -36,19 +36,19 @@ from cloudtrain_runtime.task import (
     checked_datasets,
     checked_optimizer,
     checked_schedule,
-    collate_of,
+    collate_function,
 )
 from cloudtrain_runtime.training import determinism
-from cloudtrain_runtime.training.best_checkpoint import Best, Mark, measured
-from cloudtrain_runtime.training.classification import Analysis
+from cloudtrain_runtime.training.best_checkpoint import BestTracker, Improvement, metric_value
+from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.early_stopping import EarlyStoppingState
-from cloudtrain_runtime.training.evaluation import Evaluations, Measured
+from cloudtrain_runtime.training.evaluation import EvaluationResult, Evaluator
 from cloudtrain_runtime.training.model_folder import write_model_folder
 from cloudtrain_runtime.training.nonfinite import (
-    Guard,
-    Losses,
+    LossMonitor,
+    NonfiniteGuard,
     are_weights_finite,
-    refuse_export,
+    fail_nonfinite_export,
 )
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, Update
 from cloudtrain_runtime.training.schedules import default_schedule
@@ -70,16 +70,16 @@ class Trainer:
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
         self.task, self.train, self.place = task, train, place
         if train.deterministic:
-            determinism.enforce()
+            determinism.require_deterministic_algorithms()
         self.datasets = checked_datasets(task)
-        self.best = Best.of(train, self.datasets)
+        self.best = BestTracker.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, place)
         self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
-        self.checkpoints = CheckpointManager(checkpoint, place, mesh=self.mesh.sizes, numbers=1 + NUMBERS)
+        self.checkpoints = CheckpointManager(checkpoint, place, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK)
         # A resumed run keeps its pipeline stages: with other stages it would sum in another order.
         stages = self.checkpoints.peek_state().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same seed on all ranks, so that they build the same model
-        built = spread(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
+        built = distribute_model(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         # A sharded model sets its own precision and returns fp32.
         precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
@@ -87,14 +87,14 @@ class Trainer:
             contextlib.nullcontext() if precision is None else torch.autocast(place.device.type, dtype=precision)
         )
         self.optimizer = checked_optimizer(task, self.model)
-        fit_to_meshes(self.optimizer)
+        disable_foreach_across_meshes(self.optimizer)
         limit = train.skip_nonfinite
-        self.guard = None if limit is None else Guard(limit, self.optimizer, self.scaler, self.mesh)
-        self.losses = Losses()
-        self.evaluations = Evaluations(task, self.datasets, train, self.mesh, built, autocast)
+        self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
+        self.losses = LossMonitor()
+        self.evaluations = Evaluator(task, self.datasets, train, self.mesh, built, autocast)
         self.feeder = make_feeder(
             self.datasets["train"],
-            collate_of(task),
+            collate_function(task),
             place,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
@@ -113,8 +113,8 @@ class Trainer:
         self.clock = self.meter.clock
         update = Update(self.optimizer, self.scaler, self.schedule, self.guard)
         self.optimizer_step = OptimizerStep(task, train, self.mesh, built, autocast, update, self.meter)
-        self.profiling = Profiling(place, self.clock, train.profile_at, train.profile_steps)
-        self.board: Board | None = None
+        self.profiling = StepProfiler(place, self.clock, train.profile_at, train.profile_steps)
+        self.board: TensorBoardWriter | None = None
         self.saved_step = -1
         self.evaluated_step = -1
         self.last_loss: torch.Tensor | None = None
@@ -123,7 +123,7 @@ class Trainer:
         self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
         seed_everything(self.own_seed)
 
-    @determinism.explained()
+    @determinism.explain_nondeterminism()
     def run(self) -> None:
         """Train from the newest checkpoint until the run ends or receives a notice to stop."""
         resumed = self._resume()
@@ -131,7 +131,7 @@ class Trainer:
         began, first = time.monotonic(), self.position.step
         parameters = self.mesh.count_parameters(self.model)
         if self.place.is_main and self.train.tensorboard:
-            self.board = Board(ml_tree(os.environ).tensorboard, first)
+            self.board = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
             self._emit_started(parameters, resumed)
         with self.checkpoints.notice.handling_signals():
@@ -302,7 +302,7 @@ class Trainer:
         rule = self.train.early_stopping
         if rule is None:
             return
-        if self.early_stopping.should_stop(rule, measured(rule.metric, values)) and self.place.is_main:
+        if self.early_stopping.should_stop(rule, metric_value(rule.metric, values)) and self.place.is_main:
             log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
     def _record_if_best(self, values: Mapping[str, float]) -> bool:
@@ -310,10 +310,10 @@ class Trainer:
         if self.best is None or not self.best.improves(self.position.step, values):
             return False
         if self.place.is_main:
-            emit("best", step=self.position.step, metric=self.best.metric, value=measured(self.best.metric, values))
+            emit("best", step=self.position.step, metric=self.best.metric, value=metric_value(self.best.metric, values))
         return True
 
-    def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> Measured:
+    def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> EvaluationResult:
         """Evaluate a split and emit the result.
 
         Args:
@@ -335,7 +335,7 @@ class Trainer:
         """Evaluate the weights that the job exports, the last or the best, and write the model folder."""
         final: dict[str, Mapping[str, float]] = {}
         classified_split = self._classified_split()
-        result: Measured | None = None
+        result: EvaluationResult | None = None
         step = self.position.step
         validation_loss = 0.0
         if "validation" in self.datasets:
@@ -353,12 +353,14 @@ class Trainer:
             final["test"] = result.means
         part = self._nonfinite_part(at_end=True) or ("" if math.isfinite(validation_loss) else "validation loss is")
         if part and not self.train.export_nonfinite:
-            refuse_export(part, self.position.step, self.checkpoints.last_step)
+            fail_nonfinite_export(part, self.position.step, self.checkpoints.last_step)
         if part and self.place.is_main:
             log_line(f"warning: the {part} not finite; the model is exported because train.export_nonfinite is true")
         analysis = None
         if classified_split is not None and result is not None:
-            analysis = Analysis(result.confusion, self.task.classes, split=classified_split, step=step, metrics=final)
+            analysis = ClassificationAnalysis(
+                result.confusion, self.task.classes, split=classified_split, step=step, metrics=final
+            )
         with heartbeat.exempt():  # a slow disk is no hang
             write_model_folder(self.model, self.mesh, {"step": step, **final}, analysis)
 
@@ -368,7 +370,7 @@ class Trainer:
             return None
         return next((split for split in ("test", "validation") if split in self.datasets), None)
 
-    def _load_best(self) -> Mark | None:
+    def _load_best(self) -> Improvement | None:
         """Load the best weights into the model and return their mark; None if the present weights are exported."""
         marks = self.best.marks if self.best is not None else []
         for mark in reversed(marks):
