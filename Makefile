@@ -21,7 +21,7 @@ help:
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
-	@echo "make benchmarks   measure, and write the figures into README.md and benchmarks/results"
+	@echo "make benchmarks   measure, and write the figures into benchmarks/results"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
@@ -95,7 +95,7 @@ audit:
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
 
 benchmarks: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/startup.py --write README.md
+	$(BIN)/python benchmarks/startup.py --write benchmarks/results/startup.md
 	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
 	$(BIN)/python benchmarks/submit.py --write benchmarks/results/submit.md
 	$(BIN)/python benchmarks/listing.py --write benchmarks/results/listing.md

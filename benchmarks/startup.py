@@ -1,6 +1,6 @@
 """Measure start-up of the command line, and a local run against plain torchrun.
 
-    make benchmarks            # or: .venv/bin/python benchmarks/startup.py [--runs N] [--write README.md]
+    make benchmarks            # or: .venv/bin/python benchmarks/startup.py [--runs N] [--write FILE]
 
 Whole processes by the wall clock. The commands of a group take turns, so that a machine that is slow for a minute is
 slow for all of them; what is shown are medians, and ratios within the same run.

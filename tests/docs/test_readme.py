@@ -22,6 +22,10 @@ def without_what_changes(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("source ")]
 
 
+def test_it_has_at_most_120_lines() -> None:
+    assert len(README.splitlines()) <= 120
+
+
 def test_the_two_commands_come_first() -> None:
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")]
     assert [line.split("#")[0].strip() for line in commands[:2]] == ["make demo", "make test"]
