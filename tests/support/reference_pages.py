@@ -19,7 +19,7 @@ import click
 from cloudtrain.cli import cli
 from cloudtrain.job.reference_page import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
-from cloudtrain_runtime.contract.json_checks import Check, Fields, MismatchError
+from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 _WIDTH = 100
@@ -165,14 +165,14 @@ def _events() -> str:
     )
 
 
-def _table(kind: str, fields: Fields) -> str:
+def _table(kind: str, fields: ObjectSchema) -> str:
     rows = [*_rows(kind, fields, "")]
     if not rows:
         return "It has the common fields only."
     return "\n".join(["| field | type | always | |", "|---|---|---|---|", *rows])
 
 
-def _rows(kind: str, fields: Fields, above: str) -> Iterator[str]:
+def _rows(kind: str, fields: ObjectSchema, above: str) -> Iterator[str]:
     named = [(name, check, True) for name, check in fields.required.items()]
     named += [(name, check, False) for name, check in fields.optional.items() if name not in fields.required]
     for name, check, is_required in named:
@@ -180,20 +180,20 @@ def _rows(kind: str, fields: Fields, above: str) -> Iterator[str]:
         if path in _COMMON or (not is_required and name in ("step", "epoch", "host", "rank") and not above):
             continue
         item = item_of(check)
-        type_ = "list of objects" if isinstance(item, Fields) else type_of(check)
+        type_ = "list of objects" if isinstance(item, ObjectSchema) else type_of(check)
         meaning = FIELD_MEANINGS.get(f"{kind}.{path}") or FIELD_MEANINGS[path]
         yield f"| `{path}` | {type_} | {'yes' if is_required else ''} | {meaning} |"
-        if isinstance(item, Fields):
+        if isinstance(item, ObjectSchema):
             yield from _rows(kind, item, f"{path}.")
 
 
-def item_of(check: Check) -> Any:
+def item_of(check: Validator) -> Any:
     """Return the schema of a list's items where these are objects, else None."""
     found = [cell.cell_contents for cell in getattr(check, "__closure__", None) or ()]
-    return next((each for each in found if isinstance(each, Fields)), None)
+    return next((each for each in found if isinstance(each, ObjectSchema)), None)
 
 
-def type_of(check: Check) -> str:
+def type_of(check: Validator) -> str:
     """Return what a check accepts, in words; found by trying it."""
 
     def accepts(value: Any) -> bool:
