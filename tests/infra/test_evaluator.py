@@ -51,7 +51,7 @@ def test_nothing_is_allowed_by_nothing() -> None:
     assert decide([], Request("s3:GetObject", f"{BUCKET}/a")) == Decision.IMPLICIT
 
 
-def test_a_deny_counts_more_than_any_allow_in_any_order_and_policy() -> None:
+def test_deny_overrides_allow_in_any_order_and_policy() -> None:
     denied = {**allow(resource=f"{BUCKET}/code/*"), "Effect": "Deny"}
     for policies in ([policy(denied, allow())], [policy(allow(), denied)], [policy(allow()), policy(denied)]):
         assert decide(policies, Request("s3:GetObject", f"{BUCKET}/code/x")) == Decision.EXPLICIT
@@ -77,7 +77,7 @@ def test_wildcards(pattern: str, arn: str, expected: Decision) -> None:
     assert decide([policy(allow(resource=pattern))], Request("s3:GetObject", arn)) == expected
 
 
-def test_variables_are_filled_in_and_match_nothing_where_the_request_has_none() -> None:
+def test_unset_policy_variables_match_nothing() -> None:
     own = policy(allow("iam:GetRole", "arn:aws:iam::1:user/${aws:username}"))
     ask = "arn:aws:iam::1:user/ada"
     assert decide([own], Request("iam:GetRole", ask, {"aws:username": ("ada",)})) == Decision.ALLOWED

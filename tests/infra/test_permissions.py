@@ -236,7 +236,7 @@ def test_what_is_kept_is_the_same_whatever_names_are_drawn(subnets: tuple[str, s
 @pytest.mark.aws
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("root", ROOTS)
-def test_a_first_job_may_be_created_with_the_outputs_of_every_root(applied: dict[str, Any], root: str) -> None:
+def test_outputs_of_every_root_allow_a_first_job(applied: dict[str, Any], root: str) -> None:
     """What a job asks for lies within the limits of the policy, whichever module has made it."""
     own = Kept.of(applied[root])
     create = Call(CLIENT, "sagemaker", "CreateTrainingJob", "training-job/{run}", ("Tags",))
@@ -384,7 +384,7 @@ def test_what_is_new_is_told(tmp_path: Path) -> None:
     assert unknown_calls(tmp_path / "nothing") == []
 
 
-def test_calls_of_other_processes_are_recorded_and_those_of_tests_are_not(aws: dict[str, str], cli: Any) -> None:
+def test_only_calls_of_the_product_are_recorded(aws: dict[str, str], cli: Any) -> None:
     """The recorder itself, in a process that the command line starts, and in this one."""
     import boto3
 

@@ -179,7 +179,7 @@ def test_ci_gets_both_policies(applied: dict[str, Any]) -> None:
     assert arns == {"vision-training-submit", "vision-training-look"}
 
 
-def test_submit_policy_knows_the_types_with_local_disks_as_cloudtrain_does() -> None:
+def test_submit_policy_lists_the_types_with_local_disks() -> None:
     """The request names no key for their volumes (`request.has_local_storage`), so the policy must not ask for one."""
     pattern = re.search(r'regex\("(\^ml[^"]+)"', (MODULE / "submitter.tf").read_text(encoding="utf-8"))
     assert pattern is not None

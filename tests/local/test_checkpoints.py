@@ -174,7 +174,7 @@ for step in range(start.step + 1, 9):
 """
 
 
-def test_a_script_reads_the_resumed_runs_checkpoints_and_saves_to_its_own(cli: Cli, job: Callable[..., Path]) -> None:
+def test_resumed_script_loads_old_checkpoints_and_saves_its_own(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(SCRIPT_JOB, train_py=SCRIPT)
     first = cli("submit", path, "--local", "--follow", "--json")
     assert first.code == 0, first.err

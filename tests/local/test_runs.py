@@ -296,7 +296,7 @@ def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
     assert len(rest) > 6
 
 
-def test_retries_start_the_workers_again_from_the_last_checkpoint(cli: Cli, small: Small) -> None:
+def test_retry_restarts_workers_from_the_last_checkpoint(cli: Cli, small: Small) -> None:
     path = small(fail_at=5, fail_rank=1, only_first_try=True)
     done = cli(
         "submit", path, "--local", "--instances", "2", "--set", "limits.retries=2", "--follow", "--json", *EVERY_STEP
@@ -320,7 +320,7 @@ FolderStorage.commit = commit_slowly
 """
 
 
-def test_a_rank_that_fails_does_not_take_the_save_under_way_with_it(cli: Cli, small: Small) -> None:
+def test_save_in_progress_survives_a_failing_rank(cli: Cli, small: Small) -> None:
     path = small(fail_at=2, fail_rank=1)
     path.with_name("small.py").write_text(path.with_name("small.py").read_text() + SLOW_COMMIT)
     done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")

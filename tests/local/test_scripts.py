@@ -137,9 +137,7 @@ def test_an_estimators_script_finds_its_variables(cli: Cli, example: Callable[[s
         assert json.load(file)["world_size"] == RANKS
 
 
-def test_ranks_of_a_script_that_starts_its_own_are_not_doubled_in_silence(
-    cli: Cli, example: Callable[[str], Path]
-) -> None:
+def test_script_that_starts_its_own_ranks_gets_a_warning(cli: Cli, example: Callable[[str], Path]) -> None:
     path = example("script-spawn")
     two = cli("plan", path, "--json", "--set=cluster.processes_per_instance=2").json["warnings"]
     assert any(re.match(r"train.py:\d+ starts processes with torch.multiprocessing.spawn", text) for text in two), two

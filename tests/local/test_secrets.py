@@ -141,7 +141,7 @@ def test_a_variable_that_is_set_here_wins_and_needs_no_account(cli: Cli, job: Jo
     ],
 )
 @pytest.mark.usefixtures("stored")
-def test_a_secret_that_cannot_be_had_is_told_before_anything_starts(
+def test_unavailable_secret_is_an_error_before_the_start(
     cli: Cli, job: Job, override: str, expected: str, tmp_path: Path
 ) -> None:
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--set", override)

@@ -131,9 +131,7 @@ def test_nothing_outlives_the_agent_or_the_launcher(cli: Cli, job: Callable[...,
 
 
 @pytest.mark.parametrize("wish", ["", "1"])
-def test_the_launcher_compiles_the_runtime_while_torch_is_imported(
-    cli: Cli, job: Callable[..., Path], wish: str
-) -> None:
+def test_launcher_compiles_the_runtime_during_torch_import(cli: Cli, job: Callable[..., Path], wish: str) -> None:
     path = write(job, "import torch\n", ranks=1)
     done = cli("submit", path, "--local", "--follow", "--json", "--set", f"code.env.PYTHONDONTWRITEBYTECODE='{wish}'")
     assert done.code == 0, done.err

@@ -43,7 +43,7 @@ os._exit(0)
 """
 
 
-def test_all_ranks_see_a_flag_at_the_same_boundary_however_fast_each_is(tmp_path: Path) -> None:
+def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -257,7 +257,7 @@ def test_another_runs_checkpoints_stay_where_this_run_began_anew(uri: str, place
     assert steps_at(uri) == [5, 7]
 
 
-def test_nothing_is_deleted_for_a_checkpoint_that_cannot_be_read_back(
+def test_unreadable_new_checkpoint_deletes_no_old_one(
     place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = checkpoints_at(str(tmp_path / "c"), place, keep=1)
@@ -282,7 +282,7 @@ class _Flipping(FolderStorage):
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "torn manifest", "gone", "shorter", "longer", "flipped", "metadata"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+def test_damaged_checkpoint_falls_back_to_the_previous_one(
     damage: str, place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     uri = (tmp_path / "c").as_uri()
@@ -355,7 +355,7 @@ def test_a_flipped_byte_in_s3_is_found_and_set_aside(aws: dict[str, str], place:
     assert DAMAGED_FILE in record.files
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(place: Context, tmp_path: Path) -> None:
+def test_run_with_only_damaged_checkpoints_does_not_restart(place: Context, tmp_path: Path) -> None:
     uri = str(tmp_path / "c")
     save(checkpoints_at(uri, place), 1, model_and_optimizer())
     damaged_byte(tmp_path / "c" / "step-00000001" / "__0_0.distcp")
@@ -421,7 +421,7 @@ def test_another_models_checkpoint_is_refused_with_the_reason(place: Context, tm
 # ---------------------------------------------------------------- two writers
 
 
-def test_two_writers_of_the_same_step_do_not_touch_each_others_files(uri: str, place: Context) -> None:
+def test_two_writers_of_one_step_share_no_files(uri: str, place: Context) -> None:
     """A zombie of an earlier attempt that wakes up, in the middle of a newer one's save."""
     storage = open_storage(uri)
     zombie, newer = ({"run": "demo", "attempt": attempt} for attempt in ("aaaaaaaa", "bbbbbbbb"))

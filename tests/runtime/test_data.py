@@ -79,7 +79,7 @@ cuts = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, ma
 
 @settings(deadline=None, max_examples=300)
 @given(length=st.integers(1, 120), batch=st.integers(1, 5), accumulate=st.sampled_from([1, 3]), parts=cuts)
-def test_cut_anywhere_and_resumed_with_any_number_of_ranks_the_steps_are_the_same(
+def test_resume_at_any_step_with_any_ranks_repeats_the_steps(
     length: int, batch: int, accumulate: int, parts: Cuts
 ) -> None:
     """What was cut has read ahead; only what was advanced counts."""

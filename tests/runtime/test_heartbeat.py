@@ -359,7 +359,7 @@ def test_a_script_that_acts_on_the_notice_gets_the_whole_grace(start: Callable[.
 
 
 @pytest.mark.processes
-def test_a_script_that_ignores_the_notice_is_ended_when_the_grace_is_over(start: Callable[..., list[Host]]) -> None:
+def test_script_that_ignores_the_notice_ends_after_the_grace(start: Callable[..., list[Host]]) -> None:
     script = NOTICED.replace("not (ACTS and", "not (False and").replace("ACTS", "True")
     (host,) = start(script, CLOUDTRAIN_STOP_GRACE_SECONDS="21")
     until(lambda: host.log.count("ready") == 2)

@@ -96,7 +96,7 @@ def test_a_place_with_room_for_fewer_ranks_says_so(
     assert ("ranks on this instance instead of" in capfd.readouterr().out) == (ranks != asked)
 
 
-def test_the_toolkit_starts_an_estimators_script_with_its_hyperparameters() -> None:
+def test_toolkit_passes_hyperparameters_to_the_script() -> None:
     parameters = {"lr": 0.1, "epochs": 3, "flag": True, "name": "a b", "sagemaker_program": "train.py", "e": 1}
     assert toolkit.script_arguments(parameters) == [
         *("-e", "1", "--epochs", "3", "--flag", "True", "--lr", "0.1", "--name", "a b")

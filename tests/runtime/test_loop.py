@@ -236,7 +236,7 @@ def test_patience_ends_a_run_and_survives_a_resume(train: Run) -> None:
 
 
 @pytest.mark.parametrize("killed_at", [6, 7, 12, 13])
-def test_patience_counts_each_evaluation_once_however_often_a_run_is_killed(train: Run, killed_at: int) -> None:
+def test_patience_counts_each_evaluation_once_across_kills(train: Run, killed_at: int) -> None:
     """Killed right before and right after the evaluation at the end of an epoch of 6 steps."""
     rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
     config = replace(TRAIN, epochs=50, early_stopping=rule)
@@ -263,7 +263,7 @@ def test_an_evaluation_that_a_stop_left_out_is_made_up_for(train: Run, tmp_path:
     assert evaluated == [6, 12, 12]
 
 
-def test_a_notice_in_the_middle_of_a_profile_keeps_what_was_recorded(train: Run, tmp_path: Path) -> None:
+def test_stop_notice_keeps_a_partial_profile(train: Run, tmp_path: Path) -> None:
     notice = tmp_path / "ml" / "output" / "stop-notice"
 
     class Noticed(Regression):

@@ -137,7 +137,7 @@ class DeviceEvent:
         return other.at - self.at
 
 
-def test_on_a_gpu_one_step_is_measured_and_read_when_the_device_has_passed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_step_time_is_read_after_the_device_passed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     works = Clockwork(monkeypatch)
@@ -168,7 +168,7 @@ def test_on_a_gpu_one_step_is_measured_and_read_when_the_device_has_passed_it(mo
     )
 
 
-def test_what_is_no_training_is_left_out_of_the_step_that_it_lies_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_time_excludes_what_is_not_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """FLOPs are counted in the first step, before its forward pass."""
     monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -269,7 +269,7 @@ def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mfu" not in fields, "nobody knows what a CPU could do"
 
 
-def test_utilisation_is_what_the_samples_needed_of_what_the_devices_could(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilisation_is_used_flops_over_available_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain_runtime.metrics.device_peak_flops", lambda device, precision: 1e6)
     works = Clockwork(monkeypatch)
     task = Perceptron()

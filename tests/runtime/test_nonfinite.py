@@ -61,7 +61,7 @@ def test_a_step_left_out_on_the_device_is_known_one_step_later(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_too_many_in_a_row_end_the_run_with_the_batch_of_the_last(on_device: bool, tmp_path: Path) -> None:
+def test_too_many_nonfinite_steps_end_the_run_with_the_batch(on_device: bool, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"not finite in 2 steps in a row, the last is step 4"):
         guarded(tmp_path, [1.0, 1.0, NAN, NAN, 1.0], 1, on_device=on_device)
     [kept] = (tmp_path / "nonfinite").iterdir()

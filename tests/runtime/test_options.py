@@ -104,7 +104,7 @@ def test_activations_are_computed_again_where_they_are_not_kept(layout: str, tmp
 
 
 @pytest.mark.parametrize("layout", ["fsdp", "tensor", "pipeline"])
-def test_a_stream_makes_the_same_steps_however_the_model_is_spread(layout: str, tmp_path: Path) -> None:
+def test_stream_gives_the_same_steps_in_every_layout(layout: str, tmp_path: Path) -> None:
     parallel = LAYOUTS[layout]
     plain = losses(job(2, steps=4), 2, tmp_path / "plain", task=Streamed, dtype=torch.float64)
     assert len(plain.losses) == 4, plain.text
@@ -118,7 +118,7 @@ def test_a_stream_makes_the_same_steps_however_the_model_is_spread(layout: str, 
 
 
 @pytest.mark.parametrize("parallel", [{"tensor": 2}, {"data": "fsdp", "tensor": 2}])
-def test_the_norm_counts_a_gradient_once_of_which_ranks_hold_summands(parallel: Any, tmp_path: Path) -> None:
+def test_norm_counts_a_partial_gradient_once(parallel: Any, tmp_path: Path) -> None:
     alone = losses(job(steps=4), 1, tmp_path / "alone", task=Normed, dtype=torch.float64)
     assert len(alone.grad_norms) == 4, alone.text
     ranks = 4 if "data" in parallel else 2
@@ -139,7 +139,7 @@ def test_a_fused_optimizer_works_where_some_layers_are_split(precision: str, tmp
     assert len(found[1].losses) == 2
 
 
-def test_a_deterministic_pipeline_is_cut_alike_whatever_was_measured(tmp_path: Path) -> None:
+def test_deterministic_pipeline_stages_ignore_measured_times(tmp_path: Path) -> None:
     cuts, first = [], []
     for deterministic in (True, False):
         for slowest in (1, 4):

@@ -88,7 +88,7 @@ def crossed(left: torch.Tensor, right: torch.Tensor, length: int) -> torch.Tenso
 
 
 @pytest.mark.parametrize("length", [1040, 16_000, 16 * 10**8])
-def test_no_place_prefers_a_sample_and_orders_know_nothing_of_each_other(length: int) -> None:
+def test_sample_orders_are_uniform_and_independent(length: int) -> None:
     """Place x sample, sample x next sample, and the same place in another epoch and with another seed."""
     step = max(1, length // 1600)
     places = torch.arange(0, length - 1, step)

@@ -167,7 +167,7 @@ def saving(folder: Path) -> CheckpointConfig:
 
 
 @pytest.mark.processes
-def test_a_resumed_pipeline_is_bit_identical_and_keeps_its_stages(tmp_path: Path) -> None:
+def test_resumed_pipeline_is_bit_exact_and_keeps_its_stages(tmp_path: Path) -> None:
     train, noisy = replace(job(pipeline=2), steps=10), {"dropout": 0.2}
     whole = losses(train, 2, tmp_path / "whole", arguments=noisy, task=Grouped)
     half = losses(

@@ -43,7 +43,7 @@ def test_killed_and_resumed_runs_are_the_same_to_the_last_bit(ranks: int, noisy:
     assert same_weights(rest, whole)
 
 
-def test_another_number_of_ranks_makes_the_same_steps_from_the_same_samples(tmp_path: Path) -> None:
+def test_any_number_of_ranks_gives_the_same_steps(tmp_path: Path) -> None:
     """2 -> 4 -> 3 -> 1 ranks, against one process that takes each step by itself; cut in the middle of both epochs."""
     whole = replace(TRAIN, batch_size=2 * TRAIN.batch_size)
     alone = start(Trial(1, tmp_path / "alone", train=whole, dtype=torch.float64))

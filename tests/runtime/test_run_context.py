@@ -27,7 +27,7 @@ def test_torchruns_variables_are_read() -> None:
     assert not place.is_main
 
 
-def test_mpiruns_variables_are_read_and_the_master_is_the_first_host() -> None:
+def test_mpirun_variables_give_ranks_and_the_first_host() -> None:
     environ = {
         "OMPI_COMM_WORLD_RANK": "9",
         "OMPI_COMM_WORLD_SIZE": "16",

@@ -157,7 +157,7 @@ def test_code_within_an_entrys_bytes_is_not_run(root: Path, place: Context, proo
     assert not proof.exists()
 
 
-def test_what_an_earlier_version_has_written_of_plain_values_is_loaded(root: Path, place: Context) -> None:
+def test_plain_values_of_earlier_versions_are_loaded(root: Path, place: Context) -> None:
     plant_entry(root, "objects", saved(saved({"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}})))
     model, adam = pair()
     found = checkpoints_at(root, place).resume(model, [adam])
@@ -308,7 +308,7 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, torch.Size([2, 3]), torch.float16, b"", 1j], ids=repr)
-def test_what_only_some_versions_of_torch_read_is_refused_by_the_others(value: Any) -> None:
+def test_values_that_cannot_be_read_back_are_refused(value: Any) -> None:
     try:
         data = serialize(value, "value")
     except CheckpointError:

@@ -255,7 +255,7 @@ def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, sky: S3S
 
 @pytest.mark.parametrize("only", ["ListObjectsV2", "GetObject"])
 @pytest.mark.parametrize("kind", ["throttled", "reset", "torn", "expired"])
-def test_a_run_that_cannot_see_its_checkpoints_does_not_begin_anew(
+def test_run_that_cannot_list_its_checkpoints_does_not_restart(
     training: Training, sky: S3Server, kind: str, only: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")

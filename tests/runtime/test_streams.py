@@ -74,7 +74,7 @@ def saved_by(feeder: Feeder) -> DataState:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("shuffle", [0, 7])
-def test_a_cut_run_goes_on_with_the_same_batches_and_augmentations(shuffle: int, workers: int, tmp_path: Path) -> None:
+def test_resume_repeats_batches_and_augmentations(shuffle: int, workers: int, tmp_path: Path) -> None:
     count = write_files(tmp_path, [0, 31, 5, 17, 40, 1, 22, 9, 9])
     stream = FileStream(tmp_path, read, shuffle=shuffle, lanes=4)
     feeder = feeder_of(stream, workers=workers)
@@ -138,7 +138,7 @@ def test_other_files_in_the_middle_of_an_epoch_are_refused(tmp_path: Path) -> No
         feeder_of(FileStream(tmp_path, plain)).resume(replace(middle, stream=None))
 
 
-def test_another_number_of_lanes_or_shuffle_waits_for_the_next_epoch(tmp_path: Path) -> None:
+def test_changed_lanes_or_shuffle_apply_from_the_next_epoch(tmp_path: Path) -> None:
     count = write_files(tmp_path, [20, 21, 22, 23])
     before = feeder_of(FileStream(tmp_path, plain, lanes=4, shuffle=9))
     used = steps_of(before, 2)
@@ -219,7 +219,7 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
     assert len(json.dumps(state)) < 200 + 20 * lanes
 
 
-def test_until_a_lane_ends_any_number_of_ranks_makes_the_same_steps(tmp_path: Path) -> None:
+def test_any_number_of_ranks_gives_equal_steps_in_full_lanes(tmp_path: Path) -> None:
     write_files(tmp_path, [40] * 8)
     stream = FileStream(tmp_path, plain, lanes=8)
 
@@ -357,7 +357,7 @@ def check_steps(found: Found) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, 0), (2, 5)])
-def test_ranks_that_run_out_keep_step_and_each_sample_is_used_once(workers: int, shuffle: int, tmp_path: Path) -> None:
+def test_ranks_without_samples_keep_step(workers: int, shuffle: int, tmp_path: Path) -> None:
     """2 -> 3 -> 1 ranks, cut in the middle of both epochs; files of very different lengths."""
     count = write_files(tmp_path / "files", [50, 3, 1, 20, 0, 7, 11])
     used: list[int] = []
@@ -414,7 +414,7 @@ def test_ranks_that_read_the_same_are_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_hosts_with_files_of_their_own_share_them_among_their_ranks(tmp_path: Path) -> None:
+def test_hosts_share_their_own_files_among_their_ranks(tmp_path: Path) -> None:
     for host, numbers in enumerate((range(30), range(30, 47))):
         (tmp_path / "files" / f"host-{host}").mkdir(parents=True)
         for file in range(3):

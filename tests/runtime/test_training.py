@@ -205,7 +205,7 @@ def test_an_overflow_on_one_rank_makes_all_leave_out_the_step(layout: str, tmp_p
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor", "pipeline x fsdp"])
-def test_steps_without_a_finite_gradient_are_left_out_then_the_run_ends(layout: str, tmp_path: Path) -> None:
+def test_nonfinite_steps_are_skipped_until_the_run_ends(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=40, skip_nonfinite=1)
     options = {"task": Broken, "samples": 64, "checkpoint": saving(tmp_path)}

@@ -157,7 +157,7 @@ def hold_copies(checkpoints: CheckpointManager, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", [Odd, Target, Bounded, Extra])
 @pytest.mark.parametrize("optimize", [adam, adversaries])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_is_saved_is_the_state_at_that_step_and_the_run_goes_on_from_it_to_the_last_bit(
+def test_resume_is_bit_exact(
     kind: type[nn.Module],
     optimize: Callable[[nn.Module], Optimizers],
     seed: int,
@@ -242,7 +242,7 @@ def test_another_optimizers_state_is_refused(checkpoints: Callable[[], Checkpoin
         checkpoints().resume(model, [torch.optim.AdamW(model.parameters())])
 
 
-def test_what_could_be_saved_and_not_loaded_is_refused_before_the_first_step(
+def test_state_that_cannot_be_loaded_is_refused_at_the_start(
     checkpoints: Callable[[], CheckpointManager],
 ) -> None:
     model, temperature = nn.Linear(2, 2), nn.Parameter(torch.zeros(()))

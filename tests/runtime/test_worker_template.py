@@ -106,7 +106,7 @@ time.sleep(600)
     assert [words[0] for words in told(tmp_path, "handler")] == ["0", "1", "4"]  # os._exit and abort run none
 
 
-def test_the_one_that_failed_first_is_named_though_another_failed_within_the_same_look(tmp_path: Path) -> None:
+def test_first_failure_is_named_among_simultaneous_ones(tmp_path: Path) -> None:
     worker = """
 if rank == 1:
     open("pid", "w").write(str(os.getpid()))
@@ -146,7 +146,7 @@ def test_half_an_error_file_is_never_seen(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- restarts
 
 
-def test_a_restart_forks_again_and_the_others_are_ended_with_their_children(tmp_path: Path) -> None:
+def test_restart_forks_again_and_ends_the_other_workers(tmp_path: Path) -> None:
     worker = """
 import subprocess
 child = subprocess.Popen(["sleep", "600"])
@@ -193,7 +193,7 @@ def test_without_its_template_the_agent_starts_workers_afresh(tmp_path: Path) ->
 # ---------------------------------------------------------------- signals
 
 
-def test_a_notice_reaches_the_workers_and_their_children_and_gives_them_time(tmp_path: Path) -> None:
+def test_stop_reaches_workers_and_their_children(tmp_path: Path) -> None:
     worker = """
 import subprocess
 def on_notice(number, frame):
@@ -212,7 +212,7 @@ time.sleep(600)
     until(lambda: not any(psutil.pid_exists(pid) for pid in children), 5)
 
 
-def test_a_notice_while_workers_are_being_started_reaches_all_of_them(tmp_path: Path) -> None:
+def test_stop_during_the_start_reaches_every_worker(tmp_path: Path) -> None:
     """Torchrun itself loses those that it has started by then."""
     worker = """
 def on_notice(number, frame):

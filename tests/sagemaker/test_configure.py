@@ -78,7 +78,7 @@ def told(found: Candidates) -> dict[str, tuple[bool, str]]:
 # ---------------------------------------------------------------- what the account has
 
 
-def test_roles_and_buckets_that_fit_come_first_and_others_say_why(front: Front) -> None:
+def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
     found = cloudtrain.find_candidates("us-west-2")
     assert told(found["role"]) == {
         "training": (True, ""),

@@ -101,7 +101,7 @@ def tail(client: Any, job: Callable[[], JobSnapshot], *, only: LogFilter = ALL_L
 # ---------------------------------------------------------------- lossless
 
 
-def test_a_tail_gets_each_line_once_while_hosts_write_and_everything_breaks(serving: Service) -> None:
+def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None:
     service, client = serving(EVERY_FAULT, page_events=100, seed=1)
     counts = {"algo-1": 20_000, "algo-2": 20_000, "algo-10": 10_000}
     job = Job()

@@ -281,7 +281,7 @@ def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: s
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_difference_stops_a_real_estimator_before_anything_is_sent(hand: Hand, plan_of: PlanOf, field: str) -> None:
+def test_drift_stops_the_estimator_before_it_sends(hand: Hand, plan_of: PlanOf, field: str) -> None:
     """The guard stands where the backend puts it, and the estimator is built by hand: nothing is read off the plan."""
     run = f"planted-261120-101500-{FIELDS.index(field):06x}"
     request = full_plan(plan_of, run=run)

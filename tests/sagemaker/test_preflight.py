@@ -339,7 +339,7 @@ def test_a_bucket_that_may_not_be_looked_at(account: Front, checks: Checks) -> N
     assert "allow s3:ListBucket" in found["bucket"].fix
 
 
-def test_our_bucket_is_asked_for_with_its_owner_and_the_users_is_not(account: Front, checks: Checks) -> None:
+def test_only_our_bucket_is_queried_with_its_owner(account: Front, checks: Checks) -> None:
     client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     put("numbers/one", b"1", bucket="shared")
     account.requests.clear()
@@ -562,7 +562,7 @@ def test_resume_from_a_place(account: Front, checks: Checks) -> None:
     assert "step 9" in checks(f"{resume}/step-00000009-1a2b3c4d")["checkpoints"].detail
 
 
-def test_a_named_place_counts_before_what_lies_where_the_run_will_save(account: Front, checks: Checks) -> None:
+def test_named_checkpoint_precedes_the_runs_own_folder(account: Front, checks: Checks) -> None:
     save(500)
     save(300)
     assert "from step 300" in checks("checkpoint.resume=s3://cloudtrain-test/saved/step-00000300")["checkpoints"].detail

@@ -181,9 +181,7 @@ def test_a_table_for_people(cli: Cli, price_list: PriceList) -> None:
     assert "AWS Price List API" in lines[5]
 
 
-def test_a_refresh_leaves_other_regions_alone_and_beats_what_came_with_cloudtrain(
-    cli: Cli, price_list: PriceList, file: Path
-) -> None:
+def test_refresh_updates_one_region_only(cli: Cli, price_list: PriceList, file: Path) -> None:
     bundled = cli("prices", "--region", "us-west-2", "--json").json["prices"]
     assert bundled["ml.p4d.24xlarge"]["usd_per_hour"] == 25.251286
     for region in ("eu-west-1", "us-west-2"):

@@ -204,7 +204,7 @@ def plan(job: Callable[..., Path]) -> Plan:
     return make_plan(JobSpec.from_yaml(path), account, CodeInfo("d" * 64, 1000, 3), run=RUN, now=BEGAN)
 
 
-def test_the_estimators_document_is_the_plans_and_nothing_is_sent(aws: dict[str, str], plan: Plan) -> None:
+def test_estimator_renders_queue_document_and_sends_nothing(aws: dict[str, str], plan: Plan) -> None:
     session = boto_session()
     client = session.client("sagemaker")
     with settings_checked_once():

@@ -107,7 +107,7 @@ def test_a_submit_prints_its_own_lines_only(cli: Cli, aws: dict[str, str]) -> No
     ]
 
 
-def test_the_last_lines_are_printed_where_nobody_reads_line_by_line(aws: dict[str, str]) -> None:
+def test_last_lines_are_flushed_to_a_block_buffered_output(aws: dict[str, str]) -> None:
     """The process ends without the interpreter's shutdown, which flushes else."""
     words = f"{command()} submit {JOB} --skip-check --json | cat"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=120)
@@ -135,7 +135,7 @@ assert seen() == before, (seen(), before)
     assert run(program) == "printed beside the import\n"
 
 
-def test_what_the_import_prints_is_dropped_and_what_others_print_is_not(stand_in: Callable[..., Path]) -> None:
+def test_only_output_of_the_import_is_dropped(stand_in: Callable[..., Path]) -> None:
     folder = stand_in(
         inputs="import threads\nprint('greetings')\nthreads.importing.set()\nthreads.printed.wait(60)\n"
         "print('farewell')\nTrainingInput = None\n"

@@ -60,7 +60,7 @@ def test_a_secret_that_the_role_may_read_passes_and_is_not_read(front: Front, ch
 
 
 @pytest.mark.usefixtures("front")
-def test_a_secret_that_is_not_there_fails_with_the_command_that_makes_it(check: Callable[..., Check]) -> None:
+def test_missing_secret_fails_with_the_command_to_create_it(check: Callable[..., Check]) -> None:
     told = check()
     assert told.result is Result.FAIL
     assert told.detail == "AGAIN: there is no secret team/wandb in us-west-2"  # the first that names it

@@ -122,9 +122,7 @@ def handled(process: subprocess.Popen[str]) -> bool:
     return all(int(mask, 16) == 0 for mask in pending)
 
 
-def test_a_client_that_is_killed_leaves_no_object_and_the_next_submit_uploads(
-    front: Front, aws: dict[str, str], large: tuple[Path, str], cli: Cli
-) -> None:
+def test_killed_upload_leaves_no_object(front: Front, aws: dict[str, str], large: tuple[Path, str], cli: Cli) -> None:
     path, key = large
     moto = aws["AWS_ENDPOINT_URL"]
     held = Held(front, key)
@@ -232,7 +230,7 @@ def test_an_earlier_runs_archive_that_is_gone_is_told(aws: dict[str, str], tmp_p
     assert "cloudtrain submit JOB --set checkpoint.resume=RUN" in raised.value.hint
 
 
-def test_an_earlier_runs_archive_of_which_s3_does_not_tell_is_left(front: Front, tmp_path: Path) -> None:
+def test_archive_that_s3_may_not_describe_is_kept(front: Front, tmp_path: Path) -> None:
     front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", DENIED)
     uploads = Uploads(s3())
     uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)

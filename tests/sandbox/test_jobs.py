@@ -130,7 +130,7 @@ def test_a_new_job_may_have_waited_already(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- weather
 
 
-def test_counts_strike_the_next_calls_and_probabilities_repeat_with_the_seed() -> None:
+def test_faults_apply_by_count_or_by_seeded_probability() -> None:
     sky = FaultInjector(FaultPlan.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}}))
     struck = ["throttle" in sky.fault("A").kinds for _ in range(4)]
     assert struck == [True, True, False, False]

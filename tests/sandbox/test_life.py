@@ -196,7 +196,7 @@ def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
     assert statuses(sandbox.end_of("stopped-early")) == ["Starting", "Pending", "Stopping", "Stopped"]
 
 
-def test_an_instance_that_dies_is_an_internal_error_and_retried_on_request(sandbox: Any) -> None:
+def test_dead_instance_is_an_internal_error(sandbox: Any) -> None:
     sandbox.weather(dead_instance={"host": "algo-2", "step": 2})
     script = 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 6'
     sandbox.create("dies", script, instances=2)
@@ -207,7 +207,7 @@ def test_an_instance_that_dies_is_an_internal_error_and_retried_on_request(sandb
     assert "Restarting" in statuses(done)
 
 
-def test_interrupted_spot_instances_come_back_with_the_checkpoints(sandbox: Any) -> None:
+def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> None:
     sandbox.weather(interrupt_at_step=[3])
     # Counts in a file that SageMaker keeps in step with S3; each attempt starts in an empty tree. The first one waits.
     script = """

@@ -71,7 +71,7 @@ def test_a_sent_run_gets_every_text_as_it_is(sandbox: Served, cli: Cli, tmp_path
     assert not traces(tmp_path, Path(sandbox.environment.get("CLOUDTRAIN_HOME", tmp_path)))
 
 
-def test_hyperparameters_of_an_estimator_become_arguments_as_they_are(sandbox: Served, tmp_path: Path) -> None:
+def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp_path: Path) -> None:
     """What AWS's toolkit does, up to 5.1.1 by way of a shell, its stand-in here does without one."""
     source = tmp_path / "source"
     source.mkdir()

@@ -94,7 +94,7 @@ def test_new_runs_of_one_second_are_as_many_as_were_asked_for(
     assert len(jobs_of(sandbox, name_of(long_job))) == 3
 
 
-def test_a_new_run_that_is_refused_does_not_hide_the_one_that_goes_on(
+def test_refused_new_run_does_not_hide_the_active_one(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]

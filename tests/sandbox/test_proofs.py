@@ -171,7 +171,7 @@ def test_the_plain_estimator_trains_here_and_gets_its_model_back(
     assert losses[-1] < losses[0] / 2
 
 
-def test_a_script_of_the_plain_estimator_that_fails_says_so_as_awss_toolkit_does(sandbox: Served) -> None:
+def test_failing_estimator_script_reports_like_the_toolkit(sandbox: Served) -> None:
     import io
 
     data = io.BytesIO()

@@ -191,7 +191,7 @@ def test_a_payload_that_sagemaker_refuses_ends_in_the_queue(sandbox: Served, bat
     assert reason.startswith("Received status from SageMaker: ValidationException: ")
 
 
-def test_first_in_first_out_and_a_large_one_holds_up_those_behind(sandbox: Served, batch: Any) -> None:
+def test_queue_is_first_in_first_out_even_for_large_jobs(sandbox: Served, batch: Any) -> None:
     sandbox.weather(queue_instances=2)
     blocker = submit(sandbox, "blocker", FOREVER)
     until(lambda: batch.describe_service_job(jobId=blocker)["status"] == "RUNNING")
@@ -323,7 +323,7 @@ def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypat
     assert cli("status", run, "--json").json["state"] == "STOPPED"
 
 
-def test_a_follower_of_a_run_that_is_stopped_in_the_queue_ends_with_5(
+def test_follow_of_a_run_stopped_in_the_queue_exits_with_5(
     sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sandbox.weather(queue_instances=0)
@@ -414,7 +414,7 @@ def training_jobs(sandbox: Served, status: str) -> list[str]:
     return [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
 
 
-def test_a_run_that_aws_batch_has_forgotten_is_found_by_sagemakers_search(sandbox: Served, batch: Any) -> None:
+def test_run_unknown_to_aws_batch_is_found_by_search(sandbox: Served, batch: Any) -> None:
     run = f"shell-261120-101500-{next(_numbers):06x}"
     payload = request(sandbox, run, "echo long ago", HyperParameters={"sagemaker_job_name": json.dumps(run)})
     sandbox.client("sagemaker").create_training_job(**{**payload, "TrainingJobName": f"AWSBatchold{run[-6:]}"})

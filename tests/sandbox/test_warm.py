@@ -80,7 +80,7 @@ def test_the_next_job_that_matches_takes_the_cluster(sandbox: Served) -> None:
     end_pool(sandbox, "pool-b")
 
 
-def test_a_job_without_keep_alive_takes_the_cluster_and_does_not_keep_it(sandbox: Served) -> None:
+def test_job_without_keep_alive_releases_the_warm_cluster(sandbox: Served) -> None:
     sandbox.create("keeps", TRAIN, **warm())
     sandbox.end_of("keeps")
     sandbox.weather(capacity_after_seconds=3600)
@@ -117,7 +117,7 @@ def test_a_pool_ends_by_itself_or_on_request(sandbox: Served) -> None:
         client.update_training_job(TrainingJobName="running", RemoteDebugConfig={"EnableRemoteDebug": True})
 
 
-def test_a_cluster_is_kept_after_failures_of_the_job_not_of_its_own(sandbox: Served) -> None:
+def test_warm_cluster_survives_job_failures_only(sandbox: Served) -> None:
     sandbox.create("own-fault", "exit 3", **warm())
     sandbox.create("stopped-warm", "sleep 60", **warm(InstanceCount=2))
     sandbox.secondary("stopped-warm", "Training")
@@ -217,7 +217,7 @@ def prefers(*names: str, **more: Any) -> dict[str, Any]:
     return {"ResourceConfig": {"InstancePreferences": preferences, "VolumeSizeInGB": 10, **more}}
 
 
-def test_the_next_preference_is_taken_where_the_first_has_no_capacity(sandbox: Served) -> None:
+def test_next_preferred_type_is_used_without_capacity(sandbox: Served) -> None:
     sandbox.weather(no_capacity_types=[P4D])
     script = 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"'
     sandbox.create("second-best", script, **prefers(P4D, P4DE))
@@ -228,7 +228,7 @@ def test_the_next_preference_is_taken_where_the_first_has_no_capacity(sandbox: S
     assert (config["current_instance_type"], config["hosts"]) == (P4DE, ["algo-1", "algo-2"])
 
 
-def test_without_capacity_of_any_type_a_job_waits_and_nothing_is_selected(sandbox: Served) -> None:
+def test_job_waits_when_no_preferred_type_has_capacity(sandbox: Served) -> None:
     sandbox.weather(no_capacity_types=[P4D, P4DE])
     sandbox.create("waits-for-any", TRAIN, **prefers(P4D, P4DE))
     sandbox.secondary("waits-for-any", "Pending")

@@ -151,7 +151,7 @@ def test_results_and_large_data_stay_behind_and_are_told(tmp_path: Path) -> None
     ]
 
 
-def test_a_negation_in_cloudtrainignore_wins_over_everything_but_history_and_runs(tmp_path: Path) -> None:
+def test_cloudtrainignore_negation_overrides_other_rules(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", venv__x_py="", checkpoints__base="x", out__a="x", out__b="x", data__k__z="", k_pt="x")
     for name in (".git", ".cloudtrain", "out/__pycache__"):
         (folder / name).mkdir(parents=True)
@@ -347,7 +347,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("kind", SECRETS)
-def test_tokens_in_text_refuse_with_their_line_and_are_never_shown(tmp_path: Path, kind: str) -> None:
+def test_token_in_text_is_reported_by_line_and_not_shown(tmp_path: Path, kind: str) -> None:
     folder = tree(tmp_path / "a", train_py=f"import os\n\n{SECRETS[kind]}\n")
     with pytest.raises(BundleError) as caught:
         collect(folder)

@@ -206,7 +206,7 @@ def test_plan_shows_a_table(cli: Cli) -> None:
     assert "50.50 USD per hour" in out
 
 
-def test_submit_without_an_account_says_what_is_missing_and_names_local(cli: Cli) -> None:
+def test_submit_without_settings_names_what_is_missing(cli: Cli) -> None:
     done = cli("submit", EXAMPLES / "digits" / "job.yaml")
     assert done.code == 2
     assert "role, bucket, region" in done.err
@@ -216,7 +216,7 @@ def test_submit_without_an_account_says_what_is_missing_and_names_local(cli: Cli
     assert cli("list", "--json").json == {"runs": []}
 
 
-def test_submit_with_settings_but_without_credentials_is_the_clouds_refusal(cli: Cli) -> None:
+def test_submit_without_credentials_is_a_cloud_error(cli: Cli) -> None:
     environ = {
         "CLOUDTRAIN_ROLE": "arn:aws:iam::123456789012:role/r",
         "CLOUDTRAIN_BUCKET": "bucket",

@@ -137,7 +137,7 @@ def request_of(job: dict[str, Any]) -> dict[str, Any]:
 
 @given(job=jobs())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_a_plan_is_refused_exactly_when_its_request_breaks_a_limit(job: dict[str, Any]) -> None:
+def test_plan_is_refused_exactly_when_a_limit_is_broken(job: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service_limits, "check_request", lambda request: [])
         try:
@@ -189,9 +189,7 @@ def test_the_longest_name_leaves_room_for_the_run_id() -> None:
     assert longest == RUN_ID_CHARACTERS == MAX_NAME_CHARACTERS + len("-261120-101500-1a2b3c")
 
 
-def test_the_kept_limits_are_those_of_the_model_and_a_broken_copy_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_cache_of_limits_is_rebuilt_from_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     read = service_limits._shapes.__wrapped__  # noqa: SLF001 (without the memory of this process)
     first = read()

@@ -215,13 +215,11 @@ def test_trainium_is_refused(plan_of: PlanOf) -> None:
     assert "no GPU that PyTorch" in refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge")
 
 
-def test_an_instance_type_that_neither_we_nor_the_aws_model_know_is_refused(plan_of: PlanOf) -> None:
+def test_unknown_instance_type_is_refused(plan_of: PlanOf) -> None:
     assert 'did you mean "ml.p4d.24xlarge"?' in refusal(plan_of, "cluster.instance_type=ml.p4d.24xlrge")
 
 
-def test_an_instance_type_that_is_newer_than_the_catalog_is_a_warning(
-    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instance_type_missing_in_the_catalog_is_a_warning(plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch) -> None:
     known = service_limits.instance_types()
     monkeypatch.setattr(service_limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
     plan = plan_of("cluster.instance_type=ml.p9.48xlarge")
@@ -313,7 +311,7 @@ def test_a_local_plan_costs_nothing_and_stays_here(plan_of: PlanOf) -> None:
     assert plan.request["ResourceConfig"]["InstanceType"] == "ml.p4d.24xlarge"
 
 
-def test_locally_torchrun_stands_in_for_mpirun_and_the_plan_says_so(plan_of: PlanOf) -> None:
+def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.distribution=smdistributed", **local())
     assert any("torchrun stands in" in warning for warning in plan.warnings)
 
@@ -433,7 +431,7 @@ def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> No
         ({"prefix": "x" * 1100}, "prefix: AWS takes at most 1024 characters"),
     ],
 )
-def test_malformed_settings_are_refused_and_say_where_they_come_from(
+def test_malformed_settings_are_refused_with_their_source(
     plan_of: PlanOf, change: dict[str, Any], expected: str
 ) -> None:
     sources = dict.fromkeys(change, "CLOUDTRAIN_X")
@@ -508,14 +506,14 @@ def test_awss_limits_are_told_at_the_field(plan_of: PlanOf, override: str, expec
 # ---------------------------------------------------------------- cost
 
 
-def test_a_cost_limit_never_shortens_a_runtime_that_was_asked_for(plan_of: PlanOf) -> None:
+def test_cost_limit_never_shortens_a_requested_runtime(plan_of: PlanOf) -> None:
     text = refusal(plan_of, "limits={runtime: 10h, cost: 100 USD}")
     assert "100 USD pays for 1h56m of 50.50 USD per hour, 2m to stop after it; limits.runtime asks for 10h" in text
     assert "raise it to 507 USD, or lower limits.runtime to 116m" in text
     assert plan_of("limits={runtime: 10h, cost: 507 USD}").max_runtime_seconds == 36000
 
 
-def test_spot_is_bounded_by_the_on_demand_price_of_all_its_waiting(plan_of: PlanOf) -> None:
+def test_spot_estimate_uses_on_demand_price_and_max_wait(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.spot={max_wait: 20h}", "limits.runtime=10h")
     assert plan.cost.max_usd == pytest.approx((20 + 120 / 3600) * 50.502572, abs=0.01)
     plan = plan_of("cluster.spot=true", "limits.cost=100 USD")
@@ -566,9 +564,7 @@ def test_a_runtime_that_nobody_asked_for_gives_way_to_max_wait(plan_of: PlanOf) 
     ("instance_type", "framework"),
     [("ml.p3.2xlarge", "2.8"), ("ml.g5.xlarge", "2.13"), ("ml.p6-b200.48xlarge", "2.13")],
 )
-def test_the_newest_container_whose_pytorch_has_kernels_for_the_gpu(
-    plan_of: PlanOf, instance_type: str, framework: str
-) -> None:
+def test_newest_image_with_kernels_for_the_gpu_is_chosen(plan_of: PlanOf, instance_type: str, framework: str) -> None:
     plan = plan_of(f"cluster.instance_type={instance_type}")
     assert any(f"framework: PyTorch {framework}," in decision for decision in plan.decisions)
 
@@ -636,7 +632,7 @@ def test_never_resuming_gives_a_script_a_folder_of_its_own(plan_of: PlanOf) -> N
     assert plan_of(*overrides[:1], text=SCRIPT_JOB).request["CheckpointConfig"] == {"S3Uri": "s3://bucket/saved"}
 
 
-def test_a_script_does_not_silently_save_elsewhere_than_it_was_told(plan_of: PlanOf) -> None:
+def test_script_with_another_checkpoint_uri_is_warned(plan_of: PlanOf) -> None:
     overrides = ["checkpoint.uri=s3://bucket/new", "checkpoint.resume=s3://bucket/old"]
     plan = plan_of(*overrides, text=SCRIPT_JOB)
     assert plan.request["CheckpointConfig"] == {"S3Uri": "s3://bucket/old"}

@@ -236,7 +236,7 @@ def test_a_stream_hides_values_wherever_it_is_cut(
         assert told == text
 
 
-def test_a_stream_keeps_back_no_more_than_the_beginning_of_a_value() -> None:
+def test_stream_holds_back_only_the_start_of_a_secret() -> None:
     stream = RedactingStream(["secret-value"])
     assert stream.feed(b"step 1\nsec") == b"step 1\n"
     assert stream.feed(b"ond\n") == b"second\n"

@@ -172,7 +172,7 @@ def running(*events: Mapping[str, Any]) -> Status:
     return Status("digits-261120-101500-1a2b3c", "local", State.RUNNING, progress=progress)
 
 
-def test_missed_checkpoints_are_an_alarm_from_the_moment_that_says_so() -> None:
+def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
     assert running().alarms(110.0) == ()
     assert running({**MISSED, "missed": 2, "alarm": False}).alarms(110.0) == ()
     (alarm,) = running(MISSED).alarms(110.0)

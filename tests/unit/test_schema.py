@@ -51,7 +51,7 @@ def test_full_job_of_the_docs_fits() -> None:
         assert errors(text) == []
 
 
-def test_every_example_value_and_default_in_it_fits_its_own_field() -> None:
+def test_examples_and_defaults_fit_their_own_field() -> None:
     def check(section: dict[str, Any]) -> int:
         count = 0
         for name, content in section["properties"].items():

@@ -227,7 +227,7 @@ def test_missing_fields_are_named(job: WriteJob) -> None:
     ]
 
 
-def test_a_wrong_value_hides_no_rule_elsewhere_and_starts_no_false_alarm(job: WriteJob) -> None:
+def test_wrong_value_hides_no_rule_of_another_field(job: WriteJob) -> None:
     path = job(
         """\
 name: demo

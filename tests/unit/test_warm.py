@@ -81,7 +81,7 @@ def test_the_order_of_subnets_makes_no_difference() -> None:
     assert differences({**JOB, **one}, {**JOB, **other}) == ()
 
 
-def test_a_job_with_preferences_may_take_the_pool_of_each_of_them() -> None:
+def test_job_with_preferences_reuses_the_pool_of_any_type() -> None:
     preferences = [{"InstanceType": name} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
     wanted = {**JOB, "ResourceConfig": {"VolumeSizeInGB": 30, "InstanceCount": 2, "InstancePreferences": preferences}}
     taken = {**wanted["ResourceConfig"], "SelectedInstanceType": "ml.p4de.24xlarge", "SelectedInstanceCount": 2}
