@@ -362,10 +362,10 @@ def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.Mon
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr("sys.stderr", terminal)
-        with console.progress("reading the code") as show:
+        with console.progress_bar("reading the code") as show:
             show(1, 2)
         monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
-        with console.progress("packing the code") as show:
+        with console.progress_bar("packing the code") as show:
             show(1, 2)
             show(2, 2)
     shown = _read_to_its_end(ours)
@@ -379,7 +379,7 @@ def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pyt
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr("sys.stderr", terminal)
         monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
-        with console.progress("packing the code") as show:
+        with console.progress_bar("packing the code") as show:
             for done, total in ((1, 2), (2, 2), (1, 3)):
                 show(done, total)
     bars = _read_to_its_end(ours).split("\x1b[?25h")  # the cursor comes back where a bar has gone

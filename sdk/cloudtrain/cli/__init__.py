@@ -1,4 +1,4 @@
-"""The command line: parse, call `api`, print. Commands are loaded when they are used."""
+"""The command line: parse, call the client, print. A command's module is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainE
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 _COMMANDS = {
-    "validate": ("job", "Check a job file: offline, without credentials."),
-    "plan": ("job", "Show everything that a submit would send: offline, without credentials."),
-    "files": ("job", "Show what code travels, its size and why, and what stays behind."),
-    "check": ("account", "Ask the account whether the job can run there; changes nothing."),
+    "validate": ("job", "Check a job file, offline."),
+    "plan": ("job", "Show everything that a submit would send, offline."),
+    "files": ("job", "List the files that are uploaded as code, and those that are excluded."),
+    "check": ("account", "Check that the account can run the job; change nothing."),
     "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
-    "resume": ("job", "Start a new run from the last checkpoint of one that has ended."),
-    "status": ("runs", "Tell the truth about a run."),
+    "resume": ("job", "Start a new run from a run's last checkpoint."),
+    "status": ("runs", "Show a run's status."),
     "logs": ("runs", "Print a run's log."),
-    "follow": ("runs", "Come back to a run and watch it to its end."),
-    "checkpoints": ("checkpoints", "List, verify and export what a run has saved."),
-    "explain": ("explain", "Tell why a run has failed, and what to do."),
+    "follow": ("runs", "Show a run's log and status until it ends."),
+    "checkpoints": ("checkpoints", "List, verify and export a run's checkpoints."),
+    "explain": ("explain", "Explain why a run has failed, and what to do."),
     "list": ("runs", "List runs, newest first."),
-    "stop": ("runs", "End a run and every process of it."),
-    "sandbox": ("sandbox", "Serve a local AWS whose training jobs really run."),
-    "configure": ("configure", "Store the account's settings, and show where each comes from."),
+    "stop": ("runs", "Stop a run."),
+    "sandbox": ("sandbox", "Run a local AWS that executes training jobs."),
+    "configure": ("configure", "Store the account's settings, and show their sources."),
     "schema": ("schema", "Print the JSON Schema of job.yaml."),
-    "prices": ("prices", "Show what instances cost, and how old the prices are."),
+    "prices": ("prices", "Show the prices of instances, and their age."),
 }
 
 
 class _LazyGroup(click.Group):
-    """Knows its commands by name and help, and imports one when it is called."""
+    """A command group that imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         return list(_COMMANDS)
@@ -57,7 +57,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. A reader that has seen enough (`cloudtrain logs ... | head`) is no error."""
+        """Run the command. A closed pipe (`cloudtrain logs ... | head`) is not an error."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -85,28 +85,28 @@ class _LazyGroup(click.Group):
 @profile_option
 @trust_option
 def cli() -> None:
-    """What is planned is what is rehearsed is what is sent.
+    """Plan, rehearse and submit multi-instance PyTorch training jobs to SageMaker from one job file.
 
-    Plan, rehearse and submit multi-instance PyTorch training jobs to SageMaker from one job file.
+    The request that `plan` shows is the one that runs locally, in the sandbox and on SageMaker.
     """
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line; return its exit code. Only a bug of ours shows a traceback."""
+    """Run a command line; return its exit code. Only a bug of cloudtrain prints a traceback."""
     with filtered_streams():
         return _run(argv)
 
 
 def _run(argv: list[str]) -> int:
-    # Start-up makes many objects and little garbage: collecting it again and again takes a tenth of a plan's time.
+    # Start-up creates many objects and little garbage; frequent collections would take a tenth of a plan's time.
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
-    # Else pydantic reads the entry points of every installed package to find plugins for itself.
+    # Without this, pydantic reads the entry points of every installed package to find its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     as_json = "--json" in argv
     try:
         result = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
-    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
-        message = "interrupted; whether something was started tells: cloudtrain list"
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click converts the second to the first
+        message = "interrupted; to see whether a run was started: cloudtrain list"
         console.print_message(message)
         if as_json:
             console.print_json_error(message, "cloudtrain list", EXIT_INTERRUPTED)
@@ -126,13 +126,13 @@ def _run(argv: list[str]) -> int:
             return _report_bug(error, as_json=as_json)
         console.print_error(described, as_json=as_json and error.filename is not None)
         return described.exit_code
-    except Exception as error:  # noqa: BLE001 (the last line of defence: everything else is our bug)
+    except Exception as error:  # noqa: BLE001 (every other exception is a bug of cloudtrain)
         return _report_bug(error, as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
 def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: bool) -> int:
-    """Run a command line again after the user has agreed to the settings beside the job; nothing was done before."""
+    """Run a command line again after the user has agreed to the settings beside the job. The first try did nothing."""
     from cloudtrain.client.account import trust_settings
 
     try:

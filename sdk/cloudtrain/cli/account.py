@@ -1,4 +1,4 @@
-"""Commands that ask the account: check."""
+"""Commands that check the account: check."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def check(
     region: str | None,
     as_json: bool,
 ) -> int:
-    """Ask the account whether the job can run there, in a few seconds. Changes nothing.
+    """Check that the account can run the job, in a few seconds. Change nothing.
 
-    Each check passes, fails, or could not be made; a failed one comes with its fix. Exit code 3 when one has failed, or
-    AWS does not answer at all.
+    Each check passes, fails or gives no result; a failed one comes with its fix. The exit code is 3 when a check has
+    failed or AWS cannot be reached.
     """
     from cloudtrain.client import jobs
     from cloudtrain.client.account import find_settings
@@ -33,12 +33,12 @@ def check(
 
     settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
     spec = jobs.validate(job, overrides, instances=instances, settings=settings)
-    with console.spinner("asking the account"):
+    with console.spinner("checking the account"):
         checks = jobs.check(spec, settings=settings)
     if as_json:
         console.print_json({"checks": [each.to_json() for each in checks]})
     else:
         print_checks(checks)
-    # Who asks is the one question that everybody may ask: without an answer AWS cannot be reached.
+    # Every caller may ask for its own identity; without an answer, AWS cannot be reached.
     is_unreachable = any(each.name == "identity" and each.result == "unknown" for each in checks)
     return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0

@@ -1,4 +1,4 @@
-"""Commands about what runs have saved: checkpoints, and their verification and export."""
+"""Commands about checkpoints: list, verify and export."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cloudtrain.errors import EXIT_RUN_FAILED
 _LIST = "list"
 
 
-class _ListsByDefault(click.Group):
-    """`checkpoints RUN` is short for `checkpoints list RUN`."""
+class _DefaultListGroup(click.Group):
+    """A command group in which `checkpoints RUN` means `checkpoints list RUN`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the command first that was meant."""
+        """Move the command to the front, or insert `list`."""
         named = next((word for word in args if not word.startswith("-")), None)
         asks_for_help = bool(args) and args[0] in ctx.help_option_names
         if named is not None and named in self.commands:
@@ -30,11 +30,11 @@ class _ListsByDefault(click.Group):
 _run_argument = click.argument("run", metavar="RUN")
 
 
-@click.group(cls=_ListsByDefault, name="checkpoints", invoke_without_command=False)
+@click.group(cls=_DefaultListGroup, name="checkpoints", invoke_without_command=False)
 def checkpoints() -> None:
     """List the checkpoints of a run, newest first; verify or export them.
 
-    RUN is a run on this machine or on SageMaker, or the folder or s3:// uri of checkpoints.
+    RUN is a run on this machine, in the sandbox or on SageMaker, or a folder or s3:// uri with checkpoints.
 
     \b
     cloudtrain checkpoints RUN [--json]
@@ -47,7 +47,7 @@ def checkpoints() -> None:
 @_run_argument
 @json_option
 def list_(run: str, as_json: bool) -> int:
-    """List a run's checkpoints, newest first: complete, unfinished or damaged, and why."""
+    """List a run's checkpoints, newest first, and whether each is complete or damaged."""
     from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
@@ -63,12 +63,14 @@ def list_(run: str, as_json: bool) -> int:
 
 @checkpoints.command()
 @_run_argument
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this step; by default all.")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step; by default all."
+)
 @json_option
 def verify(run: str, step: int | None, as_json: bool) -> int:
-    """Compare every block of a run's checkpoints with what was written, and parse what a load parses. Changes nothing.
+    """Verify the checksums of a run's checkpoints, and that PyTorch can read them. Change nothing.
 
-    Exit code 4 when one is damaged, or cannot be read with the PyTorch that is installed here.
+    The exit code is 4 when a checkpoint is damaged, or the installed PyTorch cannot read it.
     """
     from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
@@ -86,20 +88,29 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 @checkpoints.command()
 @_run_argument
 @click.option("--to", "form", type=click.Choice(["safetensors", "torch"]), required=True, help="Format of the file.")
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Of which step; by default the newest complete.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="The file; by default <run>-<step>, here."
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Step of the checkpoint; by default the newest complete one.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Target file; by default <run>-<step> in the working folder.",
 )
 @click.option(
     "--part",
     type=click.Choice(["model", "all"]),
     default="model",
     show_default=True,
-    help="The weights, or everything: optimizer, schedule, random states.",
+    help="Only the weights, or also optimizer, schedule and random states.",
 )
 @json_option
 def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> int:
-    """Write the weights of a checkpoint into one file, whatever the number of ranks that have saved it."""
+    """Write the weights of a checkpoint to one file, for any number of ranks that saved it."""
     from cloudtrain.client.runs import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 

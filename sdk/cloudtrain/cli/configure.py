@@ -1,4 +1,4 @@
-"""The command that stores the account's settings and shows where each comes from: configure."""
+"""The command that stores the account's settings and shows their sources: configure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.settings.profiles import ProfileChange
 
 _NONE = "-"
-_OWN_NETWORK = "subnets of the jobs, commas between; empty: SageMaker's own network"
+_SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker's own network"
 
 
 @click.command()
@@ -28,18 +28,18 @@ _OWN_NETWORK = "subnets of the jobs, commas between; empty: SageMaker's own netw
     "--from-terraform",
     "terraform",
     metavar="PATH",
-    help="Store the outputs of a folder that was applied, or a file, -.",
+    help="Store Terraform's outputs: PATH is an applied folder, a JSON file, or - (standard input).",
 )
 @click.option(
-    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Store one setting; empty takes it out."
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Store one setting; an empty value removes it."
 )
 @account_options
-@click.option("--yes", is_flag=True, help="Replace other values that are stored, without asking.")
-@click.option("--offline", is_flag=True, help="Do not ask the account whether the values are true.")
-@click.option("--show", is_flag=True, help="Show each setting, where it comes from, and what it hides.")
-@click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: the settings of this job.")
-@click.option("--list", "list_", is_flag=True, help="List the profiles that are stored.")
-@click.option("--remove", metavar="NAME", help="Take a profile out.")
+@click.option("--yes", is_flag=True, help="Replace stored values without asking.")
+@click.option("--offline", is_flag=True, help="Do not check the values against the account.")
+@click.option("--show", is_flag=True, help="Show each setting, its source, and the values that it hides.")
+@click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: the settings for this job.")
+@click.option("--list", "list_", is_flag=True, help="List the stored profiles.")
+@click.option("--remove", metavar="NAME", help="Remove a profile.")
 @json_option
 def configure(
     terraform: str | None,
@@ -55,17 +55,17 @@ def configure(
     remove: str | None,
     as_json: bool,
 ) -> int:
-    """Store the account's settings for every later command, or show where each comes from.
+    """Store the account's settings for every later command, or show their sources.
 
-    Without --from-terraform and --set it asks, and shows the roles and buckets of the account. With --profile the
-    settings are a profile's of that name. Values are checked, and no secret is ever stored.
+    Without --from-terraform and --set the command asks for each setting, and lists the account's roles and buckets.
+    --profile stores the settings under a name. Values are checked; secrets are rejected.
 
     \b
     cloudtrain configure --from-terraform infra/
     cloudtrain configure --set role=arn:aws:iam::123456789012:role/training --set bucket=my-bucket
     cloudtrain configure --show
     """  # noqa: D301 (click's mark for lines that stay as they are)
-    _refuse_several(terraform, assignments, show=show, list_=list_, remove=remove)
+    _reject_several_modes(terraform, assignments, show=show, list_=list_, remove=remove)
     flags = {"role": role, "bucket": bucket, "region": region}
     if show:
         return _show(job, flags, as_json=as_json)
@@ -75,19 +75,18 @@ def configure(
         return _remove(remove, as_json=as_json)
     given = {name: value for name, value in flags.items() if value is not None}
     values = _given(terraform, assignments, given)
-    return _store(values or _ask(), asked=not values, yes=yes, offline=offline, as_json=as_json)
+    return _store(values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json)
 
 
-def _refuse_several(
+def _reject_several_modes(
     terraform: str | None, assignments: tuple[str, ...], *, show: bool, list_: bool, remove: str | None
 ) -> None:
     wanted = {"--show": show, "--list": list_, "--remove": remove is not None}
     named = [name for name, is_given in wanted.items() if is_given]
     if len(named) > 1 or (named and (terraform is not None or assignments)):
-        raise click.UsageError(f"{named[0]} goes with no other of --show, --list, --remove, --from-terraform and --set")
-
-
-# ---------------------------------------------------------------- looking
+        raise click.UsageError(
+            f"{named[0]} cannot be combined with another of --show, --list, --remove, --from-terraform and --set"
+        )
 
 
 def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> int:
@@ -133,20 +132,20 @@ def _profile() -> str | None:
     return os.environ.get("CLOUDTRAIN_PROFILE") or None
 
 
-# ---------------------------------------------------------------- storing
-
-
 def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is to be stored; nothing when that is to be asked. What is said in one word counts most."""
+    """Return the settings from the command line; empty when none is given.
+
+    --set takes precedence over --role, --bucket and --region, and these over Terraform's outputs.
+    """
     from cloudtrain.client.account import read_terraform
     from cloudtrain.settings.profiles import parse_assignment
 
-    set_ = dict(map(parse_assignment, assignments))
+    assigned = dict(map(parse_assignment, assignments))
     outputs = read_terraform(terraform) if terraform is not None else {}
-    return {**outputs, **flags, **set_}
+    return {**outputs, **flags, **assigned}
 
 
-def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, as_json: bool) -> int:
+def _store(values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offline: bool, as_json: bool) -> int:
     from cloudtrain.client import account
     from cloudtrain.console import configure as shown
 
@@ -157,11 +156,11 @@ def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, 
         shown.print_unknown_checks(checks)
         if change.changes:
             shown.print_changes(change)
-            _confirm(change, asked=asked, yes=yes)
+            _confirm(change, is_interactive=is_interactive, yes=yes)
 
-    with _nothing_written(), ExitStack() as waiting:
+    with _report_abort(), ExitStack() as waiting:
         if not offline:
-            waiting.enter_context(console.spinner("asking the account"))
+            waiting.enter_context(console.spinner("checking the account"))
         change = account.configure(
             values, profile=_profile(), offline=offline, on_checks=checks.extend, confirm=confirm
         )
@@ -172,8 +171,8 @@ def _store(values: Mapping[str, Any], *, asked: bool, yes: bool, offline: bool, 
     return 0
 
 
-def _confirm(change: ProfileChange, *, asked: bool, yes: bool) -> None:
-    if yes or not (asked or change.overwrites):
+def _confirm(change: ProfileChange, *, is_interactive: bool, yes: bool) -> None:
+    if yes or not (is_interactive or change.overwrites):
         return
     names = ", ".join(each.name for each in change.overwrites)
     if not sys.stdin.isatty():
@@ -184,7 +183,7 @@ def _confirm(change: ProfileChange, *, asked: bool, yes: bool) -> None:
 
 
 @contextmanager
-def _nothing_written() -> Iterator[None]:
+def _report_abort() -> Iterator[None]:
     try:
         yield
     except (click.Abort, KeyboardInterrupt):
@@ -192,22 +191,19 @@ def _nothing_written() -> Iterator[None]:
         raise
 
 
-# ---------------------------------------------------------------- asking
-
-
 def _ask() -> dict[str, Any]:
-    """Ask for each setting on the terminal; show what the account has for it."""
+    """Ask for each setting on the terminal; list the account's candidates for it."""
     if not sys.stdin.isatty():
         raise UserError(
-            "there is no terminal to ask on",
-            "give what is to be stored: --from-terraform infra/, or --set role=ARN --set bucket=NAME --set region=NAME",
+            "standard input is not a terminal, so no setting can be asked for",
+            "use options: --from-terraform infra/, or --set role=ARN --set bucket=NAME --set region=NAME",
         )
     from cloudtrain.client.account import default_region, list_profiles
 
     profiles = list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
-    with _nothing_written():
-        console.print_message("Enter keeps what stands in brackets; Ctrl-C leaves everything as it was.")
+    with _report_abort():
+        console.print_message("Enter keeps the value in brackets; Ctrl-C aborts and stores nothing.")
         region = _ask_for("region", "region", known.get("region") or default_region(), None)
         found = _find(region)
         role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
@@ -217,25 +213,25 @@ def _ask() -> dict[str, Any]:
             "prefix", "prefix of everything in the bucket", known.get("prefix", "cloudtrain"), None
         )
         values |= _ask_for_network(known)
-        key = known.get("kms_key") or _key_of(found.get("bucket"), bucket)
+        key = known.get("kms_key") or _kms_key_of(found.get("bucket"), bucket)
         values["kms_key"] = _ask_for("kms_key", "KMS key of volumes and outputs", key, region, optional=True)
     return values
 
 
 def _find(region: str) -> dict[str, Candidates]:
-    """Return what the account has; without credentials nothing, and all is asked for in words."""
+    """Return the account's candidates for each setting; none without credentials."""
     from cloudtrain.client.account import find_candidates
 
     try:
         with console.spinner("looking for roles and buckets"):
             return find_candidates(region)
     except CloudError as error:
-        console.print_message(f"nothing is looked up: {error.message}")
+        console.print_message(f"cannot list roles and buckets: {error.message}")
         return {}
 
 
 def _choose(name: str, what: str, found: Candidates | None, before: Any, region: str) -> str:
-    """Ask for one of the account's roles or buckets, by its number or by what it is called."""
+    """Ask for one of the account's roles or buckets, by number or by name."""
     from cloudtrain.console import configure as shown
 
     if found is not None:
@@ -247,14 +243,14 @@ def _choose(name: str, what: str, found: Candidates | None, before: Any, region:
 
 
 def _ask_for_network(known: Mapping[str, Any]) -> dict[str, str]:
-    subnets = _ask_for("subnets", _OWN_NETWORK, ",".join(known.get("subnets", ())), None, optional=True)
+    subnets = _ask_for("subnets", _SUBNETS_QUESTION, ",".join(known.get("subnets", ())), None, optional=True)
     if not subnets:
         return {"subnets": "", "security_groups": ""}
     before = ",".join(known.get("security_groups", ())) or None
     return {"subnets": subnets, "security_groups": _ask_for("security_groups", "security groups", before, None)}
 
 
-def _key_of(found: Candidates | None, bucket: str) -> str | None:
+def _kms_key_of(found: Candidates | None, bucket: str) -> str | None:
     return next((each.kms_key for each in found.found if each.value == bucket), None) if found is not None else None
 
 
@@ -267,7 +263,7 @@ def _ask_for(
     *,
     optional: bool = False,
 ) -> str:
-    """Ask until the value is one that the setting can have."""
+    """Ask until the value is valid for the setting."""
     if optional and default:
         question += f" ({_NONE}: none)"
     answer: str = click.prompt(

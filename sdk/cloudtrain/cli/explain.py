@@ -1,4 +1,4 @@
-"""The command that tells why a run has failed."""
+"""The command that explains why a run has failed: explain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain.cli.options import json_option, run_argument
 @run_argument
 @json_option
 def explain(run: str, as_json: bool) -> int:
-    """Tell why a run has failed: the first error of all hosts and ranks, its class, and the next thing to do."""
+    """Explain why a run has failed: the first error of all hosts and ranks, its class, and what to do."""
     from cloudtrain.client.runs import explain as explain_run
     from cloudtrain.client.runs import get_run
     from cloudtrain.console import runs as shown

@@ -1,4 +1,4 @@
-"""Commands that start runs, or tell what they would be: validate, plan, files, submit, resume."""
+"""Commands that take a job or start a run: validate, plan, files, submit, resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--local", is_flag=True, help="Check for a run on this machine instead of SageMaker.")
 @json_option
 def validate(job: str, instances: int | None, overrides: tuple[str, ...], local: bool, as_json: bool) -> int:
-    """Check a job file and report every problem with line and column. Offline, without credentials."""
+    """Check a job file and report every problem with line and column. Offline; needs no credentials."""
     from cloudtrain.client import jobs
 
     try:
@@ -44,7 +44,7 @@ def validate(job: str, instances: int | None, overrides: tuple[str, ...], local:
 @job_options
 @account_options
 @click.option("--local", is_flag=True, help="Plan for this machine instead of SageMaker.")
-@click.option("--request", "only_request", is_flag=True, help="Print the CreateTrainingJob document alone.")
+@click.option("--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document.")
 @json_option
 def plan(
     job: str,
@@ -57,7 +57,7 @@ def plan(
     only_request: bool,
     as_json: bool,
 ) -> int:
-    """Show everything that a submit would send. Offline, without credentials."""
+    """Show everything that a submit would send. Offline; needs no credentials."""
     from cloudtrain.client import jobs
     from cloudtrain.client.account import find_settings
     from cloudtrain.console.plans import print_plan, print_warnings
@@ -78,10 +78,10 @@ def plan(
 
 @click.command()
 @job_options
-@click.option("--all", "show_all", is_flag=True, help="Name every file, however many there are.")
+@click.option("--all", "show_all", is_flag=True, help="List every file; by default, long lists are shortened.")
 @json_option
 def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all: bool, as_json: bool) -> int:
-    """Show what code travels, its size and why, and what stays behind and why. Offline, without credentials."""
+    """List the files that are uploaded as code and those that are excluded, with sizes and reasons. Offline."""
     from cloudtrain.client import jobs
     from cloudtrain.console.plans import print_files
 
@@ -95,8 +95,8 @@ def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all:
     return EXIT_USER if contents.refused else 0
 
 
-def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
-    """Return the words that name the same job again, without an earlier resume."""
+def _job_arguments(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
+    """Return the command-line arguments of the same job, without `checkpoint.resume`."""
     words = [job]
     if instances is not None:
         words += ["--instances", str(instances)]
@@ -110,14 +110,16 @@ def _again(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
 @job_options
 @account_options
 @click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
-@click.option("--sandbox", is_flag=True, help="Send to the local AWS; one is started when none runs (see sandbox).")
-@click.option("--skip-check", is_flag=True, help="Submit without asking the account first (see check).")
-@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
+@click.option(
+    "--sandbox", is_flag=True, help="Submit to the local AWS; it is started when it does not run (see sandbox)."
+)
+@click.option("--skip-check", is_flag=True, help="Submit without checking the account first (see check).")
+@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
 @click.option(
     "--wait-for-capacity",
     callback=duration,
     metavar="DURATION",
-    help="Submit again for so long, such as 6h, while there is no capacity or the quota is used up.",
+    help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
 )
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @log_options
@@ -140,10 +142,10 @@ def submit(
 ) -> int:
     """Start a run and print its id. The run continues when this command ends, with or without --follow.
 
-    The same request and code is started once: while it goes on, another submit attaches to it.
+    The same request and code is started once: while that run is live, another submit attaches to it.
     """
     if local and sandbox:
-        raise click.UsageError("--local and --sandbox are two places; give one")
+        raise click.UsageError("--local and --sandbox cannot be combined")
     from cloudtrain.client import jobs, submission
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.callbacks import Callbacks
@@ -179,7 +181,7 @@ def submit(
     if follow:
         from cloudtrain.console.follow import follow as show
 
-        return show(run, job=_again(job, instances, overrides), only=only, as_json=as_json)
+        return show(run, job=_job_arguments(job, instances, overrides), only=only, as_json=as_json)
     if as_json:
         console.print_json(runs.status_json(run, run.status()))
     return 0
@@ -188,7 +190,7 @@ def submit(
 @click.command()
 @run_argument
 @click.option(
-    "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; replaces that of the run."
+    "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; by default that of the run."
 )
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change one field of the run's job.")
 @click.option(
@@ -196,11 +198,11 @@ def submit(
     "from_step",
     type=click.IntRange(min=0),
     metavar="STEP",
-    help="Go on from the checkpoint of this step; by default from the newest complete one (see checkpoints).",
+    help="Resume from the checkpoint of this step; by default the newest complete one (see checkpoints).",
 )
 @trust_option
-@click.option("--skip-check", is_flag=True, help="Resume without asking the account first (see check).")
-@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code goes on.")
+@click.option("--skip-check", is_flag=True, help="Resume without checking the account first (see check).")
+@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
 @click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
 @log_options
 @json_option
@@ -217,7 +219,7 @@ def resume(
 ) -> int:
     """Start a new run from the last complete checkpoint of one that has ended, and print its id.
 
-    It has the same job, code and data; neither job file nor code need be here.
+    The new run has the same job, code and data. Neither job file nor code is needed on this machine.
     """
     from cloudtrain.client import submission
     from cloudtrain.client.callbacks import Callbacks

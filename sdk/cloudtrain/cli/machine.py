@@ -1,4 +1,4 @@
-"""Errors of the machine that a command runs on: a full disk, missing permissions, output that nothing takes."""
+"""Errors of the machine that a command runs on: a full disk, missing permissions, closed output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HINTS = {
 
 
 def describe_os_error(error: OSError) -> UserError | None:
-    """Return the message for an error of the machine, or None for one that is a bug of cloudtrain."""
+    """Return the user error for an operating-system error, or None for one that is a bug of cloudtrain."""
     if _is_working_directory_gone():
         return UserError("the working directory was deleted", "change to a directory that exists")
     if error.errno not in _HINTS:
@@ -37,14 +37,14 @@ def describe_os_error(error: OSError) -> UserError | None:
 
 
 def discard_output() -> None:
-    """Have nothing flushed into a closed pipe or a full disk when the interpreter ends."""
+    """Redirect standard output to the null device, so that the interpreter's last flush cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def open_missing_streams() -> None:
-    """Give the descriptors 0, 1 and 2 a target where the caller has closed them.
+    """Open the null device for each of the descriptors 0, 1 and 2 that the caller has closed.
 
-    Else the next file that is opened would get the descriptor, and what a child process prints would go into it.
+    Otherwise the next opened file would get the descriptor, and the output of child processes would go into it.
     """
     for descriptor in range(3):
         try:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import click
 
 _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down --help
 
-_TRUST = "cloudtrain.settings.trust"
+_TRUST_KEY = "cloudtrain.settings.trust"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _all(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
     def apply(function: Command) -> Command:
         for decorator in reversed(decorators):
             function = decorator(function)
@@ -28,8 +28,8 @@ def _all(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comma
 
 
 def job_options(function: Command) -> Command:
-    """Add what every command takes that takes a JOB."""
-    return _all(
+    """Add the JOB argument, --instances and --set."""
+    return _combine(
         click.argument("job", type=click.Path(path_type=str)),
         click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
         click.option(
@@ -37,14 +37,14 @@ def job_options(function: Command) -> Command:
             "overrides",
             multiple=True,
             metavar="PATH=VALUE",
-            help="Replace one value of the job, such as cluster.spot=true. May be repeated.",
+            help="Replace one field of the job, such as cluster.spot=true. May be repeated.",
         ),
     )(function)
 
 
 def account_options(function: Command) -> Command:
-    """Add the account's settings that may be given as flags."""
-    return _all(
+    """Add the options for the account's settings."""
+    return _combine(
         click.option("--role", metavar="ARN", help="Execution role (CLOUDTRAIN_ROLE)."),
         click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
         click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
@@ -54,23 +54,23 @@ def account_options(function: Command) -> Command:
 
 
 def trust_option(function: Command) -> Command:
-    """Add --trust, by which `run` agrees to the account settings of a file beside the job."""
+    """Add --trust, which agrees to the account settings of a file beside the job."""
     return click.option(
         "--trust",
         is_flag=True,
-        callback=lambda ctx, _, value: ctx.meta.update({_TRUST: True}) if value else None,
+        callback=lambda ctx, _, value: ctx.meta.update({_TRUST_KEY: True}) if value else None,
         expose_value=False,
-        help="Use role, bucket and key of a cloudtrain.toml beside the job; remembered for these values.",
+        help="Use role, bucket and key of a cloudtrain.toml beside the job; the consent is stored.",
     )(function)
 
 
 def is_trusting() -> bool:
     """Return whether this command line has --trust."""
-    return _TRUST in click.get_current_context().meta
+    return _TRUST_KEY in click.get_current_context().meta
 
 
 def profile_option(function: Command) -> Command:
-    """Add --profile, which is what CLOUDTRAIN_PROFILE would be for this one command."""
+    """Add --profile, which sets CLOUDTRAIN_PROFILE for this command."""
     return click.option(
         "--profile",
         callback=_choose_profile,
@@ -86,12 +86,12 @@ def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -
     before = os.environ.get(_PROFILE_VARIABLE)
     os.environ[_PROFILE_VARIABLE] = value
 
-    def give_back() -> None:
+    def restore() -> None:
         os.environ.pop(_PROFILE_VARIABLE)
         if before is not None:
             os.environ[_PROFILE_VARIABLE] = before
 
-    ctx.call_on_close(give_back)
+    ctx.call_on_close(restore)
 
 
 def json_option(function: Command) -> Command:
@@ -105,7 +105,7 @@ def run_argument(function: Command) -> Command:
 
 
 def duration(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    """Return the seconds that an option gives, written `10m` or `6h`."""
+    """Parse an option's duration such as `10m` or `6h`; return seconds."""
     from cloudtrain.support.units import parse_duration
 
     try:
@@ -115,7 +115,7 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
 
 
 def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    """Compile a regular expression, or say where it is wrong."""
+    """Compile a regular expression; report the position of a mistake."""
     try:
         return None if value is None else re.compile(value)
     except re.error as error:
@@ -124,7 +124,7 @@ def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.
 
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | timedelta | None:
-    """Read a duration up to now, or a time."""
+    """Parse a duration before now, or a time."""
     from cloudtrain.runs.log_lines import parse_since
 
     try:
@@ -134,7 +134,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> da
 
 
 def log_options(function: Command) -> Command:
-    """Add what chooses lines of a log; the command gets one `LogFilter` as `only`."""
+    """Add the options that filter log lines; the command gets one `LogFilter` as `only`."""
 
     @functools.wraps(function)
     def call(
@@ -149,13 +149,16 @@ def log_options(function: Command) -> Command:
 
         return function(*arguments, only=LogFilter(host, grep, since, rank), **rest)
 
-    return _all(
+    return _combine(
         click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
+        click.option("--grep", callback=_regex, metavar="REGEX", help="Only lines whose raw text matches."),
         click.option(
-            "--grep", callback=_regex, metavar="REGEX", help="Only lines that match, as logs --raw shows them."
+            "--since",
+            callback=_moment,
+            metavar="WHEN",
+            help="Only lines since then: 10m (ago) or 2026-11-20T10:00 (UTC).",
         ),
         click.option(
-            "--since", callback=_moment, metavar="WHEN", help="Only lines since 10m ago, or 2026-11-20T10:00 (UTC)."
+            "--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank, where the rank is known."
         ),
-        click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines known to be of this rank."),
     )(call)  # type: ignore[return-value] # the same command, with the options as one argument

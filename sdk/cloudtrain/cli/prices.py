@@ -14,7 +14,7 @@ from cloudtrain.errors import UserError, did_you_mean
 @click.option("--refresh", is_flag=True, help="Fetch the region's prices from AWS first (pricing:GetProducts).")
 @json_option
 def prices(region: str | None, refresh: bool, as_json: bool) -> int:
-    """Show what instances with GPUs cost in a region, from where and of what day the prices are."""
+    """Show the prices of GPU instances in a region, with their source and date."""
     from datetime import UTC, datetime
 
     from cloudtrain import catalog

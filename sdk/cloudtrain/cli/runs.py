@@ -23,7 +23,7 @@ from cloudtrain.support.units import parse_moment
 @run_argument
 @json_option
 def status(run: str, as_json: bool) -> int:
-    """Tell the truth about a run: state, reason, progress, last checkpoint, cost."""
+    """Show a run's status: state, reason, progress, last checkpoint, cost."""
     from cloudtrain.client.runs import get_run
 
     found = get_run(run).status()
@@ -36,8 +36,8 @@ def status(run: str, as_json: bool) -> int:
 
 @click.command()
 @run_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--raw", is_flag=True, help="Every line byte for byte as it was written.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
+@click.option("--raw", is_flag=True, help="Print every line unchanged, without formatting events.")
 @log_options
 @json_option
 def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
@@ -57,7 +57,7 @@ def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> i
 @log_options
 @json_option
 def follow(run: str, only: LogFilter, as_json: bool) -> int:
-    """Come back to a run: its log, how it stands, what it costs, until it ends. Ctrl-C leaves it going."""
+    """Show a run's log, progress and cost until it ends. Ctrl-C ends the command, not the run."""
     from cloudtrain.client.runs import get_run
     from cloudtrain.console.follow import follow as show
 
@@ -67,13 +67,19 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 @click.command(name="list")
 @click.option("--local", "only", flag_value="local", help="Only this machine's runs.")
 @click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
-@click.option("--name", default="", metavar="TEXT", help="Only runs whose id holds this text.")
+@click.option("--name", default="", metavar="TEXT", help="Only runs whose id contains this text.")
 @click.option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state. May be repeated.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. May be repeated.")
-@click.option("--since", metavar="TIME", help="Submitted since: 2d, 2026-11-01 or 2026-11-01T10:15 (UTC).")
-@click.option("--until", metavar="TIME", help="Submitted until; a day counts to its end.")
+@click.option("--since", metavar="TIME", help="Submitted since: 2d (ago), 2026-11-01 or 2026-11-01T10:15 (UTC).")
+@click.option("--until", metavar="TIME", help="Submitted until; a date includes the whole day.")
 @click.option(
-    "-n", "limit", metavar="N", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many."
+    "-n",
+    "limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Maximum number of runs.",
 )
 @json_option
 def list_(
@@ -94,10 +100,10 @@ def list_(
         wanted,
         local=only != "sagemaker",
         sagemaker={"local": False, "sagemaker": True}.get(only or ""),
-        on_unreachable=None if only == "sagemaker" else _say_unreachable,
+        on_unreachable=None if only == "sagemaker" else _report_unreachable,
     )
     with console.spinner("looking for runs"):
-        # One more than are shown tells whether there are more; it comes from a page that has been asked for already.
+        # One more run than is shown, to know whether there are more.
         runs = list(itertools.islice(found, limit + 1))
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
@@ -111,7 +117,7 @@ def list_(
     return 0
 
 
-def _say_unreachable(error: CloudtrainError) -> None:
+def _report_unreachable(error: CloudtrainError) -> None:
     if isinstance(error, UntrustedSettingsError) and is_trusting():
         raise error
     console.print_message(f"the account's runs are not shown: {error}")
@@ -120,10 +126,10 @@ def _say_unreachable(error: CloudtrainError) -> None:
 def _wanted(
     name: str, states: tuple[str, ...], tags: tuple[str, ...], since: str | None, until: str | None
 ) -> RunFilter:
-    """Return which runs the options ask for.
+    """Return the filter that the options describe.
 
     Raises:
-        UserError: a value is not one of its kind.
+        UserError: A value is malformed.
     """
     now = datetime.now(UTC)
     return RunFilter(
@@ -160,23 +166,23 @@ def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> d
 @run_argument
 @click.option("--wait/--no-wait", default=True, help="Wait until every process has ended (default).")
 @click.option(
-    "--pool", is_flag=True, help="End its warm pool, too: the cluster that cluster.keep_alive keeps for the next job."
+    "--pool", is_flag=True, help="Also end its warm pool: the cluster that cluster.keep_alive keeps for the next job."
 )
 @json_option
 def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
-    """End a run. A Task saves a checkpoint first; what does not end in the grace time is killed."""
+    """Stop a run. A Task saves a checkpoint first; processes that outlive the grace period are killed."""
     from cloudtrain.client.runs import get_run
 
     handle = get_run(run)
     try:
         is_over = handle.state.is_final
     except UnreadableStateError:
-        is_over = False  # it is stopped all the same
+        is_over = False  # `stop` works without a readable state
     if pool and not wait and not is_over:
         hint = "leave out --no-wait, or end the pool later with the same command"
-        raise UserError(f"{handle.reference} goes on; its warm pool can only be ended after it", hint)
+        raise UserError(f"{handle.reference} has not ended; its warm pool can only be ended after it", hint)
     handle.stop()
-    # Asked before the stop: a run that waits in a queue ends at once.
+    # `is_over` is from before the stop: a run that waits in a queue ends at once.
     console.print_message(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
     found = handle.wait() if wait and not is_over else handle.status()
     if pool:
@@ -185,7 +191,7 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
         except UserError as error:
             if is_over:
                 raise
-            console.print_message(error.message)  # what was asked for is so: nothing is kept
+            console.print_message(error.message)  # no warm pool is kept, which is what the user wants
         found = handle.status()
     if as_json:
         console.print_json(found.to_json())

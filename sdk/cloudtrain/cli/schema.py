@@ -1,4 +1,4 @@
-"""The command that describes the job file to editors and people: schema."""
+"""The command that prints the schema of job.yaml: schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloudtrain import console
 @click.command()
 @click.option("--reference", is_flag=True, help="Print the reference page (Markdown) instead.")
 def schema(reference: bool) -> int:
-    """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and checks in an editor."""
+    """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and validation in an editor."""
     from cloudtrain.job.reference_page import reference_page
     from cloudtrain.job.schema import job_schema
 
