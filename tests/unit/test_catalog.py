@@ -13,7 +13,7 @@ import botocore.session
 import pytest
 
 from cloudtrain import SettingsError, catalog
-from cloudtrain.catalog import Instance, Price, Prices, Source, newest, read_prices
+from cloudtrain.catalog import Instance, Price, Prices, Source, merge_newest, read_prices
 
 INSTANCES = [instance for name in catalog.instance_names() if (instance := catalog.find_instance(name)) is not None]
 GPU_TYPES = [instance for instance in INSTANCES if instance.gpus]
@@ -316,7 +316,7 @@ def test_age() -> None:
     assert price is not None
     assert price.age_days(date(2026, 11, 21)) == 81
     assert price.age_days(date(2026, 8, 1)) == 0  # a clock that is behind
-    prices = newest(priced("2026-09-01"), priced("2026-09-11", name="ml.g5.2xlarge"))
+    prices = merge_newest(priced("2026-09-01"), priced("2026-09-11", name="ml.g5.2xlarge"))
     assert prices.age_days("us-west-2", date(2026, 9, 21)) == 20
     assert prices.age_days("eu-west-1", date(2026, 9, 21)) is None
     assert prices.as_of("eu-west-1") is None
@@ -324,15 +324,15 @@ def test_age() -> None:
 
 def test_the_newer_of_two_prices_counts_whatever_the_order() -> None:
     old, new = priced("2026-09-01", 1.0), priced("2026-09-02", 2.0)
-    for merged in (newest(old, new), newest(new, old)):
+    for merged in (merge_newest(old, new), merge_newest(new, old)):
         assert merged.usd_per_hour("ml.g5.xlarge", "us-west-2") == 2.0
-    assert newest(old, priced("2026-09-01", 3.0)).usd_per_hour("ml.g5.xlarge", "us-west-2") == 3.0
-    both = newest(old, priced("2026-08-01", 4.0, region="eu-west-1"))
+    assert merge_newest(old, priced("2026-09-01", 3.0)).usd_per_hour("ml.g5.xlarge", "us-west-2") == 3.0
+    both = merge_newest(old, priced("2026-08-01", 4.0, region="eu-west-1"))
     assert both.regions == ("us-west-2", "eu-west-1")
 
 
 def test_a_file_of_prices_reads_back(tmp_path: Path) -> None:
-    prices = newest(catalog.bundled_prices(), priced("2026-11-21", region="eu-west-1"))
+    prices = merge_newest(catalog.bundled_prices(), priced("2026-11-21", region="eu-west-1"))
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(prices.to_json()))
     assert read_prices(path) == prices
