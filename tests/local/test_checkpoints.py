@@ -66,7 +66,7 @@ def test_a_verification_ends_with_4_when_something_is_damaged(cli: Cli, folder: 
         (["export", "FOLDER", "--to", "torch", "--step", "300"], "step-00000300 is unfinished"),
         (["export", "FOLDER", "--to", "gguf"], "'gguf' is not one of"),
         (["export", "FOLDER"], "Missing option '--to'"),
-        (["export", "FOLDER", "--to", "torch", "-o", "FOLDER"], "is there already"),
+        (["export", "FOLDER", "--to", "torch", "-o", "FOLDER"], "exists already"),
         (["verify", "FOLDER/empty"], "there is no complete checkpoint"),
         (["digits"], "is not a run id"),
         ([RUN], "there is no local run"),
@@ -112,7 +112,7 @@ def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[
     assert {name: tuple(value.shape) for name, value in state.items()} == {"weight": (1, 3), "bias": (1,)}
     again = cli("checkpoints", "export", run, "--to", "torch", cwd=tmp_path)
     assert again.code == 2
-    assert "is there already" in again.err
+    assert "exists already" in again.err
     one = str(tmp_path / "one.safetensors")
     assert cli("checkpoints", "export", f"local:{run}", "--to", "safetensors", "--step", steps[-1], "-o", one).code == 0
     assert Path(one).stat().st_size > 16

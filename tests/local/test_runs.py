@@ -195,7 +195,7 @@ def test_two_runs_at_once_do_not_meet(cli: Cli, small: Small) -> None:
 
 def test_the_python_sdk(small: Small) -> None:
     run = cloudtrain.submit(cloudtrain.JobSpec.from_yaml(small()), local=True)
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues"):
         run.wait(timeout_seconds=0.01)
     status = run.wait()
     assert run.state is cloudtrain.State.SUCCEEDED
@@ -399,7 +399,7 @@ def test_a_script_that_fails_tells_why(cli: Cli, job: Callable[..., Path]) -> No
 def test_missing_data_in_s3_is_the_reason(cli: Cli, small: Small, aws: dict[str, str]) -> None:
     done = cli("submit", small(), "--local", "--follow", "--json", "--set", "data.train=s3://cloudtrain-test/nothing")
     assert done.code == 4
-    assert done.json["reason"] == "channel train: nothing lies at s3://cloudtrain-test/nothing"
+    assert done.json["reason"] == "channel train: there is nothing at s3://cloudtrain-test/nothing"
 
 
 # ---------------------------------------------------------------- S3
@@ -538,7 +538,7 @@ def test_a_watcher_that_dies_is_told_and_leaves_nothing_running(cli: Cli, small:
     os.kill(json.loads((folder / "state.json").read_text())["supervisor"], signal.SIGKILL)
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
-    assert "the process that watched this run died" in status["reason"]
+    assert "the supervisor of this run died" in status["reason"]
     until(lambda: processes_of(run) == [])
 
 

@@ -117,7 +117,7 @@ def test_the_hosts_end_with_their_supervisor(cli: Cli, spinning: Callable[..., t
     before = everything_in(folder)
     status = cli("status", run, "--json").json
     assert status["state"] == "FAILED"
-    assert "the process that watched this run died" in status["reason"]
+    assert "the supervisor of this run died" in status["reason"]
     assert cli("status", run, "--json").json["ended"] == status["ended"]
     assert everything_in(folder) == before
     assert cli("stop", run).code == 0

@@ -164,7 +164,7 @@ def test_what_cannot_be_resumed_is_refused(
         plan.put_object(Bucket=sandbox.told["bucket"], Key=key, Body=text)
         damaged = cli("resume", run, environ=environ)
         assert damaged.code == 2
-        assert "does not hold the job" in damaged.err
+        assert "does not contain the job" in damaged.err
 
 
 def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str], Path]) -> None:

@@ -78,7 +78,7 @@ def test_a_run_that_looks_alive_is_looked_at(runs: list[str], tmp_path: Path) ->
     write_state(folder, RecordedState(State.RUNNING, supervisor=2**22 + 1))
     assert listed(RunFilter(states=frozenset({State.RUNNING}))) == []
     assert runs[4] in listed(RunFilter(states=frozenset({State.FAILED})))
-    assert LocalBackend(tmp_path / "runs-home").status(runs[4]).reason.startswith("the process that watched")
+    assert LocalBackend(tmp_path / "runs-home").status(runs[4]).reason.startswith("the supervisor of this run")
 
 
 def test_the_command_shows_a_page_and_how_to_see_more(runs: list[str], cli: Cli) -> None:

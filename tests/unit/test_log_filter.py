@@ -135,7 +135,7 @@ def test_a_wait_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.rpartition(" ")[0] for text in told[1::2]] == ["recovered after"] * 2
     with pytest.raises(UnreachableError):
         Run(RUN, Flaky(away)).wait()
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues"):
         Run(RUN, Flaky(State.RUNNING, away, away, away, away)).wait(timeout_seconds=0.0)
 
 

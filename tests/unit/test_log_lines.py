@@ -27,7 +27,7 @@ from cloudtrain.runs.status import State
 
 RUN = "long-261120-101500-1a2b3c"
 LONG_BYTES = 300_000_000
-NOTE = b" [cloudtrain: the line is cut here, %d bytes are left out]"
+NOTE = b" [cloudtrain: line truncated, %d bytes omitted]"
 
 
 @contextlib.contextmanager
@@ -91,7 +91,7 @@ def test_lines_are_those_of_the_file(
         for piece in pieces:
             log.write(piece)
             found += tail.read()
-            assert path.read_bytes()[: tail.place].count(b"\n") == len(found)
+            assert path.read_bytes()[: tail.offset].count(b"\n") == len(found)
     found += tail.read(final=True)
     tail.close()
     expected = b"".join(pieces).split(b"\n")

@@ -98,7 +98,7 @@ def test_a_step_tells_where_its_time_goes() -> None:
     data, efa, rank = status.to_json()["warnings"]
     assert data.startswith("30% of each step waits for data")
     assert efa == "EFA is not active?"
-    assert rank == "rank 5 on algo-2 takes 1.40 x the median of all ranks, most of it in forward"
+    assert rank == "rank 5 on algo-2 takes 1.40 x the median of all ranks, mostly in forward"
     first = fold_events([*EVENTS[:2], {**EVENTS[5], **seen, "step": 1}])
     assert not Status("x", "local", State.RUNNING, progress=first).warnings()
     over = fold_events([*events, {**slow, "is_over": True}, {**EVENTS[5], **seen, "data_wait": 0.1}])
@@ -176,10 +176,10 @@ def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
     assert running().alarms(110.0) == ()
     assert running({**MISSED, "missed": 2, "alarm": False}).alarms(110.0) == ()
     (alarm,) = running(MISSED).alarms(110.0)
-    assert alarm == "no checkpoint for 3 intervals (the last: step 10, 1m ago): it could not be written: AccessDenied"
+    assert alarm == "no checkpoint for 3 intervals (last: step 10, 1m ago): it could not be written: AccessDenied"
     assert running(MISSED).to_json(110.0)["alarms"] == [alarm]
     never = Status("x", "local", State.RUNNING, progress=fold_events([MISSED]))
-    assert "(there is none yet)" in never.alarms(110.0)[0]
+    assert "(none so far)" in never.alarms(110.0)[0]
 
 
 def test_a_checkpoint_ends_the_alarm() -> None:
@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_not_the_last_one() -> None:
     assert status.progress.checkpoint is not None
     assert status.progress.checkpoint.step == 10
     assert status.alarms() == (
-        "the checkpoint of step 20 is damaged and set aside, at file:///c/step-00000020: __0_0 has changed",
+        "the checkpoint of step 20 is damaged and was set aside (file:///c/step-00000020): __0_0 has changed",
     )
     assert running(newer, found, DAMAGED).progress.checkpoint is None
 

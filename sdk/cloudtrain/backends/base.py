@@ -1,4 +1,4 @@
-"""What a backend promises."""
+"""The protocol of backends."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 
 
 class Backend(RunOperations, Protocol):
-    """A place that runs plans.
+    """Runs plans.
 
-    Its promises:
+    Guarantees:
 
     1. `submit` sends exactly `plan.request`, or nothing.
-    2. After `submit` has returned, the run goes on without this process.
-    3. Every verb works from the run id alone, in a new process.
-    4. `status` never says SUCCEEDED of a run that has not, and never forgets a reason.
+    2. After `submit` has returned, the run continues without this process.
+    3. Every operation works with the run id alone, in a new process.
+    4. `status` reports SUCCEEDED only for a run that succeeded, and keeps the reason of a failure.
     5. `logs` yields each line once.
-    6. `stop` returns at once; the run ends within the grace time, with every process of it.
+    6. `stop` returns at once; all processes of the run end within the grace time.
     """
 
     def submit(self, plan: Plan, bundle: Bundle, *, progress: ProgressCallback | None = None) -> Run:
         """Start a run.
 
         Args:
-            plan: What to run.
+            plan: The plan.
             bundle: Its code.
-            progress: Told how many bytes have been uploaded, and how many there are.
+            progress: Callback `(bytes_done, bytes_total)`.
 
         Raises:
-            CloudError: AWS refused it; nothing runs.
+            CloudError: AWS refused the request; nothing was started.
         """
         ...
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
-        """Yield the runs of this backend, newest first. Reports progress where that is cheap.
+        """Yield the selected runs, newest first. Pages are fetched lazily.
 
-        Nothing is asked or read before it is needed: who takes ten runs pays for ten.
+        The statuses include progress only if reading it is cheap.
         """
         ...

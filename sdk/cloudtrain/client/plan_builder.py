@@ -31,7 +31,7 @@ from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
-from cloudtrain.runs.previous_run import saved_by
+from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.run_id import is_run_id, make_run_id
@@ -163,13 +163,13 @@ def find_resume_source(
         return None
     here = local_backend()
     if here.has(run):
-        return saved_by(here.plan_of(run), run)
+        return checkpoints_of(here.plan_of(run), run)
     if local or settings.bucket is None:
         return None
     if cloud is not None:
         # The plan may be deleted while the checkpoints exist; the checks report missing checkpoints.
         with contextlib.suppress(UserError):
-            return saved_by(cloud.plan_of(run), run)
+            return checkpoints_of(cloud.plan_of(run), run)
     folder = f"s3://{settings.bucket}/{settings.prefix}/{run}/checkpoints"
     return ResumeSource(folder, direct_folder_of(folder) if spec.code.script is not None else folder, run)
 

@@ -15,7 +15,7 @@ from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, CloudtrainError, Untr
 from cloudtrain.planning.plan import SAGEMAKER
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
-from cloudtrain.runs.previous_run import saved_by
+from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import Status
@@ -143,7 +143,9 @@ def checkpoint_folder(reference: str, *, settings: Settings | None = None) -> Ch
     if "/" in reference or (not is_run_id(reference) and Path(reference).is_dir()):
         return CheckpointFolder(reference, environ=storage_environ(SAGEMAKER, settings))
     backend, run = find_backend(reference, settings)
-    return CheckpointFolder(saved_by(backend.plan_of(run), run).steps, run, storage_environ(backend.name, settings))
+    return CheckpointFolder(
+        checkpoints_of(backend.plan_of(run), run).steps, run, storage_environ(backend.name, settings)
+    )
 
 
 def _list_while_reachable(

@@ -162,7 +162,7 @@ def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
         now: Seconds since the epoch.
         status_time: When the status was fetched, in seconds since the epoch. The cost since then is added.
     """
-    cost = status.cost_by(now, told=status_time)
+    cost = status.cost_by(now, read_at=status_time)
     if status.backend == "local" or (cost is None and status.instance_type is None):
         return None
     if cost is None:

@@ -1,7 +1,7 @@
-"""Checkpoints as they lie in a folder or in S3: listed, found, verified, exported.
+"""Checkpoints in a folder or in S3: list, find, verify and export.
 
-The runtime reads them, in a process of its own: the rules by which one is whole exist once, and this process needs
-neither torch nor what else they are read with.
+A separate process of the runtime reads them. So the rules for complete checkpoints exist only once, and this process
+needs neither torch nor the other packages.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain.errors import (
     CloudError,
@@ -26,6 +26,9 @@ from cloudtrain.errors import (
     UserError,
 )
 
+if TYPE_CHECKING:
+    from cloudtrain.bundle import ProgressCallback
+
 COMPLETE: Final = "complete"
 DAMAGED: Final = "damaged"
 UNREADABLE: Final = "unreadable"
@@ -33,26 +36,25 @@ SAFETENSORS: Final = "safetensors"
 TORCH: Final = "torch"
 _SUFFIXES: Final = {SAFETENSORS: ".safetensors", TORCH: ".pt"}
 
-Progress = Callable[[int, int], None]
-"""Told how many bytes have been read, and how many there are."""
-
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint as it lies there.
+    """A stored checkpoint.
 
     Attributes:
-        step: Optimizer steps done.
-        name: Its folder.
-        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`: its bytes are those that
-            were written, and this version of PyTorch cannot load them.
-        why: Why it is not complete, or what a verification could not compare; else empty.
+        step: Number of optimizer steps.
+        name: Name of its folder.
+        uri: URI of its folder.
+        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`: the content is intact, but
+            this version of PyTorch cannot load it.
+        why: Why it is not complete, or what a verification could not compare; otherwise empty.
         bytes: Size of all its files.
-        files: Their number.
-        run: Run that has written it, or None where nothing tells.
-        time: When it was complete, in seconds since 1970.
-        torch: Version of PyTorch that has written it.
-        best: Whether it has the best weights of its run so far, where the run looks for them (`train.export: best`).
+        files: Number of its files.
+        run: Run that wrote it, or None if unknown.
+        time: When it was completed, in seconds since the epoch.
+        world_size: Number of ranks that wrote it.
+        torch: Version of PyTorch that wrote it.
+        best: Whether it has the best weights of its run so far, for runs with `train.export: best`.
     """
 
     step: int
@@ -70,11 +72,11 @@ class SavedCheckpoint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a run can go on from it, as far as is known."""
+        """Whether a run can resume from it, as far as is known."""
         return self.state == COMPLETE
 
     def age_seconds(self, now: float | None = None) -> float | None:
-        """Return how long ago it was complete; None when it is not."""
+        """Return the seconds since it was completed; None if it is incomplete."""
         return None if self.time is None else max(0.0, (time.time() if now is None else now) - self.time)
 
     def to_json(self, now: float | None = None) -> dict[str, Any]:
@@ -99,11 +101,15 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class ExportedCheckpoint:
-    """A file that was made of a checkpoint.
+    """A file that was exported from a checkpoint.
 
     Attributes:
-        elements: Numbers in all tensors together.
-        skipped: Names of what is no tensor and was left out.
+        path: The file.
+        checkpoint: The checkpoint.
+        bytes: Size of the file.
+        tensors: Number of tensors.
+        elements: Number of elements of all tensors.
+        skipped: Names of entries that are no tensors and were skipped.
     """
 
     path: Path
@@ -127,12 +133,12 @@ class ExportedCheckpoint:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """A place where checkpoints lie.
+    """A folder of checkpoints.
 
     Attributes:
-        uri: `s3://bucket/prefix`, `file:///...` or a path; of a folder of checkpoints or of one of them.
-        run: Whose checkpoints are meant where several runs share the folder; an empty string for any.
-        environ: Environment of the process that reads them: credentials, region and endpoint.
+        uri: `s3://bucket/prefix`, `file:///...` or a path of a folder of checkpoints, or of one checkpoint.
+        run: Only checkpoints of this run, if several runs share the folder; empty for all.
+        environ: Environment of the process that reads them, with credentials, region and endpoint.
     """
 
     uri: str
@@ -140,107 +146,111 @@ class CheckpointFolder:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
 
     def list(self) -> tuple[SavedCheckpoint, ...]:
-        """Return all that lie there, of whatever run, the newest step first.
+        """Return the checkpoints of all runs, newest step first.
 
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return _entries(self._ask("list"))
+        return _parse_checkpoints(self._call("list"))
 
     def find(self, step: int | None = None) -> SavedCheckpoint:
-        """Return the run's newest complete checkpoint, or its complete one of a step.
+        """Return the run's newest complete checkpoint, or the complete one of a step.
 
         Raises:
-            UserError: there is none; the message names the nearest.
+            UserError: there is none; the message names the nearest ones.
             CloudError: AWS refused or cannot be reached.
         """
-        return SavedCheckpoint(**self._ask("find", *self._of(step))["checkpoint"])
+        return SavedCheckpoint(**self._call("find", *self._select(step))["checkpoint"])
 
-    def verify(self, step: int | None = None, progress: Progress | None = None) -> tuple[SavedCheckpoint, ...]:
-        """Compare every block with what was written, and parse what a load parses; return what is known then.
+    def verify(self, step: int | None = None, progress: ProgressCallback | None = None) -> tuple[SavedCheckpoint, ...]:
+        """Verify the checksum of every block and parse what a load parses; return the checkpoints with their states.
+
+        Args:
+            step: Only the checkpoint of this step.
+            progress: Callback `(bytes_done, bytes_total)`.
 
         Raises:
             UserError: there is none, or none of this step.
             CloudError: AWS refused or cannot be reached.
         """
-        asked = () if step is None else ("--step", str(step))
-        return _entries(self._ask("verify", *asked, progress=progress))
+        arguments = () if step is None else ("--step", str(step))
+        return _parse_checkpoints(self._call("verify", *arguments, progress=progress))
 
     def export(
         self, form: str, *, step: int | None = None, target: Path | None = None, part: str = "model"
     ) -> ExportedCheckpoint:
-        """Write the tensors of a checkpoint, each of them whole, into one file.
+        """Write the tensors of a checkpoint, unsharded, into one file.
 
         Args:
             form: `safetensors` or `torch`.
-            step: Of which; by default the newest complete one.
-            target: The file; by default named after run and step, here.
-            part: `model` for its weights, or `all`.
+            step: Step of the checkpoint; by default the newest complete one.
+            target: The file; by default in the working folder, named after run and step.
+            part: `model` for the weights, or `all`.
 
         Raises:
             MissingExtraError: torch or safetensors is not installed.
-            UserError: there is no such checkpoint, it holds no model, or the file is there already.
-            DamagedCheckpointError: it is not what was written.
+            UserError: there is no such checkpoint, it contains no model, or the file exists already.
+            DamagedCheckpointError: the checkpoint is damaged.
             CloudError: AWS refused or cannot be reached.
         """
-        _require_parts(form)
+        _require_packages(form)
         if target is not None:
             _refuse_existing(target)
         found = self.find(step)
         path = target or Path(f"{found.run or 'checkpoint'}-{found.name}{_SUFFIXES[form]}")
         _refuse_existing(path)
-        one = CheckpointFolder(found.uri, environ=self.environ)
-        told = one._ask("export", "--to", form, "--part", part, "--output", str(path.absolute()))
+        folder = CheckpointFolder(found.uri, environ=self.environ)
+        exported = folder._call("export", "--to", form, "--part", part, "--output", str(path.absolute()))
         return ExportedCheckpoint(
             path=path,
-            checkpoint=SavedCheckpoint(**told["checkpoint"]),
-            bytes=told["bytes"],
-            tensors=told["tensors"],
-            elements=told["elements"],
-            skipped=tuple(told["skipped"]),
+            checkpoint=SavedCheckpoint(**exported["checkpoint"]),
+            bytes=exported["bytes"],
+            tensors=exported["tensors"],
+            elements=exported["elements"],
+            skipped=tuple(exported["skipped"]),
         )
 
-    def _of(self, step: int | None) -> tuple[str, ...]:
-        asked = () if step is None else ("--step", str(step))
-        return (*asked, "--run", self.run)
+    def _select(self, step: int | None) -> tuple[str, ...]:
+        arguments = () if step is None else ("--step", str(step))
+        return (*arguments, "--run", self.run)
 
-    def _ask(self, verb: str, *arguments: str, progress: Progress | None = None) -> dict[str, Any]:
-        """Let the runtime answer.
+    def _call(self, verb: str, *arguments: str, progress: ProgressCallback | None = None) -> dict[str, Any]:
+        """Run a command of the runtime and return its result.
 
         Raises:
-            CloudtrainError: of the kind that it tells.
+            CloudtrainError: the command failed; the class depends on the reported kind of error.
         """
-        # -P: what lies in the working folder must not be imported.
+        # -P: modules in the working folder must not be imported.
         command = [sys.executable, "-P", "-m", "cloudtrain_runtime.checkpoint.inspection", verb, self.uri, *arguments]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             with subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True, env=self.environ
             ) as process:
-                answer = _last(process, progress)
+                answer = _read_result(process, progress)
             errors.seek(0)
             if answer is None:
                 raise CloudtrainError(f"{self.uri} could not be read:\n{errors.read()[-2000:].strip()}")
         if answer["event"] == "error":
-            raise self._refusal(answer["kind"], answer["message"])
+            raise self._make_error(answer["kind"], answer["message"])
         return answer
 
-    def _refusal(self, kind: str, message: str) -> CloudtrainError:
+    def _make_error(self, kind: str, message: str) -> CloudtrainError:
         if kind == "input":
-            return UserError(message, f"see what is there: cloudtrain checkpoints {self.run or self.uri}")
+            return UserError(message, f"list the checkpoints: cloudtrain checkpoints {self.run or self.uri}")
         if kind == "damaged":
-            hint = f"see which others there are: cloudtrain checkpoints verify {self.run or self.uri}"
+            hint = f"list the others: cloudtrain checkpoints verify {self.run or self.uri}"
             return DamagedCheckpointError(f"the checkpoint {self.uri} is damaged: {message}", hint)
         if self.uri.startswith("s3://"):
             return CloudError(f"{self.uri}: {message}", "check the credentials, the region and AWS_ENDPOINT_URL")
         return UserError(f"{self.uri}: {message}")
 
 
-def _entries(answer: Mapping[str, Any]) -> tuple[SavedCheckpoint, ...]:
+def _parse_checkpoints(answer: Mapping[str, Any]) -> tuple[SavedCheckpoint, ...]:
     return tuple(SavedCheckpoint(**entry) for entry in answer["checkpoints"])
 
 
-def _last(process: subprocess.Popen[str], progress: Progress | None) -> dict[str, Any] | None:
-    """Return the answer that comes last, or None when the process ended without one."""
+def _read_result(process: subprocess.Popen[str], progress: ProgressCallback | None) -> dict[str, Any] | None:
+    """Return the result, which is the last event, or None if the process ended without one."""
     for event in _events(process):
         if event["event"] != "progress":
             return event
@@ -254,12 +264,12 @@ def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # a library that prints
+            continue  # the output of a library
         if isinstance(event, dict) and "event" in event:
             yield event
 
 
-def _require_parts(form: str) -> None:
+def _require_packages(form: str) -> None:
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("an export needs torch", "pip install 'cloudtrain[local]'")
     if form == SAFETENSORS and importlib.util.find_spec("safetensors") is None:
@@ -269,4 +279,4 @@ def _require_parts(form: str) -> None:
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise UserError(f"{path} is there already", "name another file: -o PATH")
+        raise UserError(f"{path} exists already", "name another file: -o PATH")

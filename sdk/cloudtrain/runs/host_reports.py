@@ -1,4 +1,4 @@
-"""What each host reports of a run: files that are not kept, an empty model, ranks that train alone."""
+"""Reports of the hosts of a run: lost files, an empty model folder, ranks that train alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class UnkeptFiles:
-    """Files of one name at the top of the code folder: a file, or all files below a folder (it ends with `/`)."""
+    """Lost files: one file in the code folder, or all files below a folder of it, whose path ends with `/`."""
 
     path: str
     files: int
@@ -26,16 +26,16 @@ class UnkeptFiles:
 
 @dataclass(frozen=True)
 class HostFiles:
-    """One host's event `outputs`.
+    """The event `outputs` of a host.
 
     Attributes:
-        host: Its name.
-        model_is_empty: Whether its model folder held nothing at the end.
-        unkept: Files that the job created in its code folder and that are not kept, the largest first.
-        files: How many these are; more than are named.
-        size_bytes: Their bytes.
+        host: Name of the host.
+        model_is_empty: Whether its model folder was empty at the end.
+        unkept: Files that the job created in its code folder, which are lost; the largest first, not all of them.
+        files: Number of lost files.
+        size_bytes: Size of the lost files.
         is_complete: Whether all files were counted.
-        unwritten: Outputs of the job that the host has not written.
+        unwritten: Declared outputs of the job that the host has not written.
     """
 
     host: str
@@ -47,23 +47,23 @@ class HostFiles:
     unwritten: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what is not kept, as one sentence with the host's name."""
+        """Return a message about the lost files with the host's name."""
         return f"{self.host}: {self.describe()}"
 
     def describe(self) -> str:
-        """Return what is not kept, as one sentence."""
+        """Return a message about the lost files."""
         named = ", ".join(map(str, self.unkept[:_MOST_NAMED]))
         more = ", ..." if len(self.unkept) > _MOST_NAMED else ""
         least = "" if self.is_complete else "at least "
         count = f"{least}{self.files} file{'' if self.files == 1 else 's'} ({format_size(self.size_bytes)})"
         return (
             f"{count} in the code folder are not kept: {named}{more}. "
-            "Kept are SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and what a script's job names in code.outputs"
+            "Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept"
         )
 
 
 def read_host_files(event: Mapping[str, Any]) -> HostFiles:
-    """Return what an event `outputs` reports, whose fields have the types of the schema."""
+    """Return the report in an event `outputs`, whose fields have the types of the schema."""
     return HostFiles(
         host=event["host"],
         model_is_empty=event["model_is_empty"],
@@ -76,13 +76,13 @@ def read_host_files(event: Mapping[str, Any]) -> HostFiles:
 
 
 def file_warnings(reports: Iterable[HostFiles], *, has_succeeded: bool) -> list[str]:
-    """Return what the hosts of an ended run did not keep, one sentence each."""
+    """Return warnings about lost and missing files of an ended run, one sentence each."""
     hosts = sorted(reports, key=lambda report: report.host)
     found = [str(report) for report in hosts if report.files]
     missing = set.intersection(*(set(report.unwritten) for report in hosts)) if hosts else set()
     if missing:
         names = ", ".join(sorted(missing))
-        found.append(f"code.outputs: {names} was not written by any host, so there is nothing of it to keep or resume")
+        found.append(f"code.outputs: no host wrote {names}, so it can be neither kept nor restored")
     if has_succeeded and hosts and all(report.model_is_empty for report in hosts):
         found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
     return found
@@ -90,15 +90,15 @@ def file_warnings(reports: Iterable[HostFiles], *, has_succeeded: bool) -> list[
 
 @dataclass(frozen=True)
 class HostRanks:
-    """One host's newest event `ranks`, which only scripts have.
+    """The newest event `ranks` of a host, which only scripts have.
 
     Attributes:
-        host: Its name.
-        ranks: Ranks that the host has started.
-        alone: Those of them that have joined no process group so far, or until they ended.
-        joined: Those that have.
+        host: Name of the host.
+        ranks: Number of ranks that the host started.
+        alone: Number of ranks that joined no process group so far, or before they ended.
+        joined: Number of ranks that joined one.
         has_saved: Whether a file in /opt/ml/checkpoints is newer than the start.
-        has_progressed: Whether a rank has reported a step; None where limits.hang is off.
+        has_progressed: Whether a rank has reported a step; None if limits.hang is off.
     """
 
     host: str
@@ -110,7 +110,7 @@ class HostRanks:
 
 
 def read_host_ranks(event: Mapping[str, Any]) -> HostRanks:
-    """Return what an event `ranks` reports, whose fields have the types of the schema."""
+    """Return the report in an event `ranks`, whose fields have the types of the schema."""
     return HostRanks(
         host=event["host"],
         ranks=event["ranks"],
@@ -122,10 +122,10 @@ def read_host_ranks(event: Mapping[str, Any]) -> HostRanks:
 
 
 def rank_warnings(reports: Collection[HostRanks], *, has_checkpoint: bool) -> list[str]:
-    """Return what the hosts report of a script that trains alone, never saves or reports no progress.
+    """Return warnings about ranks that train alone, missing checkpoints and missing progress, one sentence each.
 
     Args:
-        reports: The newest of each host.
+        reports: The newest report of each host.
         has_checkpoint: Whether the run has reported a checkpoint.
     """
     ranks = sum(report.ranks for report in reports)
@@ -133,17 +133,17 @@ def rank_warnings(reports: Collection[HostRanks], *, has_checkpoint: bool) -> li
     if ranks > 1 and ranks == sum(report.alone for report in reports):
         found.append(
             f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
-            "model of its own. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
+            "separate model. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
             "its own ranks, set cluster.processes_per_instance: 1"
         )
     is_used = has_checkpoint or any(report.has_progressed for report in reports)
     if reports and not is_used and not any(report.has_saved for report in reports):
         found.append(
-            "no checkpoint so far: the script has written nothing to /opt/ml/checkpoints and saves nothing by "
+            "no checkpoint so far: the script has written nothing to /opt/ml/checkpoints and does not use "
             "cloudtrain_runtime.checkpoint, so an interrupted run starts from the beginning"
         )
     if reports and all(report.has_progressed is False for report in reports):
         found.append(
-            "limits.hang has no effect: the script reports no progress, which cloudtrain_runtime.checkpoint.save does"
+            "limits.hang has no effect: the script reports no progress, as cloudtrain_runtime.checkpoint.save would"
         )
     return found

@@ -15,8 +15,11 @@ from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 class LogLine:
     """One line of a run's log, without its newline.
 
-    `time` is when the backend took it in, in seconds since the epoch, or None where it keeps no such time. `raw` holds
-    its bytes where the text lacks some of them: the line is not UTF-8, or ends with a carriage return.
+    Attributes:
+        host: Host that printed it, such as `algo-1`.
+        text: The line.
+        time: When the backend received it, in seconds since the epoch, or None for backends without such times.
+        raw: Its bytes if `text` differs from them: the line is not UTF-8, or ends with a carriage return.
     """
 
     host: str
@@ -31,13 +34,13 @@ RANK_PREFIX = re.compile(
     r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
     r" ?"
 )
-"""What stands before a line of a rank, by who put it there."""
+"""Prefixes with the rank of a line, by the program that adds them."""
 
 
 def find_rank(text: str) -> int | None:
-    """Return the rank that printed a line, or None where the line does not tell.
+    """Return the rank that printed a line, or None if it is unknown.
 
-    Event lines are rank 0's, but for those that name another one.
+    Rank 0 prints the event lines that name no other rank.
     """
     if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
         rank: int | None = event.get("rank", 0)
@@ -49,12 +52,12 @@ def find_rank(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines of a log are wanted: those that every given value lets through.
+    """Selects log lines by all the given values.
 
     Attributes:
-        host: Only this host's, such as `algo-1`.
-        grep: Only lines in which this is found, as they were written.
-        since: Only lines from this moment on (without a zone: UTC), or of this last while by the backend's own clock.
+        host: Only lines of this host, such as `algo-1`.
+        grep: Only lines in which this pattern is found.
+        since: Only lines since this time (UTC without a zone), or of this last period by the backend's clock.
         rank: Only lines that this rank is known to have printed.
     """
 
@@ -64,7 +67,7 @@ class LogFilter:
     rank: int | None = None
 
     def wants(self, line: LogLine) -> bool:
-        """Whether host, text and rank of a line are wanted. Backends hold `since`: they know when lines came."""
+        """Whether host, text and rank of a line match. Backends apply `since`, because they know the times."""
         return (
             (self.host is None or line.host == self.host)
             and (self.grep is None or self.grep.search(line.text) is not None)
@@ -72,13 +75,13 @@ class LogFilter:
         )
 
     def from_now(self) -> LogFilter:
-        """Return the same filter with a fixed moment, so that a log which is read again begins with the same lines."""
+        """Return the filter with an absolute time, so that repeated reads of a log start at the same line."""
         if not isinstance(self.since, timedelta):
             return self
         return dataclasses.replace(self, since=datetime.now(UTC) - self.since)
 
     def begins(self, now: float) -> float | None:
-        """Return `since` in seconds since the epoch, or None. `now` is the clock that stamps the lines."""
+        """Return `since` in seconds since the epoch, or None. `now` is the present time of the lines' clock."""
         if self.since is None:
             return None
         if isinstance(self.since, timedelta):
@@ -91,10 +94,10 @@ ALL_LINES = LogFilter()
 
 
 def parse_since(text: str) -> datetime | timedelta:
-    """Return what `10m` or `2026-11-20T10:00` means; a time without a zone is UTC, as all times that are shown.
+    """Parse a duration such as `10m`, or a time such as `2026-11-20T10:00`, which is UTC without a zone.
 
     Raises:
-        ValueError: neither a duration nor a time.
+        ValueError: the text is neither.
     """
     try:
         return timedelta(seconds=parse_duration(text))

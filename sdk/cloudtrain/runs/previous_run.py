@@ -1,4 +1,4 @@
-"""An earlier run, read off its plan.json: enough to plan it again from anywhere, with nothing of it on this machine."""
+"""A previous run, from its plan.json, which is enough to plan it again on any machine."""
 
 from __future__ import annotations
 
@@ -18,74 +18,76 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
-_PARTS = ("job", "request", "bundle", "checkpoint")
-_OF_REQUEST = ("InputDataConfig", "OutputDataConfig")
-_CODE = ("directory", "task", "script", "requirements")
+_PLAN_FIELDS = ("job", "request", "bundle", "checkpoint")
+_REQUEST_FIELDS = ("InputDataConfig", "OutputDataConfig")
+_CODE_FIELDS = ("directory", "task", "script", "requirements")
 
 
-def saved_by(content: Mapping[str, Any], run: str) -> ResumeSource:
-    """Return where a run has saved its checkpoints.
+def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
+    """Return where a run saves its checkpoints.
 
     Args:
-        content: Its plan.json.
-        run: Its id.
+        content: Content of its plan.json.
+        run: Run id.
 
     Raises:
-        RunNotFoundError: its plan does not tell.
+        RunNotFoundError: the plan does not contain the location.
     """
     plan = read_fields(content, PLAN)
     try:
         folder = plan["checkpoint"]["uri"]
         config, request = plan["config"], plan["request"]
         steps = config["checkpoint"]["uri"]
-        # A script of an older cloudtrain has none there; what cannot reach S3 saves to the folder that is synced.
+        # The plan of a script from an older cloudtrain has none. An isolated job saves to the synchronised folder.
         has_two = config["script"] is not None and folder.startswith("s3://")
         if not steps and has_two and not request.get("EnableNetworkIsolation"):
             steps = direct_folder_of(folder)
     except KeyError:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
-    return ResumeSource(folder, steps or folder, run, _uploaded(plan))
+    return ResumeSource(folder, steps or folder, run, _data_by_uploaded_uri(plan))
 
 
-def _uploaded(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the training's identity names for each channel, by the uri that the run has it at."""
+def _data_by_uploaded_uri(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the original URI of each channel, by the URI that the run reads."""
     identity = _fields(_fields(plan.get("config")).get("training"))
-    # A plan of cloudtrain 0.1 has no identity. The job of a resumed run names the upload instead of what was uploaded.
+    # A plan of cloudtrain 0.1 has no identity. The job of a resumed run names the upload instead of the original.
     written = _fields(identity.get("data")) or _fields(_fields(plan.get("job")).get("data"))
     channels = _fields(plan.get("request")).get("InputDataConfig") or []
-    placed = {
+    uploaded = {
         channel.get("ChannelName"): channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
         for channel in channels
     }
     uris = {name: _fields(channel).get("uri", channel) for name, channel in written.items()}
-    return {_place(placed[name]): uri for name, uri in uris.items() if placed.get(name) and isinstance(uri, str)}
+    return {
+        _as_location(uploaded[name]): uri for name, uri in uris.items() if uploaded.get(name) and isinstance(uri, str)
+    }
 
 
 class PreviousRun:
-    """What was decided for a run.
+    """The plan of a previous run.
 
     Args:
-        content: Its plan.json.
+        content: Content of its plan.json.
 
     Raises:
-        UserError: it holds no job: an older cloudtrain has written it.
+        UserError: the content has no job, for example because an older cloudtrain wrote it.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = read_fields(content, PLAN)
         self.run = self._content.get("run", "")
-        is_whole = all(part in self._content for part in _PARTS)
-        if not self.run or not is_whole or not all(part in self._content["request"] for part in _OF_REQUEST):
+        is_complete = all(part in self._content for part in _PLAN_FIELDS)
+        if not self.run or not is_complete or not all(part in self._content["request"] for part in _REQUEST_FIELDS):
             raise UserError(
-                f"the plan.json of {self.run or 'this run'} does not hold the job: an older cloudtrain, or something "
-                "else, has written it",
+                f"the plan.json of {self.run or 'this run'} does not contain the job: an older cloudtrain or another "
+                "program wrote it",
                 "submit the job again: cloudtrain submit JOB --set checkpoint.resume=RUN",
             )
 
     @property
     def code(self) -> CodeInfo:
-        """The code, which lies where the run has put it."""
+        """The code that the run uploaded."""
         bundle = self._content["bundle"]
         config = self._content.get("config", {})
         conventions = Conventions(config.get("local_rank_option"), starts_ranks=config.get("starts_ranks", False))
@@ -93,58 +95,58 @@ class PreviousRun:
 
     @property
     def saved(self) -> ResumeSource:
-        """Where its checkpoints lie."""
-        return saved_by(self._content, self.run)
+        """Location of its checkpoints."""
+        return checkpoints_of(self._content, self.run)
 
     def job(self, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
-        """Return its job with the data where the run has it, and its checkpoints to go on from.
+        """Return its job, with the uploaded data, that resumes from its checkpoints.
 
         Args:
-            overrides: `path=value`, as the `--set` option takes them.
+            overrides: `path=value`, as in the option `--set`.
             instances: Replaces `cluster.instances`.
 
         Raises:
-            SpecError: the changed job does not validate.
+            SpecError: the changed job is invalid.
             UserError: an override is malformed.
         """
         document = copy.deepcopy(self._content["job"])
         code, data = document.get("code"), _fields(document.get("data"))
         channels = {channel["ChannelName"]: channel for channel in self._content["request"]["InputDataConfig"]}
         document["data"] = {
-            name: {**_fields(data.get(name)), "uri": _place(channel["DataSource"]["S3DataSource"]["S3Uri"])}
+            name: {**_fields(data.get(name)), "uri": _as_location(channel["DataSource"]["S3DataSource"]["S3Uri"])}
             for name, channel in channels.items()
             if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
         }
         saved = _fields(document.get("checkpoint"))
         if "uri" in saved and "://" not in str(saved["uri"]):
-            saved["uri"] = _place(self.saved.folder)  # relative to a job file that need not be here
+            saved["uri"] = _as_location(self.saved.folder)  # relative to a job file that may not be on this machine
         document["checkpoint"] = {**saved, "resume": self.run}
         spec = load_job_document(document, f"the job of {self.run}", overrides, instances=instances)
-        self._refuse_other_code(spec, code)
+        self._require_same_code(spec, code)
         return spec
 
-    def _refuse_other_code(self, spec: JobSpec, before: Any) -> None:
-        """Refuse other files of the code: what travels is what the run has packed."""
+    def _require_same_code(self, spec: JobSpec, before: Any) -> None:
+        """Raise an error if the job names other code, because the bundle of the run is used again."""
         now = spec.to_document()["code"]
-        changed = [name for name in _CODE if now.get(name) != _fields(before).get(name)]
+        changed = [name for name in _CODE_FIELDS if now.get(name) != _fields(before).get(name)]
         if changed:
-            message = f"{changed[0]} cannot change: the code is what {self.run} has packed"
-            hint = f"submit the job anew: cloudtrain submit JOB --set checkpoint.resume={self.run}"
+            message = f"{changed[0]} cannot change: the code is the bundle of {self.run}"
+            hint = f"submit the job again: cloudtrain submit JOB --set checkpoint.resume={self.run}"
             raise SpecError([spec.problem(f"code.{changed[0]}", message, hint)])
 
     def settings(self, now: Settings) -> Settings:
-        """Return the account as the run had it. Its code lies there; how a request is sent is today's choice.
+        """Return the settings of the run's account, where its code is.
 
         Args:
-            now: Today's settings: the region, because a run id does not tell it, and the transport.
+            now: Present settings, for the region, which plan.json does not contain, and the transport.
         """
         request = self._content["request"]
-        place = split_uri(request["OutputDataConfig"]["S3OutputPath"])
+        output = split_uri(request["OutputDataConfig"]["S3OutputPath"])
         network = request.get("VpcConfig", {})
         return Settings(
             role=request.get("RoleArn"),
-            bucket=place.bucket,
-            prefix=place.key,
+            bucket=output.bucket,
+            prefix=output.key,
             region=now.region,
             subnets=tuple(network.get("Subnets", ())),
             security_groups=tuple(network.get("SecurityGroupIds", ())),
@@ -158,6 +160,6 @@ def _fields(channel: Any) -> dict[str, Any]:
     return dict(channel) if isinstance(channel, Mapping) else {}
 
 
-def _place(uri: str) -> str:
-    """Return a uri as a job file takes it: an absolute path where it lies on this machine."""
+def _as_location(uri: str) -> str:
+    """Return a URI in the form of a job file: an absolute path for `file://`."""
     return str(Path(unquote(urlparse(uri).path))) if uri.startswith("file://") else uri

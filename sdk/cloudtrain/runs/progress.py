@@ -23,14 +23,14 @@ class LastCheckpoint:
 
 @dataclass(frozen=True)
 class MissedCheckpoint:
-    """A checkpoint that was due and did not come.
+    """A checkpoint that was due but not written.
 
     Attributes:
-        step: Of which step.
+        step: Its step.
         reason: `late`, `failed` or `stalled`.
-        detail: What went wrong.
-        count: How many in a row.
-        alarm: Whether these are too many.
+        detail: Error message; may be empty.
+        count: Number of missed checkpoints in a row.
+        alarm: Whether this is too many.
     """
 
     step: int
@@ -42,23 +42,28 @@ class MissedCheckpoint:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the event lines of a run say so far.
+    """Progress of a run, from its events so far.
 
     Attributes:
-        first_step: Step that the run started from: 0, or that of the checkpoint it resumed.
+        last_step: Newest step, or None.
+        first_step: Step that the run started from: 0, or that of the resumed checkpoint.
+        last_epoch: Newest epoch, or None.
+        total_steps: Number of planned steps, or None.
+        world_size: Number of ranks, or None.
+        device: Type of the device, or None.
         checkpoint: The newest complete checkpoint that is not known to be damaged.
-        checkpoints_before: The last few before it.
-        missed: The newest of the checkpoints that did not come since then.
-        damaged: What was found damaged since then, one sentence each.
-        metrics: Latest value by `split/name`; None for one that is not finite.
-        failures: Failure events, one per host that reported one.
-        slow_ranks: By rank, what is told of one that keeps the others waiting.
-        bandwidth_gbps: What an all-reduce over all ranks achieved at the start, in Gbit/s.
-        slow_network: What is wrong with that, or None.
-        host_ranks: By host, what it reported last of a script's ranks.
-        host_files: By host, what it reported of the job's files when its ranks had ended.
-        marks: Times (seconds since the epoch) and steps of the last minutes, since the workers started last; the newest
-            is last.
+        checkpoints_before: A few complete checkpoints before it.
+        missed: The newest missed checkpoint since then, or None.
+        damaged: Damaged checkpoints since then, one sentence each.
+        resumed_from: URI of the resumed checkpoint, or None.
+        metrics: Latest value by `split/name`; None if it is not finite.
+        failures: Failure events, one per failed host.
+        slow_ranks: Message by rank, for ranks that slow down the others.
+        bandwidth_gbps: Bandwidth of an all-reduce over all ranks at the start, in Gbit/s.
+        slow_network: Warning about the bandwidth, or None.
+        host_ranks: Latest report by host about the ranks of a script.
+        host_files: Report by host about the job's files at the end.
+        marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
     """
 
     last_step: int | None = None
@@ -82,42 +87,42 @@ class Progress:
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:
-        """Return how long the steps that are left will take at the rate of the last minutes; None when that is unknown.
+        """Return the time for the remaining steps at the rate of the last minutes; None if it is unknown.
 
-        Evaluations and checkpoints are in the rate. When no step has come for much longer than usual, the rate falls.
+        The rate includes evaluations and checkpoints. It falls if the next step takes much longer than usual.
         """
-        if self.total_steps is None or len(self.marks) < 2:  # noqa: PLR2004 (a rate has two ends)
+        if self.total_steps is None or len(self.marks) < 2:  # noqa: PLR2004 (a rate needs two points)
             return None
         (began, first), (newest, last) = self.marks[0], self.marks[-1]
         span, idle = newest - began, max(0.0, now - newest)
         if span <= 0 or last <= first:
             return None
         steps, usual = max(0, self.total_steps - last), span / (len(self.marks) - 1)
-        if idle > _STALLS_AFTER * usual or idle > steps * span / (last - first):
+        if idle > _STALL_FACTOR * usual or idle > steps * span / (last - first):
             span, idle = span + idle, 0.0
         return steps * span / (last - first) - idle
 
 
 _RATE_SECONDS = 600.0
-"""How far back the rate of steps looks."""
+"""Period of the rate."""
 
 _MARK_SECONDS = 10.0
-"""Least time between two marks, so that a fast run has not many of them."""
+"""Minimum time between two marks, which limits their number."""
 
 _LEAST_MARKS = 5
 _CHECKPOINTS_BEFORE = 4
-"""How many checkpoints may turn out to be damaged, one after the other, and there still is one to tell of."""
+"""Number of earlier checkpoints that are kept in case newer ones turn out to be damaged."""
 
-_STALLS_AFTER = 3.0
-"""A run is behind its rate when the next step takes this many times as long as steps usually do."""
+_STALL_FACTOR = 3.0
+"""The rate falls if the next step takes this many times the usual time."""
 
 
 def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progress()) -> Progress:
-    """Return the progress that a run's events report, in their order.
+    """Return the progress after a run's events, in their order.
 
     Args:
-        events: Events as `parse_event` and `check_event` return them: their fields have the types of the schema.
-        progress: What the events before them reported.
+        events: Events from `parse_event` or `check_event`, whose fields have the types of the schema.
+        progress: Progress before these events.
     """
     for kind, group in itertools.groupby(events, key=lambda event: event["event"]):
         if kind == "step":
@@ -128,7 +133,7 @@ def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progre
 
 
 def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    # After a restart the same events come again; metrics of the earlier attempt stay until new ones arrive.
+    # After a restart, metrics of the earlier attempt stay until new ones arrive.
     return dataclasses.replace(
         progress,
         total_steps=event.get("total_steps"),
@@ -148,7 +153,7 @@ def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 
 def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
-    """Fold events of steps, of which there are many: one new record for all of them."""
+    """Fold consecutive step events into one new record, because there are many of them."""
     metrics, marks = dict(progress.metrics), progress.marks
     last_step, last_epoch = progress.last_step, progress.last_epoch
     for event in events:
@@ -156,7 +161,7 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
         marks = _add_mark(marks, event)
         for name in _STEP_METRICS:
             value = event.get(name)
-            if value is not None or (name in event and name in _ALWAYS_KNOWN):
+            if value is not None or (name in event and name in _NULL_IF_NONFINITE):
                 metrics[f"train/{name}"] = value
         split = event.get("split", {})
         metrics |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
@@ -172,11 +177,11 @@ _STEP_METRICS = (
     "mfu",
     "memory_bytes",
 )
-_ALWAYS_KNOWN = ("loss", "grad_norm")
-"""Metrics of a step that are null only where they are not finite. Others are null where they are not known."""
+_NULL_IF_NONFINITE = ("loss", "grad_norm")
+"""Metrics that are null only if they are not finite. Other metrics are null if they are unknown."""
 
 STEP_PARTS = ("data", "forward", "backward", "optimizer", "checkpoint")
-"""What the time of a step goes to; `train/<part>_seconds` are the metrics."""
+"""Parts of a step's time, in the metrics `train/<part>_seconds`."""
 
 
 def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
@@ -196,7 +201,7 @@ def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 
 EVALUATION_FIELDS = frozenset({"event", "split", "step", "epoch", "time", "samples", "host", "rank"})
-"""Fields of an evaluation that are no metrics."""
+"""Fields of an evaluation event that are not metrics."""
 
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -225,13 +230,15 @@ def _fold_missed(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
     uri = event["uri"]
-    told = f"the checkpoint of step {event['step']:,} is damaged and set aside, at {uri}: {event.get('detail') or '?'}"
-    damaged = (*(text for text in progress.damaged if text != told), told)
-    whole = [each for each in (*progress.checkpoints_before, progress.checkpoint) if each and each.uri != uri]
+    message = (
+        f"the checkpoint of step {event['step']:,} is damaged and was set aside ({uri}): {event.get('detail') or '?'}"
+    )
+    damaged = (*(text for text in progress.damaged if text != message), message)
+    intact = [each for each in (*progress.checkpoints_before, progress.checkpoint) if each and each.uri != uri]
     return dataclasses.replace(
         progress,
-        checkpoint=whole[-1] if whole else None,
-        checkpoints_before=tuple(whole[:-1]),
+        checkpoint=intact[-1] if intact else None,
+        checkpoints_before=tuple(intact[:-1]),
         damaged=damaged,
     )
 
@@ -239,9 +246,9 @@ def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
 def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
     rank = event["rank"]
     others = {other: text for other, text in progress.slow_ranks.items() if other != rank}
-    told = f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, most of it in "
-    mine = {} if event.get("is_over") else {rank: told + event["part"]}
-    return dataclasses.replace(progress, slow_ranks={**others, **mine})
+    message = f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, mostly in "
+    own = {} if event.get("is_over") else {rank: message + event["part"]}
+    return dataclasses.replace(progress, slow_ranks={**others, **own})
 
 
 def _fold_bandwidth(progress: Progress, event: Mapping[str, Any]) -> Progress:

@@ -16,7 +16,7 @@ from cloudtrain_runtime.contract.redaction import redact
 
 
 def parse_reference(text: str) -> tuple[str | None, str]:
-    """Split `<backend>:<run id>`, or a bare run id, into backend and id.
+    """Split `<backend>:<run id>`, or a run id alone, into backend and id.
 
     Raises:
         RunNotFoundError: the text is neither.
@@ -30,7 +30,7 @@ def parse_reference(text: str) -> tuple[str | None, str]:
 
 
 class RunOperations(Protocol):
-    """What a run asks of the backend that it was submitted to."""
+    """The operations of a backend that `Run` uses."""
 
     name: str
 
@@ -54,37 +54,37 @@ class RunOperations(Protocol):
         only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the wanted log lines of all hosts, each once; with `follow` until the run has ended."""
+        """Yield the selected log lines of all hosts, each once; with `follow` until the run has ended."""
         ...
 
     def facts(self, run: str) -> Mapping[str, str]:
-        """Return the job's own values by field of job.yaml, as far as they are known."""
+        """Return the known values of the job, by field of job.yaml."""
         ...
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
-        """Return what was decided for the run: its plan.json."""
+        """Return the run's plan.json."""
         ...
 
     def stop(self, run: str) -> None:
-        """Ask the run to end. Returns at once; a run that has ended stays as it is."""
+        """Ask the run to stop, and return at once. A run that has ended is left as it is."""
         ...
 
     def end_warm_pool(self, run: str) -> None:
-        """Give up the cluster that an ended run has left behind.
+        """Terminate the warm pool of an ended run.
 
         Raises:
-            UserError: it keeps none.
+            UserError: the run has no warm pool.
         """
         ...
 
 
 class Run:
-    """Handle of a submitted run. Get one from `submit()`, or from an id by `get_run()`.
+    """A submitted run: its status, logs and metrics. Get one from `submit()`, or from an id with `get_run()`.
 
     Attributes:
         id: The run id.
-        attached: Whether a submit found this run of the same request and code, and started none.
-        warnings: What its plan warned of, one sentence each; empty for a handle that no submit or resume returned.
+        attached: Whether a submit attached to this run of the same request and code instead of starting a new one.
+        warnings: The plan's warnings, one sentence each; empty unless `submit` or `resume` returned the run.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Latest value of each metric by `split/name`, such as `test/accuracy`."""
+        """Latest value of each metric by `split/name`, for example `test/accuracy`."""
         return self.status().progress.metrics
 
     def logs(
@@ -137,22 +137,22 @@ class Run:
         only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, or those that are wanted, each once, without keys and tokens.
+        """Yield the log lines of all hosts, each once, with secrets redacted.
 
-        Without `follow` they come in the order of their times; with it as they arrive, until the run has ended.
+        Without `follow` the lines are ordered by time; with `follow` they come as they arrive.
 
         Args:
-            follow: Go on until the run has ended, also through an outage of up to an hour.
-            only: Which lines.
-            on_trouble: Given a sentence for people when such an outage begins, and one when it is over.
+            follow: Continue until the run has ended, also through an outage of up to an hour.
+            only: Filter of the lines.
+            on_trouble: Called with a message when an outage begins, and when it ends.
 
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return map(_without_secrets, self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble))
+        return map(_redacted, self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble))
 
     def facts(self) -> Mapping[str, str]:
-        """Return the job's own values by field of job.yaml, such as `cluster.volume`, as far as they are known."""
+        """Return the known values of the job, by field of job.yaml such as `cluster.volume`."""
         return self._operations.facts(self.id)
 
     def wait(
@@ -163,17 +163,17 @@ class Run:
         on_change: Callable[[Status], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Status:
-        """Wait until the run has ended and return its status. The run's failure is no exception.
+        """Wait until the run has ended and return its status. A failed run raises no exception.
 
         Args:
-            timeout_seconds: How long to wait; None waits as long as it takes.
-            until: Return in this state already.
-            on_change: Told when state or reason have changed.
-            on_trouble: Given a sentence for people when nobody answers any more, and one when that is over.
+            timeout_seconds: Longest wait; None waits without limit.
+            until: Return in this state, too.
+            on_change: Called with the status when state or reason have changed.
+            on_trouble: Called with a message when AWS cannot be reached any more, and when it can again.
 
         Raises:
-            TimeoutError: it has not ended in time. The run goes on.
-            CloudError: AWS refused, could not be reached at first, or not for an hour.
+            TimeoutError: the run has not ended in time. It continues.
+            CloudError: AWS refused the request, or could not be reached at first or for an hour.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         backoff, outages = self._operations.poll_backoff(), OutageTolerance(on_trouble)
@@ -182,7 +182,7 @@ class Run:
             try:
                 status = self.status()
             except UnreachableError as error:
-                seconds, shown = outages.failed(error), "not to be asked"
+                seconds, shown = outages.failed(error), "in an unknown state"
             else:
                 outages.succeeded()
                 if status.state.is_final or status.state is until:
@@ -194,22 +194,22 @@ class Run:
             if deadline is not None:
                 seconds = min(seconds, max(0.0, deadline - time.monotonic()))
                 if seconds == 0.0:
-                    raise TimeoutError(f"{self.reference} is {shown} after {timeout_seconds:g} s; it goes on")
+                    raise TimeoutError(f"{self.reference} is {shown} after {timeout_seconds:g} s; it continues")
             time.sleep(seconds)
 
     def stop(self) -> None:
-        """Ask the run to end; `wait()` tells when it has."""
+        """Ask the run to stop, and return at once; `wait()` waits for the end."""
         self._operations.stop(self.id)
 
     def end_warm_pool(self) -> None:
-        """Give up the cluster that this run, which has ended, has left behind.
+        """Terminate the warm pool of this run, which must have ended.
 
         Raises:
-            UserError: it keeps none.
+            UserError: the run has no warm pool.
         """
         self._operations.end_warm_pool(self.id)
 
 
-def _without_secrets(line: LogLine) -> LogLine:
+def _redacted(line: LogLine) -> LogLine:
     text = redact(line.text)
     return line if text == line.text else dataclasses.replace(line, text=text, raw=None)

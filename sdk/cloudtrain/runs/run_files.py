@@ -1,7 +1,7 @@
 """Schemas of the files that describe a run: plan.json, request.json and run.json.
 
-Any program, or an older cloudtrain, can have written them. What has a wrong type is left out, so that a reader finds a
-field with the type that it expects or does not find it.
+Another program or an older cloudtrain may have written these files. Fields of a wrong type are dropped, so that every
+field that is present has the expected type.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REQUEST: Final = ObjectSchema(
         "Tags": array(ObjectSchema({"Key": text, "Value": text})),
     }
 )
-"""The CreateTrainingJob document, as far as cloudtrain reads it back."""
+"""The fields of the CreateTrainingJob document that cloudtrain reads."""
 
 CONFIG: Final = ObjectSchema(
     optional={
@@ -78,11 +78,11 @@ PLAN: Final = ObjectSchema(
         "left_out": array(ObjectSchema({"name": text, "reason": text})),
     }
 )
-"""Everything that was decided for a run."""
+"""The fields of plan.json that cloudtrain reads."""
 
 
 def read_fields(content: Any, schema: ObjectSchema) -> dict[str, Any]:
-    """Return an object's fields of the right types; nothing where the content is no object."""
+    """Return the fields of an object that have the right types; empty if the content is no object."""
     try:
         return schema(normalise(content))
     except MismatchError:
@@ -90,7 +90,7 @@ def read_fields(content: Any, schema: ObjectSchema) -> dict[str, Any]:
 
 
 def read_file(path: Path, schema: ObjectSchema) -> dict[str, Any]:
-    """Return the fields of the right types of the JSON object in a file; nothing where it cannot be read."""
+    """Return the valid fields of the JSON object in a file; empty if the file cannot be read."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -12,20 +12,20 @@ from cloudtrain.support.run_id import submitted_at
 
 
 def submission_time(status: Status) -> datetime:
-    """Return by what lists are ordered; a run that does not tell it is older than all others."""
+    """Return the time by which lists are sorted. Runs without one are the oldest."""
     return status.created or datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are wanted. What is not given is not asked for.
+    """Selects runs by all the given values.
 
     Attributes:
-        name: Part of the run id, as it is written.
-        states: Any of these.
-        tags: All of these, by key.
-        since: Submitted then or later.
-        until: Submitted before then.
+        name: Part of the run id, case-sensitive.
+        states: Any of these states; empty for all.
+        tags: Required tags, by key.
+        since: Submitted at this time or later.
+        until: Submitted before this time.
     """
 
     name: str = ""
@@ -35,16 +35,16 @@ class RunFilter:
     until: datetime | None = None
 
     def accepts(self, status: Status) -> bool:
-        """Whether a run is wanted, as far as its status tells; a status holds no tags."""
-        is_wanted = not self.states or status.state in self.states
-        return is_wanted and self.accepts_run(status.run, status.created)
+        """Whether a run is selected, ignoring tags, which a status does not contain."""
+        has_state = not self.states or status.state in self.states
+        return has_state and self.accepts_run(status.run, status.created)
 
     def accepts_run(self, run: str, submitted: datetime | None = None) -> bool:
-        """Whether a run of this id is wanted, whatever its state.
+        """Whether a run is selected by id and time.
 
         Args:
             run: Run id.
-            submitted: When; by default as the run id says.
+            submitted: When it was submitted; by default, the time in the run id.
         """
         moment = submitted or submitted_at(run)
         if self.name not in run or (moment is None and (self.since or self.until)):
@@ -53,7 +53,7 @@ class RunFilter:
         return is_late_enough and (self.until is None or moment is None or moment < self.until)
 
     def accepts_tags(self, tags: Mapping[str, str]) -> bool:
-        """Whether a run with these tags is wanted."""
+        """Whether a run with these tags is selected."""
         return self.tags.items() <= tags.items()
 
 

@@ -19,7 +19,7 @@ from cloudtrain_runtime.contract.redaction import redact
 
 
 class State(enum.StrEnum):
-    """What a run is doing."""
+    """State of a run."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
@@ -29,10 +29,10 @@ class State(enum.StrEnum):
     FAILED = "FAILED"
     STOPPED = "STOPPED"
     INTERRUPTED = "INTERRUPTED"
-    """Spot capacity was taken away; the run waits for it to come back and then goes on."""
+    """Spot capacity was taken away. The run continues when capacity is back."""
 
     UNKNOWN = "UNKNOWN"
-    """The files of the run cannot be read. Only lists have such runs; other commands report the reason as an error."""
+    """The files of the run cannot be read. Only lists contain such runs; other commands raise an error."""
 
     @property
     def is_final(self) -> bool:
@@ -41,7 +41,7 @@ class State(enum.StrEnum):
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of a command that followed the run to this state; None while it goes on."""
+        """Exit code of a command that followed the run to this state; None before the end."""
         if not self.is_final:
             return None
         if self is State.SUCCEEDED:
@@ -50,23 +50,23 @@ class State(enum.StrEnum):
 
 
 HIGH_DATA_WAIT = 0.2
-"""Share of a step that is told: the devices wait for it."""
+"""Share of a step that waits for data from which on the status has a warning."""
 
-_WHY_MISSED = {
-    "late": "the one before is still being written",
+_MISSED_REASONS = {
+    "late": "the previous one is still being written",
     "failed": "it could not be written",
-    "stalled": "it is written and makes no progress",
+    "stalled": "the upload makes no progress",
 }
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stage of a run's life, such as `Pending` or `Training`, by the name that SageMaker gives it.
+    """One phase of a run, such as `Pending` or `Training`, with SageMaker's name.
 
     Attributes:
-        ended: None while it lasts.
-        detail: What the service says of it.
-        is_billed: Whether instances are paid for in it.
+        ended: When the phase ended, or None.
+        detail: SageMaker's message.
+        is_billed: Whether the phase is billed.
     """
 
     name: str
@@ -87,13 +87,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for before it can train.
+    """The capacity that a run waits for.
 
     Attributes:
-        types: Instance types that it may get, the preferred one first.
-        instances: How many of them.
-        until: When it gives up, or None where nothing limits the wait.
-        limit: The field of job.yaml that does, such as `cluster.max_pending`.
+        types: Accepted instance types, the preferred one first.
+        instances: Number of instances.
+        until: When the wait ends, or None without a limit.
+        limit: The field of job.yaml that limits the wait, such as `cluster.max_pending`.
     """
 
     types: tuple[str, ...]
@@ -113,23 +113,29 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Status:
-    """The truth about one run at one moment.
+    """Status of a run at one moment.
 
     Attributes:
-        reason: Why it is in this state, for people; empty when there is nothing to say.
-        created: When it was submitted, or None where that is not told.
+        run: Run id.
+        backend: Name of the backend.
+        state: State of the run.
+        reason: Why it is in this state; may be empty.
+        created: When it was submitted, or None if unknown.
         started: When training started, or None.
         ended: When the run ended, or None.
-        billable_seconds: Seconds that are charged per instance, so far; 0 for local runs.
-        cost_usd: What the run has cost so far, or None when the price is unknown; 0.0 for local runs.
-        instance_type: The type it runs on; with `cluster.prefer` the one that was taken.
-        usd_per_hour: Price of all instances together, or None when it is unknown.
-        phases: The stages it went through; empty where the backend keeps none.
-        warm_pool: The cluster that it leaves behind, or None where it leaves none.
-        waiting: What it waits for, or None when it does not.
-        is_spot: Whether it runs on spare capacity: until the end, costs are those on demand then, which are higher.
-        ends_by: When its limits end it, or None when nothing does or it does not run.
-        artifacts: Where model and outputs lie, by name.
+        billable_seconds: Billed seconds per instance so far; 0 for local runs.
+        cost_usd: Cost so far, or None if the price is unknown; 0.0 for local runs.
+        instance_type: Instance type; with `cluster.prefer`, the selected one.
+        instances: Number of instances.
+        usd_per_hour: Price of all instances, or None if it is unknown.
+        phases: Phases so far; empty for backends without phases.
+        warm_pool: The warm pool of the run, or None.
+        waiting: The capacity that it waits for, or None.
+        is_spot: Whether it runs on spot instances. Until the end, `cost_usd` then has the higher on-demand prices.
+        ends_by: When a limit will end it, or None.
+        world_size: Number of ranks, or None if unknown.
+        progress: What its events report.
+        artifacts: URIs of model and outputs, by name.
     """
 
     run: str
@@ -154,52 +160,52 @@ class Status:
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A script's own last words are in it.
+        # The reason can quote the output of a script.
         object.__setattr__(self, "reason", redact(self.reason))
 
     @property
     def exit_code(self) -> int | None:
-        """0 succeeded, 4 failed, 5 ended early; None while the run goes on."""
+        """0 for succeeded, 4 for failed, 5 for ended early; None before the end."""
         return self.state.exit_code
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run has ended, or is being ended: its reason tells why then, else what it does."""
+        """Whether the run has ended or is being stopped. Then `reason` is the reason of the end."""
         return self.state.is_final or self.state is State.STOPPING
 
     @property
     def reference(self) -> str:
-        """`<backend>:<run id>`, the name by which every verb finds the run."""
+        """`<backend>:<run id>`, which every command accepts."""
         return f"{self.backend}:{self.run}"
 
     def checkpoint_age(self, now: float | None = None) -> float | None:
-        """Return the seconds since the last complete checkpoint, up to the run's end; None when there is none."""
+        """Return the seconds since the last complete checkpoint, up to the run's end; None if there is none."""
         if self.progress.checkpoint is None:
             return None
         moment = self.ended.timestamp() if self.ended is not None else (time.time() if now is None else now)
         return max(0.0, moment - self.progress.checkpoint.time)
 
     def alarms(self, now: float | None = None) -> tuple[str, ...]:
-        """Return what is wrong with the run's checkpoints, one sentence each. `now` is in seconds since the epoch."""
+        """Return problems with the run's checkpoints, one sentence each. `now` is in seconds since the epoch."""
         missed = self.progress.missed
         late = [] if missed is None or not missed.alarm else [self._describe_missed(missed, now)]
         return (*late, *self.progress.damaged)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return what makes the run slower than it could be, one sentence each."""
-        progress, told = self.progress, []
+        """Return what slows the run down, one sentence each."""
+        progress, found = self.progress, list[str]()
         wait = progress.metrics.get("train/data_wait") or 0.0
-        is_first = (progress.last_step or 0) <= 1  # loader workers start in it
+        is_first = (progress.last_step or 0) <= 1  # the first step includes the start of loader workers
         if wait > HIGH_DATA_WAIT and not is_first and not self.state.is_final:
-            told.append(f"{wait:.0%} of each step waits for data: more train.workers, or data nearer to the instance")
+            found.append(f"{wait:.0%} of each step waits for data: raise train.workers, or use faster storage for data")
         if progress.slow_network is not None:
-            told.append(progress.slow_network)
-        return (*told, *(() if self.state.is_final else progress.slow_ranks.values()))
+            found.append(progress.slow_network)
+        return (*found, *(() if self.state.is_final else progress.slow_ranks.values()))
 
     def host_warnings(self) -> tuple[str, ...]:
-        """Return what its hosts report of ranks that train alone and of files that are not kept, one sentence each."""
+        """Return warnings of the hosts about ranks that train alone and files that are lost, one sentence each."""
         progress, found = self.progress, list[str]()
-        if self.state is not State.FAILED:  # there the failure is what counts
+        if self.state is not State.FAILED:  # for a failed run, only the failure matters
             found += rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
         if self.state.is_final:
             found += file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
@@ -207,48 +213,52 @@ class Status:
 
     def _describe_missed(self, missed: MissedCheckpoint, now: float | None) -> str:
         checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
-        last = "there is none yet"
+        last = "none so far"
         if checkpoint is not None and age is not None:
             when = "before the end" if self.ended is not None else "ago"
-            last = f"the last: step {checkpoint.step:,}, {format_duration(age)} {when}"
-        why = ": ".join(text for text in (_WHY_MISSED.get(missed.reason, missed.reason), missed.detail) if text)
+            last = f"last: step {checkpoint.step:,}, {format_duration(age)} {when}"
+        reason = ": ".join(text for text in (_MISSED_REASONS.get(missed.reason, missed.reason), missed.detail) if text)
         intervals = f"{missed.count} interval{'' if missed.count == 1 else 's'}"
-        return f"no checkpoint for {intervals} ({last}): {why or 'nobody knows why'}"
+        return f"no checkpoint for {intervals} ({last}): {reason or 'unknown reason'}"
 
     def usd_at_risk(self, now: float | None = None) -> float | None:
-        """Return what would be paid again if the run died now; None when it has ended or the price is unknown.
+        """Return the cost of the work that a failure would lose now; None if the run has ended or the price is unknown.
 
-        It is the price of the time since the last complete checkpoint, or since instances were last taken: what an
-        interruption has cost is lost already, and waiting for instances costs nothing.
+        It is the price of the time since the last complete checkpoint, or since the instances were allocated last.
         """
         if self.usd_per_hour is None or self.started is None or self.state.is_final:
             return None
         moment = time.time() if now is None else now
-        began = self._paid_since()
+        began = self._billed_since()
         if began is None:
             return 0.0
         age = self.checkpoint_age(moment)
         lost = max(0.0, moment - began.timestamp())
         return round(self.usd_per_hour * (lost if age is None else min(age, lost)) / 3600, 2)
 
-    def _paid_since(self) -> datetime | None:
-        """Return since when instances have been paid for without a break, or None when none are."""
+    def _billed_since(self) -> datetime | None:
+        """Return the start of the current billed period, or None if the run is not billed now."""
         began = None if self.phases else self.started
         for phase in self.phases:
             began = (began or phase.started) if phase.is_billed else None
         return began
 
-    def cost_by(self, now: float, *, told: float) -> float | None:
-        """Return what the run has cost at a moment after this status was told; both in seconds since the epoch."""
-        if self.cost_usd is None or self.usd_per_hour is None or self.state.is_final or self._paid_since() is None:
+    def cost_by(self, now: float, *, read_at: float) -> float | None:
+        """Return the cost at a later time.
+
+        Args:
+            now: The time, in seconds since the epoch.
+            read_at: When this status was read, in seconds since the epoch.
+        """
+        if self.cost_usd is None or self.usd_per_hour is None or self.state.is_final or self._billed_since() is None:
             return self.cost_usd
-        return self.cost_usd + self.usd_per_hour * max(0.0, now - told) / 3600
+        return self.cost_usd + self.usd_per_hour * max(0.0, now - read_at) / 3600
 
     def seconds_left(self, now: float | None = None) -> float | None:
-        """Return how long training will take from now on; None when it does not run or that is unknown."""
-        began, marks = self._paid_since(), self.progress.marks
-        is_of_this_attempt = began is None or (bool(marks) and marks[-1][0] >= began.timestamp())
-        if self.state is not State.RUNNING or not is_of_this_attempt:
+        """Return the remaining training time; None if the run does not train or it is unknown."""
+        began, marks = self._billed_since(), self.progress.marks
+        is_current_attempt = began is None or (bool(marks) and marks[-1][0] >= began.timestamp())
+        if self.state is not State.RUNNING or not is_current_attempt:
             return None
         return self.progress.seconds_left(time.time() if now is None else now)
 

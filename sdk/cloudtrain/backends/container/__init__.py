@@ -1,8 +1,8 @@
-"""The SageMaker training-container contract on this machine.
+"""SageMaker's training containers on this machine.
 
-`run_job` executes a CreateTrainingJob document: one `/opt/ml`-shaped tree and one process tree per instance, the JSON
-files and variables that SageMaker provides, `model.tar.gz` at the end and `output/failure` on failure. It knows
-nothing of cloudtrain's plans; the document is all it gets.
+`run_job` executes a CreateTrainingJob document: one `/opt/ml` tree and one process tree per instance, the JSON files
+and variables that SageMaker provides, `model.tar.gz` at the end and `output/failure` on failure. Its only input is the
+document; it does not use cloudtrain's plans.
 """
 
 from cloudtrain.backends.container.job import (

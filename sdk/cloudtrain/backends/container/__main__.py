@@ -1,6 +1,6 @@
-"""The process that stands in for the SageMaker service: it runs one job and outlives the terminal.
+"""Supervisor of a local run: runs one job, and continues when the terminal is closed.
 
-`python -m cloudtrain.backends.container RUN_FOLDER`, started by the local backend with its output in `supervisor.log`.
+The local backend starts `python -m cloudtrain.backends.container RUN_FOLDER` with its output in `supervisor.log`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def main(argv: list[str]) -> int:
-    """Run the job whose request.json lies in a folder; return 1 when cloudtrain itself has failed, else 0."""
+    """Run the job of the request.json in a folder; return 1 if cloudtrain itself failed, else 0."""
     folder = JobFolder(Path(argv[0]))
     stopped = False
 
@@ -48,17 +48,17 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Held until this process is gone: who can take the lock knows that nobody watches the run.
+    # Held until this process ends. If another process can take the lock, the run has no supervisor.
     lock = (folder.root / LOCK_FILE).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    lock.write(str(os.getpid()))  # `stop` finds the process here when state.json is damaged
+    lock.write(str(os.getpid()))  # `stop` reads it if state.json is damaged
     lock.flush()
     adopt_orphans()
     recorder = Recorder(folder.root)
     record = RecordedState(state=State.STARTING, supervisor=os.getpid())
     recorder.record(record)
 
-    def note(transition: Transition) -> None:
+    def on_transition(transition: Transition) -> None:
         nonlocal record
         started = datetime.now(UTC) if transition.state is State.RUNNING else record.started
         record = record.but(state=transition.state, reason=transition.reason, started=started)
@@ -73,23 +73,23 @@ def main(argv: list[str]) -> int:
             gpus=visible_gpus(),
             stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
             is_stopped=lambda: stopped,
-            on_transition=note,
+            on_transition=on_transition,
             environ=with_secrets(folder, os.environ),
         )
-    except Exception as error:  # noqa: BLE001 (whatever it was, the run must not look alive)
+    except Exception as error:  # noqa: BLE001 (after any error, the run must not look alive)
         has_failed = True
         print_line(redact(traceback.format_exc()))
         outcome = Outcome(State.FAILED, describe_error(error, folder.root), {})
     artifacts = dict(outcome.artifacts)
     model = artifacts.pop("model_folder", None)
     if model is not None:
-        # The unpacked model beside the archive, without a second copy of its bytes.
+        # Hard links give the unpacked model beside the archive without a second copy.
         try:
             shutil.copytree(model, folder.root / "model", copy_function=os.link, symlinks=True, dirs_exist_ok=True)
             artifacts["model_folder"] = str(folder.root / "model")
         except OSError as error:
             artifacts["model_folder"] = model
-            print_line(f"the model stays in {model}: {error}")
+            print_line(f"could not link the model, which is in {model}: {error}")
     recorder.record_last(
         record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts)
     )
@@ -97,13 +97,13 @@ def main(argv: list[str]) -> int:
 
 
 def with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that passes on the job's secrets, where they are set, and names the buckets' owners.
+    """Return the environment with the names of the job's secrets to pass on and the owners of the buckets.
 
-    A secret that is set needs no Secrets Manager.
+    A secret that is set in the environment is not read from Secrets Manager.
     """
     config = RunConfig.from_json((folder.root / "config" / CONFIG_FILE).read_text(encoding="utf-8"))
-    passed = [name for name in (environ.get(PASS_VARIABLE, ""), *config.secrets) if name]
-    return {**environ, PASS_VARIABLE: ",".join(passed), OWNERS_VARIABLE: dump_json(config.bucket_owners)}
+    names = [name for name in (environ.get(PASS_VARIABLE, ""), *config.secrets) if name]
+    return {**environ, PASS_VARIABLE: ",".join(names), OWNERS_VARIABLE: dump_json(config.bucket_owners)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the events of a long run report, kept beside `events.jsonl`, so that a status need not read millions of them."""
+"""Summary of a long event file, beside `events.jsonl`, so that a status need not read millions of events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True)
 class EventSummary:
-    """The progress that the first bytes of an event file report.
+    """The progress after the first part of an event file.
 
     Attributes:
-        size_bytes: How many bytes of the event file it covers.
-        progress: What the events in them report.
-        version: Of this format.
+        size_bytes: Size of this part.
+        progress: Progress after its events.
+        version: Version of the format.
     """
 
     size_bytes: int
@@ -35,13 +35,13 @@ def write_summary(events: Path, summary: EventSummary) -> None:
     """Write the summary beside the event file.
 
     Raises:
-        OSError: the disk refuses it.
+        OSError: the file cannot be written.
     """
     write_atomically(events.with_name(SUMMARY_FILE), _adapter().dump_json(summary).decode())
 
 
 def read_summary(events: Path) -> EventSummary:
-    """Return the summary beside the event file; an empty one where none can be read, so that all events are."""
+    """Return the summary beside the event file; an empty one if it cannot be read, so that all events are read."""
     try:
         text = events.with_name(SUMMARY_FILE).read_bytes()
         summary = _adapter().validate_json(text)

@@ -1,4 +1,4 @@
-"""Event lines of a run's hosts, collected in `events.jsonl` while the run lasts."""
+"""Collection of the events of all hosts in `events.jsonl` during a run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _SUMMARY_EVERY_BYTES = 1 << 20
-"""A reader of the summary has at most about this many bytes of events left to read."""
+"""Size of events after which a new summary is written."""
 
 
 class EventTail:
-    """Reads event lines from the hosts' logs as they grow, and appends them to a file.
+    """Appends the events of the hosts' logs to a file while the logs grow.
 
-    What a full disk refuses is kept in memory and written by a later `read`. A long file gets a summary beside it.
+    If the disk is full, events are kept in memory and written by a later `read`. A long file gets a summary beside it.
 
     Args:
-        logs: A log by host.
-        target: The file that gets one JSON object per line.
+        logs: Log file by host.
+        target: The event file, with one JSON object per line.
 
     Attributes:
-        seen: The events so far, without those of steps, of which there may be millions.
+        seen: The events so far without step events, of which there may be millions.
     """
 
     def __init__(self, logs: Mapping[str, Path], target: Path) -> None:
@@ -43,7 +43,7 @@ class EventTail:
         self._covers_all = os.fstat(self._out).st_size == 0
 
     def read(self) -> None:
-        """Take in what has been written since the last time; a line without its end stays for the next."""
+        """Read the new lines. An incomplete line is left for the next call."""
         new: list[dict[str, Any]] = []
         for tail in self._tails:
             new += (event for line in tail.read() if (event := parse_event(line.decode("utf-8", "replace"))))

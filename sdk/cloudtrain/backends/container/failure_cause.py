@@ -1,4 +1,4 @@
-"""The cause of a failed job, from its hosts' events, failure files and exit codes."""
+"""Cause of a failed job, from the events, failure files and exit codes of its hosts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 
 
 def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]) -> str:
-    """Return the reason of a failed job: what failed first, and not what only followed.
+    """Return the reason of a failed job: the first failure that is not the consequence of another one.
 
     Args:
-        events: The events of all hosts. A launcher emits `failed` once, when no restart is left.
-        files: The place of each host's failure file, in the hosts' order.
-        exit_codes: The exit codes of the hosts that have ended.
+        events: The events of all hosts. A launcher emits `failed` once, after the last restart.
+        files: Path of each host's failure file, in the order of the hosts.
+        exit_codes: Exit codes of the hosts that have ended.
     """
     failures = sorted((event for event in events if event["event"] == "failed"), key=_time_of)
     causes = [event for event in failures if not event.get("secondary")]
@@ -24,7 +24,7 @@ def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], e
         return _reason_of(causes[0], files)
     reported = {str(event.get("host")) for event in failures}
     silent = [host for host, code in exit_codes.items() if code != 0 and host not in reported]
-    # Other launchers emit no events: AWS's toolkit writes a file on every host, also where a peer's loss was the error.
+    # Other launchers emit no events. AWS's toolkit writes a file on every host, also after the loss of a peer.
     written = sorted(
         (host for host in silent if files[host].is_file()), key=lambda host: files[host].stat().st_mtime_ns
     )

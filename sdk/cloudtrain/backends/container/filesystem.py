@@ -1,4 +1,4 @@
-"""One instance's `/opt/ml`: folders, configuration files and input channels."""
+"""`/opt/ml` of an instance: folders, configuration files and input channels."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Fetch = Callable[[str], Path]
-"""Returns the folder that what an `s3://` uri names was downloaded to."""
+"""Downloads the objects of an `s3://` URI and returns their folder."""
 
 
-_FILTERS = hasattr(tarfile, "data_filter")
-"""Python 3.11.4 and newer. An older one cannot look where links lead, so it takes none."""
+_HAS_DATA_FILTER = hasattr(tarfile, "data_filter")
+"""Python 3.11.4 and newer. Older versions cannot check the targets of links, so links are rejected."""
 
 
 class StagingError(Exception):
-    """An input of the job is not there. The message goes to FailureReason."""
+    """An input of the job is missing. The message becomes the FailureReason."""
 
 
 def host_names(count: int) -> tuple[str, ...]:
-    """Return SageMaker's host names in its order."""
+    """Return SageMaker's host names in SageMaker's order."""
     return tuple(sort_hosts([f"algo-{number}" for number in range(1, count + 1)]))
 
 
 def path_of(uri: str) -> Path:
-    """Return the path of a `file:///` uri."""
+    """Return the path of a `file:///` URI."""
     return Path(unquote(urlsplit(uri).path))
 
 
@@ -71,10 +71,10 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
 
 
 def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], fetch: Fetch) -> None:
-    """Bring the input channels, the toolkit's code and the folder of TensorBoard, which all hosts share.
+    """Provide the input channels, the toolkit's code and the TensorBoard folder that all hosts share.
 
     Raises:
-        StagingError: an input is not there.
+        StagingError: an input is missing.
     """
     for channel in request.get("InputDataConfig", []):
         source = channel["DataSource"]["S3DataSource"]
@@ -89,7 +89,7 @@ def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
 
 
 def share(link: Path, folder: Path) -> None:
-    """Link a host's folder to one that stands for the S3 prefix which the service keeps in step with it."""
+    """Link a host's folder to the folder that represents its S3 prefix."""
     folder.mkdir(parents=True, exist_ok=True)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(folder)
@@ -101,7 +101,7 @@ def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch)
     except StagingError as error:
         raise StagingError(f"channel {folder.name}: {error}") from None
     if not source.exists():
-        raise StagingError(f"channel {folder.name}: nothing lies at {uri}")
+        raise StagingError(f"channel {folder.name}: there is nothing at {uri}")
     index, count = shard
     if source.is_dir() and count == 1:
         folder.symlink_to(source)
@@ -114,53 +114,53 @@ def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch)
 
 
 def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fetch) -> None:
-    """Unpack the code as AWS's training toolkit does before it starts anything."""
+    """Unpack the code as AWS's training toolkit does at its start."""
     uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
     in_container = uri.removeprefix("/opt/ml/")
     archive = tree.root / in_container if in_container != uri else path_of(uri)
     if uri.startswith("s3://"):
         archive = fetch(uri) / uri.rpartition("/")[2]
     if not archive.is_file():
-        raise StagingError(f"sagemaker_submit_directory: nothing lies at {uri}")
+        raise StagingError(f"sagemaker_submit_directory: there is nothing at {uri}")
     unpack(archive, tree.code)
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive whose members stay in the folder: files, folders and links between them, without set-id bits.
+    """Unpack an archive safely: only files, folders and links inside the folder, without set-id bits.
 
     Raises:
-        StagingError: it is none, or a member would leave the folder or be a device.
+        StagingError: it is no archive, or a member is outside of the folder or a device.
     """
     try:
         with tarfile.open(archive) as packed:
             members = packed.getmembers()
             for member in members:
-                _refuse_stray(member, archive)
-            if _FILTERS:
+                _check_member(member, archive)
+            if _HAS_DATA_FILTER:
                 packed.extractall(folder, members, filter="data")
             else:
-                packed.extractall(folder, [_tame(member) for member in members])  # noqa: S202 (checked above)
+                packed.extractall(folder, [_without_set_id(member) for member in members])  # noqa: S202 (checked above)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise StagingError(f"{archive.name} cannot be unpacked: {error}") from None
 
 
-def _refuse_stray(member: tarfile.TarInfo, archive: Path) -> None:
-    """Look at what a member says of itself; where links lead, Python's own filter looks as they are written."""
+def _check_member(member: tarfile.TarInfo, archive: Path) -> None:
+    """Check the name and kind of a member. Python's data filter checks the targets of links."""
     path = PurePosixPath(member.name)
     is_link = member.issym() or member.islnk()
     if path.is_absolute() or ".." in path.parts:
-        raise StagingError(f"{archive.name} holds {member.name!r}, which would be written elsewhere")
-    if not (member.isreg() or member.isdir() or (is_link and _FILTERS)):
-        raise StagingError(f"{archive.name} holds {member.name!r}, which is neither file nor folder")
+        raise StagingError(f"{archive.name} contains {member.name!r}, which is outside of its folder")
+    if not (member.isreg() or member.isdir() or (is_link and _HAS_DATA_FILTER)):
+        raise StagingError(f"{archive.name} contains {member.name!r}, which is neither a file nor a folder")
 
 
-def _tame(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_set_id(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.mode &= 0o755
     return member
 
 
 def pack_folder(folder: Path, target: Path) -> bool:
-    """Pack a folder's content to a tar.gz; return False, and write nothing, when it is empty."""
+    """Pack the content of a folder into a tar.gz; return False without writing if the folder is empty."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not names:
         return False

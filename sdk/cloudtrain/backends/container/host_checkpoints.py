@@ -1,4 +1,4 @@
-"""The checkpoint folders of several hosts: each host's own during a run, merged into one, as SageMaker does."""
+"""Checkpoint folders of several hosts: separate during a run and merged into one, as SageMaker does."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _PARTIAL = ".merging-"
 
 
 class HostCheckpoints:
-    """What SageMaker does with /opt/ml/checkpoints where a job has several hosts.
+    """Synchronises /opt/ml/checkpoints of several hosts like SageMaker.
 
-    During a run each host sees its own files only. New and changed files of all hosts are copied to the merged folder;
-    nothing is deleted there. Files of equal names replace each other, and the last copy stays.
+    During a run each host sees only its own files. New and changed files of all hosts are copied to the merged folder;
+    nothing is deleted there. Of files with the same name, the last copy remains.
 
     Args:
-        merged: The folder that stands for the job's S3 prefix.
-        folders: The hosts' own, which do not exist yet.
+        merged: The folder that represents the job's S3 prefix.
+        folders: The folders of the hosts, which do not exist yet.
     """
 
     def __init__(self, merged: Path, folders: Iterable[Path]) -> None:
@@ -29,9 +29,9 @@ class HostCheckpoints:
         self._seen: dict[Path, dict[str, tuple[int, int]]] = {}
 
     def restore(self) -> None:
-        """Copy the merged folder to every host, without checkpoints of the runtime's own.
+        """Copy the merged folder to every host, without the checkpoints of the runtime.
 
-        In S3 these lie beside the folder that SageMaker restores.
+        In S3, those are outside of the prefix that SageMaker restores.
         """
         self._merged.mkdir(parents=True, exist_ok=True)
         for folder in self._copied:
@@ -39,7 +39,7 @@ class HostCheckpoints:
             self._copied[folder] = _identities(folder)
 
     def merge(self, *, is_final: bool = False) -> None:
-        """Copy what is new or has changed; before the end, only files that are unchanged since the last call."""
+        """Copy new and changed files; before the end, only files that are unchanged since the last call."""
         for folder, copied in self._copied.items():
             found = _identities(folder)
             seen = self._seen.get(folder, {})
@@ -47,7 +47,7 @@ class HostCheckpoints:
                 if copied.get(name) != identity and (is_final or seen.get(name) == identity):
                     try:
                         _replace(folder / name, self._merged / name)
-                    except FileNotFoundError:  # deleted meanwhile
+                    except FileNotFoundError:  # deleted in the meantime
                         continue
                     copied[name] = identity
             self._seen[folder] = found
@@ -75,7 +75,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _runtime_folders(folder: str, names: list[str]) -> list[str]:
-    """Return which folders hold checkpoints of `cloudtrain_runtime.checkpoint`, complete or not."""
+    """Return the folders with checkpoints of `cloudtrain_runtime.checkpoint`, complete or not."""
     return [
         name
         for name in names

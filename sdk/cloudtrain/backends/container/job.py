@@ -1,4 +1,4 @@
-"""The life of one training job on this machine, from its document to its artifacts."""
+"""A training job on this machine, from its document to its artifacts."""
 
 from __future__ import annotations
 
@@ -43,34 +43,34 @@ from cloudtrain_runtime.contract.bucket_owner import owners_from
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
-"""Names of further variables of this shell that local runs get, separated by commas."""
+"""Names of additional variables of the shell for local runs, separated by commas."""
 
-_PASSED = (
+_PASSED_VARIABLES = (
     *("HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PYTHONHASHSEED"),
 )
-"""A container starts with a clean environment, so a run must not lean on this shell's."""
+"""Containers start with a clean environment, so a local run gets only these variables of the shell."""
 
 _POLL_SECONDS = 0.05
 _MERGE_SECONDS = 1.0
-_OTHERS_SECONDS = 10.0
-"""How long hosts may take to notice that another one has failed, before they are ended."""
+_PEER_SECONDS = 10.0
+"""Time for hosts to detect the failure of another one before they are killed."""
 
 
 @dataclass(frozen=True)
 class JobFolder:
-    """A run's folder: one log per host, one tree per host, the events of all."""
+    """The folder of a run: one log and one tree per host, and the events of all hosts."""
 
     root: Path
 
     @property
     def logs(self) -> Path:
-        """Folder of `<host>.log`."""
+        """The folder of `<host>.log`."""
         return self.root / "logs"
 
     @property
     def events(self) -> Path:
-        """Event lines of all hosts, one JSON object per line."""
+        """The events of all hosts, one JSON object per line."""
         return self.root / "events.jsonl"
 
     def tree(self, host: str) -> MlTree:
@@ -92,7 +92,14 @@ class Transition:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: paths of artifacts by name, exit codes of the containers by host (-9 means SIGKILL)."""
+    """Result of a job.
+
+    Attributes:
+        state: Final state.
+        reason: Reason of the end; may be empty.
+        artifacts: Paths by name.
+        exit_codes: Exit codes of the containers by host; -9 means SIGKILL.
+    """
 
     state: State
     reason: str
@@ -110,16 +117,16 @@ def run_job(
     on_transition: Callable[[Transition], None],
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
-    """Execute a CreateTrainingJob document; return when every process of it has ended.
+    """Execute a CreateTrainingJob document, and return when all its processes have ended.
 
     Args:
-        request: The document. `s3://` uris are read with this environment's credentials; `file://` uris are local.
-        folder: Where its trees and logs go.
-        gpus: Ids of the GPUs to share among the instances.
-        stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
-        is_stopped: Asked many times a second whether somebody wants the job to end.
-        on_transition: Told about each change of state before the last.
-        environ: The environment to take the allowed variables from.
+        request: The document. `s3://` URIs are read with the credentials in `environ`; `file://` URIs are local.
+        folder: Folder for its trees and logs.
+        gpus: Ids of the GPUs for the instances.
+        stop_grace_seconds: Time between SIGTERM and SIGKILL.
+        is_stopped: Returns whether to stop the job; called many times per second.
+        on_transition: Called for each change of state except the last.
+        environ: Environment with the credentials and variables to pass on.
     """
     job = _Job(request, folder, gpus, stop_grace_seconds, environ)
     try:
@@ -161,8 +168,6 @@ class _Job:
         self.merged_at = time.monotonic()
         self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
-    # ------------------------------------------------------------ start
-
     def prepare(self) -> None:
         self.folder.logs.mkdir(parents=True, exist_ok=True)
         self._write_python()
@@ -188,14 +193,14 @@ class _Job:
             raise StagingError(f"the checkpoints in {path_of(uri)} cannot be copied to every host: {error}") from None
 
     def _write_python(self) -> None:
-        """Give the containers a command `python`: this interpreter, with its environment's packages."""
+        """Create a command `python` for the containers that starts this interpreter with its packages."""
         command = self.folder.root / "bin" / "python"
         command.parent.mkdir(parents=True, exist_ok=True)
         command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
         command.chmod(0o755)
 
     def _fetch(self, uri: str) -> Path:
-        """Download what an `s3://` uri names, once for all hosts; return its folder."""
+        """Download the objects of an `s3://` URI, once for all hosts, and return their folder."""
         from cloudtrain.aws.s3_download import DownloadError, download, make_s3_client
 
         if uri not in self.fetched:
@@ -205,7 +210,7 @@ class _Job:
             except DownloadError as error:
                 raise StagingError(f"Data download failed: {error}") from None
             if count == 0:
-                raise StagingError(f"nothing lies at {uri}")
+                raise StagingError(f"there is nothing at {uri}")
             self.fetched[uri] = folder
         return self.fetched[uri]
 
@@ -230,13 +235,16 @@ class _Job:
         entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")
         if entrypoint:
             return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
-        if not self.folder.tree(host).run_config.is_file():  # an estimator's own request: nothing of ours travels
+        if not self.folder.tree(host).run_config.is_file():  # the request of an estimator without our code
             return [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.toolkit"]
-        # AWS's toolkit would start mpirun, which this machine need not have; torchrun starts the same root script.
+        # AWS's toolkit would start mpirun, which this machine may lack; torchrun starts the same root script.
         return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
 
     def _environment(self, host: str) -> dict[str, str]:
-        names = [*_PASSED, *(part.strip() for part in self.environ.get(PASS_VARIABLE, "").split(",") if part.strip())]
+        names = [
+            *_PASSED_VARIABLES,
+            *(part.strip() for part in self.environ.get(PASS_VARIABLE, "").split(",") if part.strip()),
+        ]
         names += [name for name in self.environ if name.startswith("AWS_")]
         passed = {name: self.environ[name] for name in names if name in self.environ}
         gpus = self.gpus[host]
@@ -256,10 +264,8 @@ class _Job:
             **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
         }
 
-    # ------------------------------------------------------------ run
-
     def watch(self, is_stopped: Callable[[], bool], on_transition: Callable[[Transition], None]) -> Outcome:
-        """Wait for the end: all hosts done, one failed, time out, or somebody's stop."""
+        """Wait until all hosts are done, one has failed, the time limit is reached, or the job is stopped."""
         limit = self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
         deadline = time.monotonic() + limit
         while True:
@@ -273,7 +279,7 @@ class _Job:
                 self._stop()
                 return self.end(State.STOPPED, "stopped by request")
             if time.monotonic() >= deadline:
-                reason = f"MaxRuntimeExceeded: limits.runtime of {limit} s is over"
+                reason = f"MaxRuntimeExceeded: the run reached limits.runtime ({limit} s)"
                 on_transition(Transition(State.STOPPING, reason))
                 self._stop()
                 return self.end(State.STOPPED, reason)
@@ -282,7 +288,7 @@ class _Job:
     def _poll(self) -> None:
         self.events.read()
         if self.checkpoints is not None and time.monotonic() - self.merged_at >= _MERGE_SECONDS:
-            with contextlib.suppress(OSError):  # the merge at the end reports what lasts
+            with contextlib.suppress(OSError):  # the final merge reports lasting errors
                 self.checkpoints.merge()
             self.merged_at = time.monotonic()
         for host, process in self.started.items():
@@ -297,21 +303,19 @@ class _Job:
             time.sleep(_POLL_SECONDS)
 
     def _stop(self) -> None:
-        """SIGTERM to each host's first process, as SageMaker does, and SIGKILL to what is left after the grace time."""
+        """Send SIGTERM to each host's first process, as SageMaker does, and wait for the grace time."""
         for process in self.started.values():
             process.terminate()
         self._wait_for_all(self.grace)
 
     def _failed(self) -> Outcome:
-        self._wait_for_all(_OTHERS_SECONDS)
+        self._wait_for_all(_PEER_SECONDS)
         self.events.read()
         files = {host: self.folder.tree(host).failure for host in self.hosts}
         return self.end(State.FAILED, find_cause(self.events.seen, files, self.exit_codes))
 
-    # ------------------------------------------------------------ end
-
     def end(self, state: State, reason: str) -> Outcome:
-        """End what is left, pack what the run produced."""
+        """Kill the remaining processes and pack the artifacts."""
         process_tree.kill(process_tree.descendants())
         self.events.read()
         target = path_of(self.request["OutputDataConfig"]["S3OutputPath"]) / self.name / "output"

@@ -1,4 +1,4 @@
-"""What this machine offers to a run, found out without importing torch."""
+"""Resources of this machine, without importing torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _PORTS = range(20000, 32768)
-"""Below Linux's ephemeral range (net.ipv4.ip_local_port_range), so that no outgoing connection takes one by chance."""
+"""Below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
 
 
 def usable_cpus() -> int:
-    """Return the CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the ids of the NVIDIA GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES writes them."""
+    """Return the ids of the NVIDIA GPUs that CUDA can use, in the form of CUDA_VISIBLE_DEVICES."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(device.strip() for device in chosen.split(",") if device.strip() not in ("", "-1"))
@@ -36,7 +36,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def share_gpus(gpus: tuple[str, ...], hosts: int) -> list[tuple[str, ...]]:
-    """Return each host's GPUs: disjoint parts, or one shared GPU each when there are fewer than hosts."""
+    """Return the GPUs of each host: disjoint parts, or one shared GPU each if there are fewer GPUs than hosts."""
     if not gpus:
         return [()] * hosts
     if len(gpus) < hosts:
@@ -48,8 +48,8 @@ def share_gpus(gpus: tuple[str, ...], hosts: int) -> list[tuple[str, ...]]:
 def host_addresses(hosts: tuple[str, ...]) -> dict[str, str]:
     """Return a loopback address for each host.
 
-    Linux answers on all of 127.0.0.0/8, so hosts get distinct addresses whose text order is the hosts' order, by which
-    torchrun numbers them. Elsewhere all share one.
+    Linux accepts all addresses of 127.0.0.0/8, so hosts get distinct addresses. Sorted as text, by which torchrun
+    numbers hosts, they have the order of the hosts. On other systems all hosts share one address.
     """
     if sys.platform != "linux":
         return dict.fromkeys(hosts, "127.0.0.1")
@@ -62,7 +62,7 @@ def loopback_interface() -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nothing listens on. Drawn at random, so that runs started at once do not meet."""
+    """Return a free TCP port, chosen at random so that concurrent runs do not choose the same one."""
     for port in random.SystemRandom().sample(_PORTS, 64):
         with socket.socket() as probe:
             try:

@@ -1,7 +1,7 @@
-"""`/opt/ml` in a job's arguments and variables, mapped to the folder that stands in for it on this machine.
+"""Mapping of `/opt/ml` in a job's arguments and variables to the folder of a local instance.
 
-In a SageMaker container `/opt/ml` is the container's own. Here each instance has a tree of its own, so a value such as
-`output_dir: /opt/ml/model` must name that tree. The request and the bundle keep the value as the job has it.
+Each local instance has a separate tree, so a value such as `output_dir: /opt/ml/model` must refer to that tree. The
+request and the bundle keep the original value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 ML_ROOT = "/opt/ml"
 
 _AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
-"""Begins a value, what follows `--option=`, an entry of a list such as PYTHONPATH, or the path of a `file://` uri."""
+"""At the start of a value, after `--option=`, in a list such as PYTHONPATH, or as the path of a `file://` URI."""
 
 
 def map_text(text: str, tree: MlTree) -> str:
@@ -25,7 +25,7 @@ def map_text(text: str, tree: MlTree) -> str:
 
 
 def map_values(value: Any, tree: MlTree) -> Any:
-    """Return a JSON value in which every text is mapped; the keys of objects stay."""
+    """Return a JSON value in which every text is mapped; keys of objects are unchanged."""
     if isinstance(value, str):
         return map_text(value, tree)
     if isinstance(value, dict):
@@ -34,23 +34,23 @@ def map_values(value: Any, tree: MlTree) -> Any:
 
 
 def map_hyperparameters(parameters: dict[str, str], tree: MlTree) -> dict[str, str]:
-    """Return the hyperparameters of an estimator's own request, mapped. Each value is JSON in a text, or plain text."""
+    """Return the mapped hyperparameters of an estimator's own request. Each value is encoded JSON or plain text."""
     return {
         name: text if name.startswith("sagemaker_") else _map_encoded(text, tree) for name, text in parameters.items()
     }
 
 
 def map_arguments(tree: MlTree) -> None:
-    """Replace this instance's run.json by one with mapped arguments, where there is anything to map.
+    """Replace this instance's run.json by one with mapped arguments, if they contain `/opt/ml`.
 
-    The channel may be a link to the one file that all instances share, which stays as it is.
+    The channel may be a link to a file that all instances share, which is not changed.
     """
     path = tree.run_config
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         mapped = {**config, "args": map_values(config["args"], tree)}
     except (OSError, ValueError, TypeError, KeyError):
-        return  # no job of ours, or damaged, which the launcher reports
+        return  # not a job of cloudtrain, or damaged, which the launcher reports
     if mapped == config:
         return
     if path.parent.is_symlink():

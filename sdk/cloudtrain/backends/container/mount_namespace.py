@@ -1,8 +1,8 @@
-"""A private mount namespace in which `/opt/ml` is one instance's tree, for code that names `/opt/ml` itself.
+"""A private mount namespace in which `/opt/ml` is the tree of an instance, for code that uses `/opt/ml` itself.
 
-`python -I -S ml_namespace.py TREE COMMAND...` becomes the command, in such a namespace where that is possible and
-without one elsewhere. The machine's own /opt stays as it is: other processes see none of these mounts, and they end
-with the last process in the namespace. Standard library only, no import of this package: the file is started alone.
+`python -I -S mount_namespace.py TREE COMMAND...` executes the command in such a namespace if possible, or else without
+one. The machine's /opt is not changed: other processes do not see the mounts, which end with the last process in the
+namespace. The file runs on its own, with the standard library only and no import of this package.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _OPT, _ML = "/opt", "/opt/ml"
 
 
 def wrap(tree: str, command: list[str]) -> list[str]:
-    """Return the command that starts a command where `/opt/ml` is a tree, if this machine allows it."""
-    return [sys.executable, "-I", "-S", __file__, tree, *command] if _is_wanted() else command
+    """Return a command that starts a command in the namespace, if this machine supports it."""
+    return [sys.executable, "-I", "-S", __file__, tree, *command] if _is_enabled() else command
 
 
 def is_available() -> bool:
-    """Return whether a process of this user can have an /opt/ml of its own here, found out by trying."""
-    if not _is_wanted():
+    """Whether this user can create the namespace on this machine; it tries."""
+    if not _is_enabled():
         return False
     with tempfile.TemporaryDirectory() as tree:
         check = "import os, sys; sys.exit(not os.path.samefile('/opt/ml', sys.argv[1]))"
@@ -38,12 +38,12 @@ def is_available() -> bool:
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
-def _is_wanted() -> bool:
+def _is_enabled() -> bool:
     return sys.platform == "linux" and os.environ.get(SWITCH_VARIABLE, "") != "off"
 
 
 def _try(tree: str) -> bool:
-    """Return whether `_enter` works, tried in a child: what fails half-way would leave this process without its id."""
+    """Whether `_enter` works. A child tries it, because a partial failure would change the user of this process."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def _enter(tree: str) -> None:
     signal = ctypes.c_int()
     _call("prctl", _PR_GET_PDEATHSIG, ctypes.byref(signal), 0, 0, 0)
     try:
-        _call("unshare", _CLONE_NEWNS)  # root needs no user namespace, in which files of others would be foreign
+        _call("unshare", _CLONE_NEWNS)  # root needs no user namespace, which would change the owners of files
     except OSError:
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -68,25 +68,25 @@ def _enter(tree: str) -> None:
     _call("prctl", _PR_SET_PDEATHSIG, signal.value, 0, 0, 0)
     _mount("none", "/", _MS_REC | _MS_PRIVATE)
     if not os.path.isdir(_ML):  # noqa: PTH112
-        _make_room()
+        _create_mount_point()
     _mount(tree, _ML, _MS_BIND | _MS_REC)
 
 
-def _make_room() -> None:
-    """Lay a new folder over /opt that shows what the machine has there, and an empty `ml`."""
+def _create_mount_point() -> None:
+    """Mount a folder over /opt that shows its content and an empty `ml`."""
     below = os.open(_OPT, os.O_RDONLY | os.O_DIRECTORY)
     entries = list(os.scandir(below))
     _mount("tmpfs", _OPT, 0, "tmpfs")
     for entry in entries:
-        place, source = f"{_OPT}/{entry.name}", f"/proc/self/fd/{below}/{entry.name}"
+        target, source = f"{_OPT}/{entry.name}", f"/proc/self/fd/{below}/{entry.name}"
         if entry.is_symlink():
-            os.symlink(os.readlink(entry.name, dir_fd=below), place)  # noqa: PTH211
+            os.symlink(os.readlink(entry.name, dir_fd=below), target)  # noqa: PTH211
             continue
         if entry.is_dir():
-            os.mkdir(place)  # noqa: PTH102
+            os.mkdir(target)  # noqa: PTH102
         else:
-            os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
-        _mount(source, place, _MS_BIND | _MS_REC)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        _mount(source, target, _MS_BIND | _MS_REC)
     os.mkdir(_ML)  # noqa: PTH102
     os.close(below)
     _mount("none", _OPT, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
@@ -111,4 +111,4 @@ def _call(name: str, *arguments: object) -> None:
 if __name__ == "__main__":
     if _try(sys.argv[1]):
         _enter(sys.argv[1])
-    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 (no shell is what is wanted)
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 (no shell on purpose)

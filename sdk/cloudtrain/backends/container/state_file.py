@@ -1,4 +1,4 @@
-"""`state.json`: the last state that the supervisor of a local run has recorded, and the lock that it holds."""
+"""`state.json`, the last recorded state of a local run, and the lock of its supervisor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCK_FILE = "supervisor.lock"
 
 @dataclass(frozen=True)
 class RecordedState:
-    """One snapshot. `supervisor` is the process id of the supervisor."""
+    """Content of state.json. `supervisor` is the process id of the supervisor."""
 
     state: State
     reason: str = ""
@@ -76,7 +76,7 @@ _STATE = ObjectSchema(
 
 
 def write_state(root: Path, record: RecordedState) -> None:
-    """Replace state.json in one step."""
+    """Replace state.json atomically."""
     content = dataclasses.asdict(record)
     for name in ("started", "ended"):
         recorded = getattr(record, name)
@@ -117,10 +117,10 @@ def _hint(path: Path, error: OSError) -> str:
 
 
 def is_watched(root: Path) -> bool:
-    """Whether a living process watches this run: it holds the lock until it is gone.
+    """Whether the run has a living supervisor, which holds the lock until it ends.
 
     Raises:
-        UnreadableStateError: the lock cannot be looked at.
+        UnreadableStateError: the lock file cannot be read.
     """
     path = root / LOCK_FILE
     try:
@@ -132,7 +132,7 @@ def is_watched(root: Path) -> bool:
 
 
 def find_supervisor(root: Path) -> int | None:
-    """Return the process id that the supervisor has written into its lock file, or None."""
+    """Return the process id in the supervisor's lock file, or None."""
     try:
         return int((root / LOCK_FILE).read_bytes()[:20])
     except (OSError, ValueError):
@@ -140,10 +140,10 @@ def find_supervisor(root: Path) -> int | None:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a living process holds a lock file. A look takes a shared lock only, and needs no right to write.
+    """Whether a living process holds a lock file. The test takes a shared lock, which needs no write permission.
 
     Raises:
-        OSError: there is no such file, or it cannot be opened.
+        OSError: the file does not exist or cannot be opened.
     """
     with lock.open("rb") as file:
         try:

@@ -1,4 +1,4 @@
-"""How the supervisor of a local run records its state, also on a disk that becomes full."""
+"""Recording of a local run's state, also on a full disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Recorder:
-    """Keeps a run's state in memory and writes it whenever the disk accepts it.
+    """Keeps a run's state in memory and writes it to state.json when possible.
 
-    A file of 64 KiB reserves the space for the last state: it is deleted when nothing else is left to write.
+    A file of 64 KiB reserves space for the last state. It is deleted before that state is written.
 
     Args:
         root: The run's folder.
@@ -36,12 +36,12 @@ class Recorder:
             self._reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def record(self, state: RecordedState) -> None:
-        """Write a state. A disk that refuses it does not end the run: the next state is written instead."""
+        """Write a state. After a failure the run continues, and the next state is written instead."""
         self.state = state
         self._try()
 
     def record_last(self, state: RecordedState) -> None:
-        """Write the state that the run ended with; retry for up to 30 s while the disk refuses it."""
+        """Write the final state; retry failures for up to 30 s."""
         self.state = state
         with contextlib.suppress(OSError):
             self._reserve.unlink()
@@ -62,13 +62,13 @@ class Recorder:
 
 
 def print_line(text: str) -> None:
-    """Print a line to supervisor.log, where the disk accepts it."""
+    """Print a line to supervisor.log, if possible."""
     with contextlib.suppress(OSError):
         os.write(1, f"{text}\n".encode("utf-8", "replace"))
 
 
 def describe_error(error: BaseException, root: Path) -> str:
-    """Return why the local backend itself has ended a run."""
+    """Return the reason of a run that failed because of the local backend itself."""
     if isinstance(error, OSError) and error.errno in _FULL:
         place = error.filename or root
         return f"the disk is full ({place}): free some space, then continue with cloudtrain resume {root.name}"

@@ -1,4 +1,4 @@
-"""Runs on this machine: the request document, executed as the SageMaker container would."""
+"""The local backend: runs the request document on this machine like SageMaker's containers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _LAST_BYTES = 4096
 _LOG_POLL_SECONDS = 0.02
-"""A line is on the terminal this long after it was written, at most."""
+"""Longest time between two reads of a followed log."""
 
 
 class LocalBackend:
@@ -74,16 +74,14 @@ class LocalBackend:
         self.runs = home / "runs"
         self._summaries: dict[Path, EventSummary] = {}
 
-    # ------------------------------------------------------------ submit
-
     def submit(self, plan: Plan, bundle: Bundle, *, progress: ProgressCallback | None = None) -> Run:
-        """Write the run's folder and start the process that watches it.
+        """Create the run's folder and start its supervisor.
 
         Raises:
             MissingExtraError: torch or psutil is not installed.
-            UserError: a secret is neither set here nor may it be read.
+            UserError: the folder cannot be created, or a secret is neither set here nor readable.
         """
-        del bundle, progress  # it lies where plan.locations.code says
+        del bundle, progress  # the bundle is at plan.locations.code already
         for module in ("torch", "psutil"):
             if importlib.util.find_spec(module) is None:
                 raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
@@ -96,10 +94,10 @@ class LocalBackend:
             folder.mkdir(parents=True)
         except OSError as error:
             hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
-            raise UserError(f"{folder}: cannot be made: {error.strerror}", hint) from None
+            raise UserError(f"{folder}: cannot be created: {error.strerror}", hint) from None
         ignore = self.runs.parent / ".gitignore"
         if not ignore.exists():
-            ignore.write_text("*\n", encoding="utf-8")  # runs are nobody's source code
+            ignore.write_text("*\n", encoding="utf-8")  # keeps runs out of Git
         _write(folder / "config" / CONFIG_FILE, plan.config.to_json())
         _write(folder / _REQUEST_FILE, dump_json(plan.request, indent=1) + "\n")
         _write(folder / PLAN_FILE, plan.to_file() + "\n")
@@ -132,14 +130,12 @@ class LocalBackend:
         # The supervisor outlives this process. With a return code, Popen does not warn that it is still running.
         supervisor.returncode = 0
 
-    # ------------------------------------------------------------ look
-
     def plan_of(self, run: str) -> Mapping[str, Any]:
-        """Return what was decided for a run."""
+        """Return a run's plan.json."""
         return read_file(self._folder(run) / PLAN_FILE, PLAN)
 
     def status(self, run: str) -> Status:
-        """Return the present status; a run whose watcher has died is ended and recorded as failed."""
+        """Return the present status; FAILED for a run whose supervisor has died."""
         folder = self._folder(run)
         record = self._record(folder)
         status = self._status(run, record, self._progress(folder))
@@ -153,13 +149,13 @@ class LocalBackend:
         return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)
 
     def _progress(self, folder: Path) -> Progress:
-        """Return what the run's events report. Later calls read only what has been added since."""
+        """Return the progress of a run. Later calls read only new events."""
         path = JobFolder(folder).events
         summary = self._summaries.get(folder) or read_summary(path)
-        place, known = summary.size_bytes, summary.progress
-        tail = LineTail(path, start=place)
+        offset, known = summary.size_bytes, summary.progress
+        tail = LineTail(path, start=offset)
         try:
-            if path.stat().st_size < place:  # written anew by something else
+            if path.stat().st_size < offset:  # another program replaced the file
                 tail, known = LineTail(path), Progress()
             progress = fold_events(_events(tail), known)
         except FileNotFoundError:
@@ -168,7 +164,7 @@ class LocalBackend:
             raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
         finally:
             tail.close()
-        self._summaries[folder] = EventSummary(tail.place, progress)
+        self._summaries[folder] = EventSummary(tail.offset, progress)
         return progress
 
     def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
@@ -187,29 +183,30 @@ class LocalBackend:
         )
 
     def _record(self, folder: Path) -> RecordedState:
-        """Return the recorded state; of a run whose supervisor has died the state that it is in now."""
+        """Return the recorded state, or FAILED if the supervisor has died."""
         record = read_state(folder)
-        # In this order: the supervisor takes its lock before it records its process id, and ends after its last state.
+        # The order matters: the supervisor takes its lock before it records its process id, and records its final state
+        # before it ends.
         if record.state.is_final or is_watched(folder):
             return record
         return self._without_supervisor(folder, seen=record)
 
     def _without_supervisor(self, folder: Path, *, seen: RecordedState) -> RecordedState:
-        """Return the state of a run that nothing watches, from what is on the disk. Nothing is written or ended."""
+        """Return the state of a run without a living supervisor. Nothing is written or stopped."""
         record = read_state(folder)
         if seen.supervisor is None and record.supervisor is not None:
-            return record  # it started between the two looks
+            return record  # it started between the two reads
         last_write = max(_modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events))
         queued = time.time() - last_write < _START_SECONDS
         if record.state.is_final or (record.supervisor is None and queued):
             return record
         last_line = _last_line(folder / SUPERVISOR_LOG)
-        reason = "the process that watched this run died (killed, or the machine restarted)"
+        reason = "the supervisor of this run died (killed, or the machine restarted)"
         reason += f"; the last line of its log: {last_line}" if last_line else ""
         return record.but(state=State.FAILED, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
 
     def poll_backoff(self) -> Backoff:
-        """Return the waits between polls of the status; they do not grow, because reading a folder costs nothing."""
+        """Return the waits between polls of the status. They are constant, because reading a folder is cheap."""
         return Backoff(_POLL_SECONDS, _POLL_SECONDS)
 
     def logs(
@@ -220,21 +217,21 @@ class LocalBackend:
         only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the wanted log lines of all hosts, each once.
+        """Yield the selected log lines of all hosts, each once.
 
-        Lines have no times here but for the events': what stands before the last event that is older than `since` is
-        left out, and so is all that a host had written when its file is older.
+        Only events have times here. With `since`, the lines up to the last older event are skipped, and all lines of a
+        file that was modified before.
         """
-        del on_trouble  # a folder is there or not
+        del on_trouble  # local files have no outages
         return filter(only.wants, self._lines(self._folder(run), follow=follow, since=only.begins(time.time())))
 
-    def _lines(self, place: Path, *, follow: bool, since: float | None) -> Iterator[LogLine]:
-        logs = JobFolder(place).logs
+    def _lines(self, folder: Path, *, follow: bool, since: float | None) -> Iterator[LogLine]:
+        logs = JobFolder(folder).logs
         tails: dict[Path, LineTail] = {}
         try:
             while True:
-                # Asked before reading: what is written until the end is read in this last round.
-                is_over = not follow or self._record(place).state.is_final
+                # Read the state before the lines, so that the last round reads everything up to the end.
+                is_over = not follow or self._record(folder).state.is_final
                 for path in _log_files(logs):
                     if path not in tails:
                         tails[path] = LineTail(path, start=0 if since is None else _find_since(path, since))
@@ -251,23 +248,23 @@ class LocalBackend:
                 tail.close()
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
-        """Yield this machine's runs, newest first. Of a run that is not wanted as little is read as tells that."""
+        """Yield the selected runs of this machine, newest first. Files are read only as needed."""
         for run in self._newest_first():
             if not wanted.accepts_run(run):
                 continue
             try:
-                if not self.has(run) or not self._may_be_wanted(self.runs / run, wanted):
+                if not self.has(run) or not self._may_match(self.runs / run, wanted):
                     continue
                 status = self.status(run)
             except UnreadableStateError as error:
-                if self._is_being_made(run):
+                if self._is_being_created(run):
                     continue
                 status = Status(run, self.name, State.UNKNOWN, error.message, created=submitted_at(run))
             if wanted.accepts(status):
                 yield status
 
     def _newest_first(self) -> Iterable[str]:
-        """Return the ids of all folders, newest first: their names tell."""
+        """Return the ids of all runs, newest first, by their names."""
         try:
             with os.scandir(self.runs) as entries:
                 names = [entry.name for entry in entries]
@@ -277,16 +274,16 @@ class LocalBackend:
             raise self._unreadable(error) from None
         return sorted(filter(is_run_id, names), key=lambda name: name.rsplit("-", 3)[1:], reverse=True)
 
-    def _may_be_wanted(self, folder: Path, wanted: RunFilter) -> bool:
-        """Whether a run is wanted, as far as its small files tell; events may be many."""
+    def _may_match(self, folder: Path, wanted: RunFilter) -> bool:
+        """Whether the small files of a run match the filter. The events, which may be many, are not read."""
         if wanted.tags and not wanted.accepts_tags(_read_tags(folder)):
             return False
         state = read_state(folder).state if wanted.states else None
-        # One that looks alive may turn out to have died.
+        # A run that seems active may have a dead supervisor.
         return state is None or not state.is_final or state in wanted.states
 
     def facts(self, run: str) -> Mapping[str, str]:
-        """Return the job's own values by field of job.yaml, as far as its files are whole."""
+        """Return the values of the job by field of job.yaml, from its undamaged files."""
         from cloudtrain.failure_rules import read_facts
 
         folder = self._folder(run)
@@ -294,12 +291,10 @@ class LocalBackend:
         config = read_file(folder / "config" / CONFIG_FILE, CONFIG)
         return read_facts(request, config, read_file(folder / PLAN_FILE, PLAN))
 
-    # ------------------------------------------------------------ stop
-
     def stop(self, run: str) -> None:
-        """Have the supervisor end the run; without one, end the processes that are left of it.
+        """Ask the supervisor to stop the run; without a supervisor, kill its remaining processes.
 
-        Neither a damaged state.json nor a full disk keeps a run from being stopped.
+        It works with a damaged state.json and on a full disk, too.
 
         Raises:
             UserError: the run belongs to another user.
@@ -316,13 +311,13 @@ class LocalBackend:
             return
         self._kill_all(run)
         if record is not None:
-            with contextlib.suppress(OSError):  # a reader derives the same
+            with contextlib.suppress(OSError):  # a reader derives the same state
                 write_state(folder, self._without_supervisor(folder, seen=record))
 
     def _end_supervisor(self, folder: Path, record: RecordedState | None) -> None:
         supervisor = find_supervisor(folder) or (record.supervisor if record is not None else None)
         if not supervisor:
-            raise UserError(f"{folder}: the process that watches the run is unknown", "look for it with: ps -ef")
+            raise UserError(f"{folder}: the supervisor's process id is unknown", "look for it with: ps -ef")
         try:
             os.kill(supervisor, signal.SIGTERM)
         except PermissionError:
@@ -331,7 +326,7 @@ class LocalBackend:
             return  # it has just ended
 
     def end_warm_pool(self, run: str) -> None:
-        """Refuse: nothing is kept on this machine.
+        """Raise an error: local runs have no warm pool.
 
         Raises:
             UserError: always.
@@ -354,8 +349,8 @@ class LocalBackend:
         except OSError as error:
             raise self._unreadable(error) from None
 
-    def _is_being_made(self, run: str) -> bool:
-        """Whether a submit has made the run's folder just now and has not written its first state yet."""
+    def _is_being_created(self, run: str) -> bool:
+        """Whether a submit has just created the run's folder and not written its first state yet."""
         try:
             is_new = time.time() - (self.runs / run).stat().st_mtime < _START_SECONDS
             return is_new and not (self.runs / run / STATE_FILE).exists()
@@ -373,12 +368,12 @@ class LocalBackend:
 
 
 def _read_tags(folder: Path) -> dict[str, str]:
-    """Return the tags that a run would have on SageMaker."""
+    """Return the tags in a run's request."""
     return {tag["Key"]: tag["Value"] for tag in read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", [])}
 
 
 def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
-    """Yield the events of a file. A line that is no event is left out, and so is the last while it is written."""
+    """Yield the events of a file, without other lines and an incomplete last line."""
     for line in tail.read():
         try:
             event = check_event(json.loads(line))
@@ -426,7 +421,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _find_since(path: Path, since: float) -> int:
-    """Return where in a log the lines begin that may be as new as a moment: behind the last event that is older."""
+    """Return the offset of the lines that may be newer than a time: after the last older event."""
     if path.stat().st_mtime < since:
         return path.stat().st_size
     found = 0
@@ -436,7 +431,7 @@ def _find_since(path: Path, since: float) -> int:
             event = parse_event(_text(line)) if EVENT_PREFIX.encode() in line else None
             written = None if event is None else event.get("time")
             if written is not None and written < since:
-                found = tail.place
+                found = tail.offset
     return found
 
 
