@@ -1,4 +1,4 @@
-"""cloudtrain: what is planned is what is rehearsed is what is sent.
+"""Plan, rehearse and submit multi-instance PyTorch training jobs to SageMaker.
 
     import cloudtrain
 
@@ -6,114 +6,70 @@
     run.wait()
     run.state, run.metrics
 
-Nothing heavy is imported before it is used.
+A public name is imported on first use, so that `import cloudtrain` is fast.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from cloudtrain.client.account import (
-        configure,
-        find_candidates,
-        find_settings,
-        list_profiles,
-        read_terraform,
-        remove_profile,
-        trace_settings,
-    )
-    from cloudtrain.client.callbacks import Callbacks
-    from cloudtrain.client.jobs import check, files, plan, validate
-    from cloudtrain.client.runs import checkpoint_folder, explain, get_run, list_runs, logs, status, stop
-    from cloudtrain.client.submission import resume, submit
-    from cloudtrain.errors import (
-        BundleError,
-        CloudError,
-        CloudtrainError,
-        DamagedCheckpointError,
-        DriftError,
-        MissingExtraError,
-        NoCapacityError,
-        Problem,
-        RunNotFoundError,
-        SettingsError,
-        SpecError,
-        UntrustedSettingsError,
-        UserError,
-    )
-    from cloudtrain.failure_rules import Explanation, FailureClass
-    from cloudtrain.job.spec import JobSpec
-    from cloudtrain.planning.plan import Plan
-    from cloudtrain.planning.warm_pool import WarmPool
-    from cloudtrain.preflight import Candidate, Candidates, Check
-    from cloudtrain.runs.checkpoints import CheckpointFolder, SavedCheckpoint
-    from cloudtrain.runs.log_lines import LogFilter, LogLine
-    from cloudtrain.runs.progress import Progress
-    from cloudtrain.runs.run import Run
-    from cloudtrain.runs.run_filter import RunFilter
-    from cloudtrain.runs.status import State, Status
-    from cloudtrain.settings.profiles import ProfileChange
-    from cloudtrain.settings.settings import Origin, Settings
+if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_MODULE_OF`
+    from cloudtrain.client.account import configure as configure
+    from cloudtrain.client.account import find_candidates as find_candidates
+    from cloudtrain.client.account import find_settings as find_settings
+    from cloudtrain.client.account import list_profiles as list_profiles
+    from cloudtrain.client.account import read_terraform as read_terraform
+    from cloudtrain.client.account import remove_profile as remove_profile
+    from cloudtrain.client.account import trace_settings as trace_settings
+    from cloudtrain.client.callbacks import Callbacks as Callbacks
+    from cloudtrain.client.jobs import check as check
+    from cloudtrain.client.jobs import files as files
+    from cloudtrain.client.jobs import plan as plan
+    from cloudtrain.client.jobs import validate as validate
+    from cloudtrain.client.runs import checkpoint_folder as checkpoint_folder
+    from cloudtrain.client.runs import explain as explain
+    from cloudtrain.client.runs import get_run as get_run
+    from cloudtrain.client.runs import list_runs as list_runs
+    from cloudtrain.client.runs import logs as logs
+    from cloudtrain.client.runs import status as status
+    from cloudtrain.client.runs import stop as stop
+    from cloudtrain.client.submission import resume as resume
+    from cloudtrain.client.submission import submit as submit
+    from cloudtrain.errors import BundleError as BundleError
+    from cloudtrain.errors import CloudError as CloudError
+    from cloudtrain.errors import CloudtrainError as CloudtrainError
+    from cloudtrain.errors import DamagedCheckpointError as DamagedCheckpointError
+    from cloudtrain.errors import DriftError as DriftError
+    from cloudtrain.errors import MissingExtraError as MissingExtraError
+    from cloudtrain.errors import NoCapacityError as NoCapacityError
+    from cloudtrain.errors import Problem as Problem
+    from cloudtrain.errors import RunNotFoundError as RunNotFoundError
+    from cloudtrain.errors import SettingsError as SettingsError
+    from cloudtrain.errors import SpecError as SpecError
+    from cloudtrain.errors import UntrustedSettingsError as UntrustedSettingsError
+    from cloudtrain.errors import UserError as UserError
+    from cloudtrain.failure_rules import Explanation as Explanation
+    from cloudtrain.failure_rules import FailureClass as FailureClass
+    from cloudtrain.job.spec import JobSpec as JobSpec
+    from cloudtrain.planning.plan import Plan as Plan
+    from cloudtrain.planning.warm_pool import WarmPool as WarmPool
+    from cloudtrain.preflight import Candidate as Candidate
+    from cloudtrain.preflight import Candidates as Candidates
+    from cloudtrain.preflight import Check as Check
+    from cloudtrain.runs.checkpoints import CheckpointFolder as CheckpointFolder
+    from cloudtrain.runs.checkpoints import SavedCheckpoint as SavedCheckpoint
+    from cloudtrain.runs.log_lines import LogFilter as LogFilter
+    from cloudtrain.runs.log_lines import LogLine as LogLine
+    from cloudtrain.runs.progress import Progress as Progress
+    from cloudtrain.runs.run import Run as Run
+    from cloudtrain.runs.run_filter import RunFilter as RunFilter
+    from cloudtrain.runs.status import State as State
+    from cloudtrain.runs.status import Status as Status
+    from cloudtrain.settings.profiles import ProfileChange as ProfileChange
+    from cloudtrain.settings.settings import Origin as Origin
+    from cloudtrain.settings.settings import Settings as Settings
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "BundleError",
-    "Callbacks",
-    "Candidate",
-    "Candidates",
-    "Check",
-    "CheckpointFolder",
-    "CloudError",
-    "CloudtrainError",
-    "DamagedCheckpointError",
-    "DriftError",
-    "Explanation",
-    "FailureClass",
-    "JobSpec",
-    "LogFilter",
-    "LogLine",
-    "MissingExtraError",
-    "NoCapacityError",
-    "Origin",
-    "Plan",
-    "Problem",
-    "ProfileChange",
-    "Progress",
-    "Run",
-    "RunFilter",
-    "RunNotFoundError",
-    "SavedCheckpoint",
-    "Settings",
-    "SettingsError",
-    "SpecError",
-    "State",
-    "Status",
-    "UntrustedSettingsError",
-    "UserError",
-    "WarmPool",
-    "check",
-    "checkpoint_folder",
-    "configure",
-    "explain",
-    "files",
-    "find_candidates",
-    "find_settings",
-    "get_run",
-    "list_profiles",
-    "list_runs",
-    "logs",
-    "plan",
-    "read_terraform",
-    "remove_profile",
-    "resume",
-    "status",
-    "stop",
-    "submit",
-    "trace_settings",
-    "validate",
-]
 
 _MODULE_OF = {
     "BundleError": "errors",
@@ -171,6 +127,9 @@ _MODULE_OF = {
     "trace_settings": "client.account",
     "validate": "client.jobs",
 }
+"""Each public name, and the module that defines it."""
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 (a list of strings, but no literal)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`cloudtrain` and `python -m cloudtrain`."""
+"""Entry point of `cloudtrain` and `python -m cloudtrain`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ def main() -> None:
     """Run the command line."""
     try:
         code = _run(sys.argv[1:])
-    except KeyboardInterrupt:  # before the first or after the last statement that handles it
+    except KeyboardInterrupt:  # outside of the statements that handle it
         code = EXIT_INTERRUPTED
     if "sagemaker" in sys.modules:
-        _leave(code)
+        _exit_fast(code)
     sys.exit(code)
 
 
 def _run(argv: list[str]) -> int:
-    """Import the commands and run one. A Ctrl-C while modules are imported ends the process without a traceback."""
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_usual:
-        # An exception in the middle of an import would appear as an error of that import.
+    """Import the commands and run one. Ctrl-C during the imports ends the process without a traceback."""
+    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if has_default_handler:
+        # A KeyboardInterrupt during an import would appear as an error of that import.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     from cloudtrain.cli import run
     from cloudtrain.cli.machine import open_missing_streams
 
     open_missing_streams()
-    if is_usual:
+    if has_default_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return run(argv)
 
 
-def _leave(code: int) -> None:
-    """End without the interpreter's shutdown, which with the SageMaker SDK lasts 0.6 s.
+def _exit_fast(code: int) -> None:
+    """Exit without the interpreter's shutdown, which takes 0.6 s with the SageMaker SDK.
 
-    A command that fails does not wait for the thread that still imports it, either. The shutdown would end that thread
-    in the middle of a library's C++ code, which may abort the process (python/cpython#87135).
+    A failed command also does not wait for the thread that imports the SDK. The shutdown would end that thread inside a
+    library's C++ code, which may abort the process (python/cpython#87135).
     """
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
-    with contextlib.suppress(OSError):  # nobody reads any more
+    with contextlib.suppress(OSError):  # the reader has closed the pipe
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

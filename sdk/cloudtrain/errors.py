@@ -1,20 +1,20 @@
-"""What can go wrong, and whose move it is.
+"""Exceptions and exit codes.
 
-CloudtrainError               exit code 1: our bug unless a subclass says otherwise
-├── UserError                 2: the input; the hint says what to change
-│   ├── SpecError             2: job.yaml, --set or constructor arguments; holds every problem found
+CloudtrainError               exit code 1: a bug of cloudtrain, unless a subclass has another code
+├── UserError                 2: the input is wrong; the hint says what to change
+│   ├── SpecError             2: job.yaml, --set or constructor arguments; lists every problem
 │   ├── SettingsError         2: the account's settings are missing or malformed
 │   │   └── UntrustedSettingsError  2: a file beside the job gives settings that the user has not agreed to
-│   ├── BundleError           2: the code folder cannot travel as it is
+│   ├── BundleError           2: the code folder cannot be packed
 │   ├── RunNotFoundError      2: no such run
-│   ├── UnreadableStateError  2: the files of a run are damaged, or may not be read
+│   ├── UnreadableStateError  2: the files of a run are damaged or not readable
 │   └── MissingExtraError     2: an optional dependency is not installed
 ├── CloudError                3: AWS refused or cannot be reached
-│   ├── UnreachableError      3: nobody answers, AWS is broken or busy: the same call may work later
-│   ├── DriftError            3: the estimator was about to send something else than the plan
-│   └── NoCapacityError       3: there is no room for the job now: the one refusal that waiting can mend
-├── DamagedCheckpointError    4: a checkpoint has not the bytes that were written
-└── (a run that fails or is stopped is no exception: see `Status.exit_code`, 4 and 5)
+│   ├── UnreachableError      3: no answer, a server error or throttling: the same call may succeed later
+│   ├── DriftError            3: the estimator was about to send a request that differs from the plan
+│   └── NoCapacityError       3: no instances or quota for the job now; `--wait-for-capacity` retries it
+├── DamagedCheckpointError    4: a checkpoint differs from what was written
+└── (a run that fails or is stopped raises no exception: see `Status.exit_code`, 4 and 5)
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ EXIT_INTERRUPTED = 130
 
 
 class CloudtrainError(Exception):
-    """Base of every error that cloudtrain raises on purpose.
+    """Base class of the errors that cloudtrain raises.
 
-    What AWS and its clients say goes into messages, so keys, tokens and signed uris are hidden in them.
+    Messages may quote AWS and its clients, so keys, tokens and signed uris in them are redacted.
 
     Args:
         message: What is wrong, in one sentence.
@@ -56,7 +56,7 @@ class CloudtrainError(Exception):
 
 
 class UserError(CloudtrainError):
-    """The input is wrong and the user can mend it."""
+    """The input is wrong, and the user can correct it."""
 
     exit_code = EXIT_USER
 
@@ -66,7 +66,7 @@ class Problem:
     """One mistake in a job file, in `--set` or in a constructor call.
 
     Attributes:
-        file: Name of the job file or of one of the code, or the option or constructor that the value came from.
+        file: Name of the job file or of a code file, or the option or constructor that gave the value.
         line: 1-based line of the value, or None where there is no file.
         column: 1-based column of the value, or None.
         path: Dotted path of the field, such as `cluster.instances`; empty for a mistake in the code.
@@ -98,7 +98,7 @@ def _one_line(text: str) -> str:
 
 
 class SpecError(UserError):
-    """A job does not validate. `problems` holds all of them, in file order, those of the code last."""
+    """A job is not valid. `problems` lists all mistakes in file order, those of the code last."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=_order))
@@ -114,7 +114,7 @@ class UntrustedSettingsError(SettingsError):
 
     Args:
         file: Absolute path of the file.
-        values: Its values by the names of their settings.
+        values: The file's values by setting name.
     """
 
     def __init__(self, file: str, values: Mapping[str, str]) -> None:
@@ -129,7 +129,7 @@ class UntrustedSettingsError(SettingsError):
 
 
 class BundleError(UserError):
-    """The code folder cannot travel as it is."""
+    """The code folder cannot be packed."""
 
 
 class RunNotFoundError(UserError):
@@ -137,7 +137,7 @@ class RunNotFoundError(UserError):
 
 
 class UnreadableStateError(UserError):
-    """The state of a run cannot be read, so it is unknown."""
+    """The state of a run cannot be read."""
 
 
 class MissingExtraError(UserError):
@@ -151,19 +151,19 @@ class CloudError(CloudtrainError):
 
 
 class UnreachableError(CloudError):
-    """AWS does not answer, is broken, or has too much to do: the same call may work later."""
+    """AWS did not answer, failed, or throttled the request: the same call may succeed later."""
 
 
 class DriftError(CloudError):
-    """The estimator was about to send something else than the plan; nothing was sent."""
+    """The estimator was about to send a request that differs from the plan; nothing was sent."""
 
 
 class NoCapacityError(CloudError):
-    """There is no room for the job now: a quota is used up, or AWS has no instances. Nothing was started."""
+    """A quota is used up, or AWS has no instances. Nothing was started."""
 
 
 class DamagedCheckpointError(CloudtrainError):
-    """A checkpoint has not the bytes that were written."""
+    """A checkpoint differs from what was written."""
 
     exit_code = EXIT_RUN_FAILED
 

@@ -123,7 +123,7 @@ def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[
     assert f"the nearest complete: {middle} and {steps[1]}" in wrong.err
     twice = cli("resume", run, "--from", str(middle), "--set", "checkpoint.resume=never")
     assert twice.code == 2
-    assert "name two places" in twice.err
+    assert "name two checkpoints" in twice.err
     resumed = cli("resume", run, "--from", str(middle), "--follow", "--json")
     assert resumed.code == 0, resumed.err
     assert resumed.json["first_step"] == middle

@@ -80,7 +80,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (o
     until(lambda: any("checkpoint" in line for line in sandbox.lines(first)), 60)
     live = cli("resume", first, environ=environ)
     assert live.code == 2
-    assert "it goes on by itself" in live.err
+    assert "only a run that has ended can be resumed" in live.err
     assert cli("stop", first, environ=environ).code == 0
     left = cli("status", first, "--json", environ=environ).json
     assert left["state"] == "STOPPED"

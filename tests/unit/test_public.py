@@ -1,3 +1,5 @@
+import ast
+import importlib
 import os
 import pkgutil
 import subprocess
@@ -43,7 +45,7 @@ def imported_by(*arguments: str) -> tuple[int, set[str]]:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_what_is_offline_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_offline_commands_import_no_heavy_module(arguments: list[str]) -> None:
     code, modules = imported_by(*arguments)
     assert code == 0
     assert "cloudtrain" in modules
@@ -72,12 +74,21 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert done.stdout.strip() == "['cloudtrain']"
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in cloudtrain.__all__:
         assert getattr(cloudtrain, name) is not None, name
     assert dir(cloudtrain) == sorted(cloudtrain.__all__)
     with pytest.raises(AttributeError):
         cloudtrain.nonsense  # noqa: B018
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    source = (REPOSITORY / "sdk" / "cloudtrain" / "__init__.py").read_text()
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    typed = {alias.asname: node.module for node in imports for alias in node.names if alias.asname is not None}
+    assert sorted(typed) == cloudtrain.__all__
+    for name, module in typed.items():
+        assert getattr(importlib.import_module(str(module)), name) is getattr(cloudtrain, name), name
 
 
 @pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])

@@ -138,13 +138,15 @@ def resume(
     backend, run = find_backend(reference, settings)
     state = backend.status(run).state
     if not state.is_final:
-        raise UserError(f"{run} is {state}: it goes on by itself", f"to end it: cloudtrain stop {run}")
+        raise UserError(
+            f"{run} is {state}, and only a run that has ended can be resumed", f"to stop it: cloudtrain stop {run}"
+        )
     previous = PreviousRun(backend.plan_of(run))
     spec = previous.job(overrides, instances=instances)
     resumed = previous.saved if spec.checkpoint.resume == run else None
     if from_step is not None:
         if resumed is None:
-            raise UserError("--from and checkpoint.resume name two places", "give one of them")
+            raise UserError("--from and checkpoint.resume name two checkpoints", "use only one of them")
         saved = CheckpointFolder(resumed.steps, run, storage_environ(backend.name, settings))
         resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
     current = settings or find_settings()
@@ -192,6 +194,6 @@ def _resume_local(
     reject_missing_checkpoint(decided, settings)
     archive = find_home() / BUNDLES_FOLDER / previous.code.digest / BUNDLE_FILE
     if not archive.is_file():
-        raise UserError(f"the code of {previous.run} is gone: {archive}", f"with the code as it is now: {again}")
+        raise UserError(f"the code of {previous.run} was deleted: {archive}", f"to use the current code: {again}")
     callbacks.on_plan(decided)
     return local_backend().submit(decided, Bundle(archive, previous.code)).with_warnings(decided.warnings)
