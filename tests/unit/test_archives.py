@@ -48,7 +48,7 @@ EVIL = {
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Callable[..., Path]:
-    """Write an archive of members; BASE stands for the folder above the one that it is unpacked in."""
+    """Write an archive of members; BASE is replaced by the folder above the one that it is unpacked in."""
     (tmp_path / "victim").write_text("safe")
 
     def write(*members: Member) -> Path:
@@ -70,7 +70,7 @@ def outside(tmp_path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_what_would_leave_its_folder_is_refused(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
+def test_members_that_leave_the_folder_are_refused(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
     (tmp_path / "unpacked").mkdir()
     with pytest.raises(StagingError, match=r"evil\.tar\.gz"):
         unpack(pack(*EVIL[name]), tmp_path / "unpacked")
@@ -78,16 +78,16 @@ def test_what_would_leave_its_folder_is_refused(tmp_path: Path, pack: Callable[.
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_an_older_python_refuses_it_too(
+def test_older_pythons_refuse_such_members(
     tmp_path: Path, pack: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.11.0 to 3.11.3 have no filters."""
     monkeypatch.setattr(filesystem, "_FILTERS", False)
-    test_what_would_leave_its_folder_is_refused(tmp_path, pack, name)
+    test_members_that_leave_the_folder_are_refused(tmp_path, pack, name)
 
 
 @pytest.mark.parametrize("has_filters", [True, False])
-def test_what_is_harmless_is_unpacked_without_set_id_bits(
+def test_harmless_members_lose_their_set_id_bits(
     tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, has_filters: bool
 ) -> None:
     monkeypatch.setattr(filesystem, "_FILTERS", has_filters)
@@ -97,20 +97,20 @@ def test_what_is_harmless_is_unpacked_without_set_id_bits(
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x1f\x8b\x08\x00" + bytes(20)])
-def test_what_is_no_archive_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_archive_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "evil.tar.gz").write_bytes(content)
     with pytest.raises(StagingError, match=r"evil\.tar\.gz cannot be unpacked"):
         unpack(tmp_path / "evil.tar.gz", tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in EVIL if name not in ("device", "pipe")])
-def test_the_container_writes_nothing_elsewhere(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
+def test_the_container_writes_only_below_its_folder(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
     """With the shell command of the request, as root where the tests are root."""
     enter(tmp_path, pack(*EVIL[name]))
     assert outside(tmp_path) == set()
 
 
-def test_the_container_takes_no_set_id_bits(tmp_path: Path, pack: Callable[..., Path]) -> None:
+def test_the_container_drops_set_id_bits(tmp_path: Path, pack: Callable[..., Path]) -> None:
     assert enter(tmp_path, pack(member("run", mode=0o6755))) == 0
     assert (tmp_path / "unpacked" / "code" / "run").stat().st_mode & 0o7000 == 0
 
@@ -129,7 +129,7 @@ def enter(tmp_path: Path, archive: Path) -> int:
     return subprocess.run(CONTAINER_ENTRYPOINT, env=environ, check=False, capture_output=True).returncode
 
 
-def test_a_bundle_holds_plain_files_below_its_folder(tmp_path: Path) -> None:
+def test_a_bundle_holds_regular_files_below_its_root(tmp_path: Path) -> None:
     code = tmp_path / "code"
     (code / "sub" / "deep").mkdir(parents=True)
     (code / "a.py").write_text("")

@@ -45,7 +45,7 @@ def own_names(folder: Path) -> list[str]:
     return [entry.name for entry in collect(folder).entries if not entry.name.startswith("cloudtrain_")]
 
 
-def test_equal_code_gives_equal_bytes_anywhere_and_any_day(tmp_path: Path) -> None:
+def test_equal_code_gives_an_identical_archive(tmp_path: Path) -> None:
     first = tree(tmp_path / "a", b_py="2", a_py="1", sub__c_py="3")
     second = tree(tmp_path / "b", sub__c_py="3", a_py="1", b_py="2")
     for path in second.rglob("*"):
@@ -56,7 +56,7 @@ def test_equal_code_gives_equal_bytes_anywhere_and_any_day(tmp_path: Path) -> No
     assert one.path.read_bytes() == two.path.read_bytes()
 
 
-def test_what_changes_the_digest(tmp_path: Path) -> None:
+def test_names_modes_and_contents_change_the_digest(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="1")
     digests = {collect(folder).info.digest}
     (folder / "a.py").write_text("2")
@@ -78,7 +78,7 @@ def test_the_archive_starts_one_rank_and_holds_the_runtime(tmp_path: Path) -> No
     assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
 
 
-def test_it_is_written_once(tmp_path: Path) -> None:
+def test_an_existing_archive_is_reused(tmp_path: Path) -> None:
     contents = collect(tree(tmp_path / "a", a_py="1"))
     first = write_bundle(contents, tmp_path / "out").path
     before = first.stat().st_mtime_ns
@@ -86,7 +86,7 @@ def test_it_is_written_once(tmp_path: Path) -> None:
     assert first.stat().st_mtime_ns == before
 
 
-def test_ignore_files_count_with_nesting_and_negation(tmp_path: Path) -> None:
+def test_ignore_files_apply_with_nesting_and_negation(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", keep_py="", logs__a="", sub__x_txt="", sub__y_txt="", data__big="", top_txt="")
     (folder / ".gitignore").write_text("logs/\n*_txt\n/data\n")
     (folder / "sub" / ".gitignore").write_text("!y_txt\n")
@@ -101,7 +101,7 @@ def test_ignore_files_count_with_nesting_and_negation(tmp_path: Path) -> None:
     ]
 
 
-def test_history_environments_and_caches_stay_behind(tmp_path: Path) -> None:
+def test_history_environments_and_caches_are_excluded(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="", env311__pyvenv_cfg="", mine__conda_meta__x="", cache__CACHEDIR_TAG="")
     (folder / "env311" / "pyvenv_cfg").rename(folder / "env311" / "pyvenv.cfg")
     (folder / "mine" / "conda_meta").rename(folder / "mine" / "conda-meta")
@@ -124,7 +124,7 @@ def test_history_environments_and_caches_stay_behind(tmp_path: Path) -> None:
     }
 
 
-def test_results_and_large_data_stay_behind_and_are_told(tmp_path: Path) -> None:
+def test_results_and_large_data_are_excluded_and_reported(tmp_path: Path) -> None:
     folder = tree(
         tmp_path / "a",
         a_py="",
@@ -143,7 +143,7 @@ def test_results_and_large_data_stay_behind_and_are_told(tmp_path: Path) -> None
         file.truncate(10_000_001)
     contents = collect(folder)
     assert own_names(folder) == ["a.py", "checkpoints2/init.py", "small.csv", "wandb/__init__.py", "wandb/run"]
-    assert [(left.name, left.bytes) for left in contents.left_out if left.by_default] == [
+    assert [(left.name, left.bytes) for left in contents.left_out if left.is_by_default] == [
         ("checkpoints/", None),
         ("large.csv", 10_000_001),
         ("logs/events.out.tfevents.1.host", 1),
@@ -151,7 +151,7 @@ def test_results_and_large_data_stay_behind_and_are_told(tmp_path: Path) -> None
     ]
 
 
-def test_cloudtrainignore_negation_overrides_other_rules(tmp_path: Path) -> None:
+def test_negation_overrides_all_but_history_and_runs(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", venv__x_py="", checkpoints__base="x", out__a="x", out__b="x", data__k__z="", k_pt="x")
     for name in (".git", ".cloudtrain", "out/__pycache__"):
         (folder / name).mkdir(parents=True)
@@ -165,36 +165,36 @@ def test_cloudtrainignore_negation_overrides_other_rules(tmp_path: Path) -> None
     assert whys["out/a"] == "named in .cloudtrainignore"
     assert whys["cloudtrain_worker.py"] == "runtime of cloudtrain"
     reasons = {left.name: left.reason for left in collect(folder).left_out}
-    assert reasons["data/"] == ".gitignore:2: /data/ (but for what .cloudtrainignore names in it)"
+    assert reasons["data/"] == ".gitignore:2: /data/ (except for what .cloudtrainignore names in it)"
     assert reasons["out/__pycache__/"] == "cache"
 
 
-def test_a_list_of_what_may_travel_names_nothing_by_its_stars(tmp_path: Path) -> None:
+def test_an_allow_list_with_wildcards_names_no_secret(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="", notes="", sub__b_py="", venv__c_py="")
     (folder / ".env").write_text("x")
     (folder / ".cloudtrainignore").write_text("*\n!*/\n!*.py\n")
     assert own_names(folder) == ["a.py", "sub/b.py"]
 
 
-def test_why_something_stays_behind(tmp_path: Path) -> None:
+def test_each_exclusion_has_a_reason(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="", sub__deep__b_py="", c_py="")
     (folder / ".gitignore").write_text("# sources\n\nsub/\n")
     (folder / ".cloudtrainignore").write_text("c.py\n")
     contents = collect(folder)
-    assert contents.why_left_out("a.py") is None
-    assert contents.why_left_out("nowhere.py") is None
-    assert contents.why_left_out("./c.py") == ".cloudtrainignore:1: c.py"
-    assert contents.why_left_out("sub/deep/b.py") == ".gitignore:3: sub/"
+    assert contents.exclusion_reason("a.py") is None
+    assert contents.exclusion_reason("nowhere.py") is None
+    assert contents.exclusion_reason("./c.py") == ".cloudtrainignore:1: c.py"
+    assert contents.exclusion_reason("sub/deep/b.py") == ".gitignore:3: sub/"
 
 
-def test_the_repositorys_ignore_files_above_count_too(tmp_path: Path) -> None:
+def test_ignore_files_above_the_code_folder_apply(tmp_path: Path) -> None:
     folder = tree(tmp_path / "r" / "jobs" / "a", a_py="", b_txt="", c_log="")
     (tmp_path / ".gitignore").write_text("*\n")
     (tmp_path / "r" / ".gitignore").write_text("/jobs/a/b_txt\n*_log\n")
     assert "b_txt" in own_names(folder)
     (tmp_path / "r" / ".git").mkdir()
     assert own_names(folder) == ["a.py"]
-    assert collect(folder).why_left_out("b_txt") == "../../.gitignore:1: /jobs/a/b_txt"
+    assert collect(folder).exclusion_reason("b_txt") == "../../.gitignore:1: /jobs/a/b_txt"
 
 
 PIECES = ["a", "b", "ab", "*", "?", "**", "*.py", "[ab]", "a*", "*b", "[!a]", "a.py", "\\a", "a**", "[a-b]*", "***"]
@@ -204,7 +204,7 @@ PATHS = st.lists(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size
 
 
 def known_to_differ(pattern: str) -> bool:
-    """Tell the two forms of docs/decisions/009: three stars alone, and plain letters before two, in a path."""
+    """Whether a pattern has a form of docs/decisions/009: three stars alone, or letters before two stars, in a path."""
     path = pattern.rstrip(" ").removeprefix("!").removesuffix("/")
     alone, behind_letters = r"(^|/)\*{3,}(/|$)", r"^[^*?\[\\]*[^*?\[\\/]\*{2,}(/|$)"
     return "/" in path and re.search(f"{alone}|{behind_letters}", path) is not None
@@ -237,7 +237,7 @@ def names_by_git(folder: Path) -> list[str]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(paths=PATHS, top=st.lists(PATTERNS, max_size=4), below=st.lists(PATTERNS, max_size=3))
-def test_ignore_files_mean_what_git_says(
+def test_ignore_files_match_git(
     tmp_path_factory: pytest.TempPathFactory, paths: list[str], top: list[str], below: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("tree")
@@ -269,7 +269,7 @@ TREE += ["d/logs/x", "foo/bar", "foo/sub/bar", "foo/sub/b", "doc/x", "c/doc/x", 
 
 
 @pytest.mark.parametrize("lines", WRITTEN)
-def test_the_patterns_that_people_write_mean_what_git_says(tmp_path: Path, lines: str) -> None:
+def test_common_ignore_patterns_match_git(tmp_path: Path, lines: str) -> None:
     folder = tmp_path / "a"
     fill(folder, TREE)
     (folder / ".gitignore").write_text(lines + "\n", newline="")
@@ -280,7 +280,7 @@ def test_the_patterns_that_people_write_mean_what_git_says(tmp_path: Path, lines
     ("lines", "name"),
     [("***/b", "x/y/b"), ("x/***/b", "x/y/z/b"), ("a**/b", "a/c/b"), ("a**/b", "ab"), ("/a**\n!/ab/", "ab/c")],
 )
-def test_where_pathspec_follows_gits_manual_and_git_does_not(tmp_path: Path, lines: str, name: str) -> None:
+def test_pathspec_follows_the_manual_where_git_does_not(tmp_path: Path, lines: str, name: str) -> None:
     fill(tmp_path / "a", [name])
     (tmp_path / "a" / ".gitignore").write_text(lines)
     assert all(known_to_differ(line) for line in lines.split("\n")[:1])
@@ -292,33 +292,33 @@ def test_where_pathspec_follows_gits_manual_and_git_does_not(tmp_path: Path, lin
     ("content", "expected"),
     [
         (b"ok\n\xff\xfe\n", r"\.gitignore:2: not valid UTF-8"),
-        (b"ok\n*.log\n[ab\n", r"\.gitignore:3: \[ab is no valid pattern: a bracket is closed"),
-        (b"x\\\n", r"\.gitignore:1: x\\ is no valid pattern: Escape character"),
+        (b"ok\n*.log\n[ab\n", r"\.gitignore:3: \[ab is not a valid pattern: a bracket must be closed"),
+        (b"x\\\n", r"\.gitignore:1: x\\ is not a valid pattern: Escape character"),
         (b"a\\/b\n", r"\.gitignore:1: .* Escape character"),
         (b"[[:digit:]]\n", r"\.gitignore:1: .*such as \[0-9\] for"),
         (b"!x[^a[:space:]]\n", r"\.gitignore:1: !x"),
         (b"\\\\[]\\]]\n", r"\.gitignore:1: .*a bracket"),
         (b"[a/b]\n", r"\.gitignore:1: .*a bracket"),
         (b"[a--z]\n", r"\.gitignore:1: .*a bracket"),
-        (b"//\n", r"\.gitignore:1: // is no valid pattern: it names nothing"),
+        (b"//\n", r"\.gitignore:1: // is not a valid pattern: it matches nothing"),
         (b"[z-a]\n", r"\.gitignore:1: .*bad character range z-a"),
     ],
 )
-def test_a_broken_ignore_file_is_named_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_a_broken_ignore_file_is_reported_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / ".gitignore").write_bytes(content)
     with pytest.raises(BundleError, match=expected):
         collect(folder)
 
 
-def test_ignore_files_of_windows_and_with_a_mark_are_read(tmp_path: Path) -> None:
+def test_ignore_files_with_crlf_or_bom_are_read(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="", x="", y="")
     (folder / ".gitignore").write_bytes(b"\xef\xbb\xbfx\r\ny\r\n")
     assert own_names(folder) == [".gitignore", "a.py"]
 
 
 @pytest.mark.parametrize("name", ["plain", "with space ", "st*r", "[x]", "back\\slash", "!bang", "#hash", "a b/c"])
-def test_the_lines_that_a_refusal_shows_mean_that_file(tmp_path: Path, name: str) -> None:
+def test_the_suggested_ignore_line_matches_that_file(tmp_path: Path, name: str) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("x")
@@ -347,7 +347,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("kind", SECRETS)
-def test_token_in_text_is_reported_by_line_and_not_shown(tmp_path: Path, kind: str) -> None:
+def test_tokens_are_refused_with_their_line_and_not_printed(tmp_path: Path, kind: str) -> None:
     folder = tree(tmp_path / "a", train_py=f"import os\n\n{SECRETS[kind]}\n")
     with pytest.raises(BundleError) as caught:
         collect(folder)
@@ -389,7 +389,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("kind", "text"), WAYS)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
-def test_tokens_are_found_however_they_are_written(kind: str, text: str, encoding: str) -> None:
+def test_tokens_are_found_in_every_notation(kind: str, text: str, encoding: str) -> None:
     assert scan_text(f"first\n\n{text}\n".encode(encoding)) == [(3, kind)]
 
 
@@ -415,11 +415,11 @@ def test_tokens_are_found_however_they_are_written(kind: str, text: str, encodin
         "secret access key org/apache/hadoop/fs/SxAccessKeyProvider",
     ],
 )
-def test_what_only_resembles_a_token_travels(text: str) -> None:
+def test_text_that_resembles_a_token_is_included(text: str) -> None:
     assert scan_text(text.encode()) == []
 
 
-def test_a_token_is_found_wherever_it_stands_and_not_in_binaries() -> None:
+def test_tokens_are_found_in_text_but_not_in_binaries() -> None:
     for padding in (0, 1, 19, 20, 47, 48, 49, 127, 128, 129, 4000):
         for filler in (b"x", b" ", b"x ", b"-"):
             data = (filler * padding)[:padding] + b" " + ID.encode() + b" " + filler * padding
@@ -434,7 +434,7 @@ NAMED_SECRETS += ["aws_credentials", "credentials.txt", "#.env#", ".env.bak.old"
 
 
 @pytest.mark.parametrize("name", NAMED_SECRETS)
-def test_files_that_look_like_secrets_refuse_unless_named(tmp_path: Path, name: str) -> None:
+def test_secret_files_are_refused_unless_named(tmp_path: Path, name: str) -> None:
     folder = tree(tmp_path / "a", a_py="", sub__b_py="")
     (folder / "sub" / name).parent.mkdir(exist_ok=True)
     (folder / "sub" / name).write_text("x")
@@ -485,9 +485,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("name", "content", "expected"), SUSPECTS)
-def test_where_the_name_leaves_it_open_the_content_decides(
-    tmp_path: Path, name: str, content: bytes, expected: str
-) -> None:
+def test_content_decides_about_ambiguous_file_names(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
@@ -498,7 +496,7 @@ def test_where_the_name_leaves_it_open_the_content_decides(
 
 
 @pytest.mark.parametrize(("name", "content"), HARMLESS)
-def test_where_the_content_is_harmless_the_name_is_too(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_secret_name_with_harmless_content_is_included(tmp_path: Path, name: str, content: bytes) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
@@ -506,13 +504,13 @@ def test_where_the_content_is_harmless_the_name_is_too(tmp_path: Path, name: str
     assert scan_folder(folder) == []
 
 
-def test_certificates_that_packages_bring_travel(tmp_path: Path) -> None:
+def test_certificates_of_packages_are_included(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / "cacert.pem").write_bytes(Path(certifi.where()).read_bytes())
     assert "cacert.pem" in own_names(folder)
 
 
-def test_a_link_is_read_as_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_link_is_scanned_as_its_target(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / "server.key").write_bytes(SEQUENCE + b"\x02\x01\x00\x02\x82")
     (folder / ".gitignore").write_text("server.key\n")
@@ -520,7 +518,7 @@ def test_a_link_is_read_as_what_it_leads_to(tmp_path: Path) -> None:
     assert [str(finding) for finding in list_contents(folder).refused] == ["data.bin: private key"]
 
 
-def test_only_the_beginning_of_a_large_file_is_searched(tmp_path: Path) -> None:
+def test_only_the_beginning_of_a_large_file_is_scanned(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", first=f"{ID}\n" + "x " * 3_000_000, last="x " * 3_000_000 + ID)
     contents = list_contents(folder)
     assert [str(finding) for finding in contents.refused] == ["first:1: AWS access key id"]
@@ -530,14 +528,14 @@ def test_only_the_beginning_of_a_large_file_is_searched(tmp_path: Path) -> None:
         assert digests[name] == (hashlib.sha256(data).hexdigest(), len(data))
 
 
-def test_examples_of_environment_files_and_public_keys_travel(tmp_path: Path) -> None:
+def test_example_environments_and_public_keys_are_included(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     for name in (".env.example", ".env.sample", "id_rsa.pub", "credentials.py", "environment.yml"):
         (folder / name).write_text("x")
     assert len(own_names(folder)) == 6
 
 
-def test_folders_of_credentials_refuse(tmp_path: Path) -> None:
+def test_folders_of_credentials_are_refused(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / ".aws").mkdir()
     (folder / ".aws" / "config").write_text("x")
@@ -547,7 +545,7 @@ def test_folders_of_credentials_refuse(tmp_path: Path) -> None:
     assert ".aws/config" in own_names(folder)
 
 
-def test_all_secrets_are_told_at_once(tmp_path: Path) -> None:
+def test_all_secrets_are_reported_at_once(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py=f"'{ID}'\n")
     for number in range(14):
         (folder / f"{number:02}.p12").write_text("x")
@@ -571,7 +569,7 @@ def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_remembers_at_once")
-def test_a_secret_is_still_found_when_its_digest_is_remembered(tmp_path: Path) -> None:
+def test_a_secret_is_found_when_its_digest_is_cached(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", train_py=f"'{ID}'\n", data="")
     with (folder / "data").open("wb") as file:
         file.truncate(20_000_000)
@@ -582,7 +580,7 @@ def test_a_secret_is_still_found_when_its_digest_is_remembered(tmp_path: Path) -
     assert len(list((tmp_path / "home" / "bundles").glob("digests-*.json"))) == 1
 
 
-def test_secrets_below_a_folder_of_data_are_named(tmp_path: Path) -> None:
+def test_secrets_below_a_data_folder_are_reported(tmp_path: Path) -> None:
     data = tree(tmp_path / "data", a_csv=ID, sub__b_csv="", sub__deep__id_rsa="x")
     for name in (".env", ".aws/config", ".aws/credentials", "sub/deep/x.key", "sub/cert.pem"):
         (data / name).parent.mkdir(exist_ok=True)
@@ -604,7 +602,7 @@ def test_secrets_below_a_folder_of_data_are_named(tmp_path: Path) -> None:
     assert scan_folder(tmp_path / "nowhere") == []
 
 
-def test_a_large_folder_of_data_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_data_folder_is_scanned_only_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.secrets.scanner.MAX_FILES", 100)
     for number in range(4):
         folder = tree(tmp_path / str(number), **{f"file{n:02}": "" for n in range(40)})
@@ -614,7 +612,7 @@ def test_a_large_folder_of_data_is_not_walked_to_its_end(tmp_path: Path, monkeyp
     assert "3/id_rsa" not in names
 
 
-def test_ten_thousand_files_of_data_cost_little(tmp_path: Path) -> None:
+def test_scanning_ten_thousand_data_files_is_cheap(tmp_path: Path) -> None:
     for number in range(10_000):
         folder = tmp_path / str(number // 1000)
         folder.mkdir(exist_ok=True)
@@ -654,14 +652,14 @@ def test_an_unchanged_tree_is_not_read_again(tmp_path: Path) -> None:
     second = collect(folder, home=tmp_path / "home")
     assert {e.name for e in first.entries} == {e.name for e in second.entries}
     assert next(e.sha256 for e in second.entries if e.name == "7.txt") == "0" * 64
-    # What is packed is hashed once more: a wrong memory cannot travel, and is dropped.
-    with pytest.raises(BundleError, match=r"7\.txt changed while it was packed"):
+    # Packing hashes each file again, so a wrong cache entry is found and dropped.
+    with pytest.raises(BundleError, match=r"7\.txt changed while the bundle was written"):
         write_bundle(second, tmp_path / "home" / "bundles")
     assert collect(folder, home=tmp_path / "home").info == first.info
 
 
 @pytest.mark.usefixtures("_remembers_at_once")
-def test_any_change_is_seen(tmp_path: Path) -> None:
+def test_any_change_invalidates_the_digest_cache(tmp_path: Path) -> None:
     folder = large(tmp_path / "a")
     before = collect(folder, home=tmp_path / "home").info.digest
     status = (folder / "7.txt").stat()
@@ -670,7 +668,7 @@ def test_any_change_is_seen(tmp_path: Path) -> None:
     assert collect(folder, home=tmp_path / "home").info.digest != before
 
 
-def test_what_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
+def test_a_file_changed_just_now_is_not_cached(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("1")
     digests = Digests(tmp_path, None)
     digests.of("f", str(tmp_path / "f"), (tmp_path / "f").stat())
@@ -679,14 +677,14 @@ def test_what_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_remembers_at_once")
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": null, "files": 3}', "\0"])
-def test_a_damaged_memory_is_no_error(tmp_path: Path, content: str) -> None:
+def test_a_damaged_digest_cache_is_no_error(tmp_path: Path, content: str) -> None:
     folder = large(tmp_path / "a")
     before = collect(folder, home=tmp_path / "home").info
     next(iter((tmp_path / "home" / "bundles").glob("digests-*.json"))).write_text(content)
     assert collect(folder, home=tmp_path / "home").info == before
 
 
-def test_a_small_tree_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+def test_a_small_tree_writes_no_digest_cache(tmp_path: Path) -> None:
     collect(tree(tmp_path / "a", a_py=""), home=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -694,7 +692,7 @@ def test_a_small_tree_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the archive
 
 
-def test_the_bytes_are_these_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_bytes_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.bundle.contents._runtime_files", lambda: iter(()))
     folder = tree(tmp_path / "a", a_py="print(1)\n", sub__b="x" * 200_000)
     (folder / ("long" * 40)).write_text("a name that is too long for ustar")
@@ -708,7 +706,7 @@ def test_the_bytes_are_these_on_every_machine(tmp_path: Path, monkeypatch: pytes
     )
 
 
-def test_others_can_read_the_archive(tmp_path: Path) -> None:
+def test_other_tools_can_read_the_archive(tmp_path: Path) -> None:
     contents = collect(tree(tmp_path / "a", a_py="print(1)\n", sub__b="x" * 200_000, empty=""))
     archive = write_bundle(contents, tmp_path / "out").path
     subprocess.run(["gzip", "-t", archive], check=True)
@@ -720,7 +718,7 @@ def test_others_can_read_the_archive(tmp_path: Path) -> None:
     assert len(gzip.decompress(archive.read_bytes())) % tarfile.RECORDSIZE == 0
 
 
-def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_sizes(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     with (folder / "table").open("wb") as file:
         file.truncate(64_000_000)
@@ -733,15 +731,15 @@ def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="1" * 1000, b_py="2" * 2000)
-    told: list[tuple[int, int]] = []
-    contents = collect(folder, progress=lambda done, total: told.append((done, total)))
-    write_bundle(contents, tmp_path / "out", progress=lambda done, total: told.append((done, total)))
-    assert len(told) == 2 * len(contents.entries) - 1
-    assert told[-1] == (contents.info.bytes, contents.info.bytes)
-    assert all(done <= total for done, total in told)
+    calls: list[tuple[int, int]] = []
+    contents = collect(folder, progress=lambda done, total: calls.append((done, total)))
+    write_bundle(contents, tmp_path / "out", progress=lambda done, total: calls.append((done, total)))
+    assert len(calls) == 2 * len(contents.entries) - 1
+    assert calls[-1] == (contents.info.bytes, contents.info.bytes)
+    assert all(done <= total for done, total in calls)
 
 
-def test_an_archive_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+def test_a_complete_archive_is_not_rewritten(tmp_path: Path) -> None:
     contents = collect(tree(tmp_path / "a", a_py="1"))
     first = write_bundle(contents, tmp_path / "out").path.stat()
     again = write_bundle(contents, tmp_path / "out").path.stat()
@@ -750,32 +748,32 @@ def test_an_archive_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 4, 65_000, -1], ids=["empty", "stub", "cut", "one byte less"])
 @pytest.mark.parametrize("code", ["1", "1" * 200_000], ids=["small", "large"])
-def test_an_archive_that_was_cut_is_written_again(tmp_path: Path, code: str, size: int) -> None:
+def test_a_truncated_archive_is_rewritten(tmp_path: Path, code: str, size: int) -> None:
     contents = collect(tree(tmp_path / "a", a_py=code))
     archive = write_bundle(contents, tmp_path / "out").path
-    whole = archive.read_bytes()
-    archive.write_bytes(whole[:size])
-    assert write_bundle(contents, tmp_path / "out").path.read_bytes() == whole
+    complete = archive.read_bytes()
+    archive.write_bytes(complete[:size])
+    assert write_bundle(contents, tmp_path / "out").path.read_bytes() == complete
 
 
-def test_an_archive_of_zeros_is_written_again(tmp_path: Path) -> None:
+def test_an_archive_of_zeros_is_rewritten(tmp_path: Path) -> None:
     """What a file system leaves of a file whose content was not on the disk yet when the machine lost its power."""
     contents = collect(tree(tmp_path / "a", a_py="1"))
     archive = write_bundle(contents, tmp_path / "out").path
-    whole = archive.read_bytes()
-    archive.write_bytes(bytes(len(whole)))
-    assert write_bundle(contents, tmp_path / "out").path.read_bytes() == whole
+    complete = archive.read_bytes()
+    archive.write_bytes(bytes(len(complete)))
+    assert write_bundle(contents, tmp_path / "out").path.read_bytes() == complete
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "other", "gone"])
-def test_a_file_that_changes_while_it_is_packed_is_told(tmp_path: Path, change: str) -> None:
+def test_a_file_that_changes_during_packing_is_reported(tmp_path: Path, change: str) -> None:
     folder = tree(tmp_path / "a", a_py="12345")
     contents = collect(folder)
     if change == "gone":
         (folder / "a.py").unlink()
     else:
         (folder / "a.py").write_text({"longer": "123456", "shorter": "1", "other": "54321"}[change])
-    with pytest.raises(BundleError, match=r"a\.py changed while it was packed"):
+    with pytest.raises(BundleError, match=r"a\.py changed while the bundle was written"):
         write_bundle(contents, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
@@ -783,7 +781,7 @@ def test_a_file_that_changes_while_it_is_packed_is_told(tmp_path: Path, change: 
 # ---------------------------------------------------------------- odd trees
 
 
-def test_the_folder_of_local_runs_stays_behind_wherever_it_is(tmp_path: Path) -> None:
+def test_the_folder_of_local_runs_is_always_excluded(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="", mine__runs__one__request="")
     (folder / "mine" / "runs" / "one" / "train").symlink_to(tmp_path)
     assert [e.name for e in collect(folder, home=folder / "mine").entries if "cloudtrain_" not in e.name] == ["a.py"]
@@ -798,16 +796,16 @@ def test_links(tmp_path: Path) -> None:
         collect(folder)
 
 
-def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+def test_broken_links_are_reported(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="1", sub__b_py="")
     cases = {"loop": "loop", "gone": "nothing", "inner": "sub", "history": ".git/config"}
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("x")
     expected = {
-        "loop": "leads to itself",
-        "gone": "leads to nothing: No such file",
+        "loop": "points to itself",
+        "gone": "points to nothing: No such file",
         "inner": "a link to a folder",
-        "history": "which never travels",
+        "history": "which is always excluded",
     }
     for name, target in cases.items():
         (folder / name).symlink_to(target)
@@ -822,7 +820,7 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["runs [1]", "sp*ce", ".hidden", "runs"])
-def test_the_home_stays_behind_with_any_name_and_behind_links(tmp_path: Path, name: str) -> None:
+def test_the_home_is_excluded_with_any_name_and_behind_links(tmp_path: Path, name: str) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / name / "runs").mkdir(parents=True)
     (folder / name / "runs" / "state.json").write_text("x")
@@ -832,7 +830,7 @@ def test_the_home_stays_behind_with_any_name_and_behind_links(tmp_path: Path, na
             names = [entry.name for entry in collect(root, home=home).entries if "cloudtrain_" not in entry.name]
             assert names == ["a.py"]
     (folder / "shortcut").symlink_to(name)
-    assert collect(folder, home=folder / name).why_left_out("shortcut/x") == "runs of cloudtrain"
+    assert collect(folder, home=folder / name).exclusion_reason("shortcut/x") == "runs of cloudtrain"
 
 
 def test_a_home_that_is_the_code_folder(tmp_path: Path) -> None:
@@ -860,19 +858,19 @@ def nest(tmp_path: Path) -> Iterator[Callable[[str, int], Path]]:
     subprocess.run(["rm", "-rf", folder], check=True)
 
 
-def test_a_very_deep_tree_travels(tmp_path: Path, nest: Callable[[str, int], Path]) -> None:
+def test_a_very_deep_tree_is_included(tmp_path: Path, nest: Callable[[str, int], Path]) -> None:
     contents = collect(nest("d", 1200))
     assert contents.entries[-1].name == "d/" * 1200 + "deep.py"
     with tarfile.open(write_bundle(contents, tmp_path / "out").path) as archive:
         assert contents.entries[-1].name in archive.getnames()
 
 
-def test_a_tree_deeper_than_paths_may_be_is_refused(nest: Callable[[str, int], Path]) -> None:
+def test_a_tree_deeper_than_the_path_limit_is_refused(nest: Callable[[str, int], Path]) -> None:
     with pytest.raises(BundleError, match="cannot be read: File name too long"):
         collect(nest("d" * 100, 60))
 
 
-def test_a_name_that_is_not_utf8_is_refused_and_can_be_shown(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_refused_and_printable(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.py"))).write_text("")
     with pytest.raises(BundleError, match="is not UTF-8") as caught:
@@ -883,7 +881,7 @@ def test_a_name_that_is_not_utf8_is_refused_and_can_be_shown(tmp_path: Path) -> 
     json.dumps(collect(folder).to_json()).encode()
 
 
-def test_names_with_line_ends_travel_and_are_shown_escaped(tmp_path: Path) -> None:
+def test_names_with_newlines_are_included_and_escaped(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", a_py="")
     (folder / "two\nlines").write_text("1")
     assert own_names(folder) == ["a.py", "two\nlines"]
@@ -902,19 +900,19 @@ def _without_rights() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["sub", "a.py", ".gitignore"])
-def test_what_may_not_be_read_is_named(
+def test_unreadable_paths_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, name: str
 ) -> None:
     folder = tree(tmp_path / "a", a_py="", sub__b_py="")
     (folder / ".gitignore").write_text("x\n")
-    monkeypatch.chdir(folder)  # nobody may not even come here by the whole path
+    monkeypatch.chdir(folder)  # the user nobody may not enter this folder by its absolute path
     Path(name).chmod(0)
     request.getfixturevalue("_without_rights")
     with pytest.raises(BundleError, match=f"{name}.* cannot be read: Permission denied"):
         collect(Path())
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_code_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="nowhere cannot be read: No such file"):
         collect(tmp_path / "nowhere")
 
@@ -929,11 +927,11 @@ def test_sockets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_setup_py_at_the_root_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"setup\.py lies at the root"):
+    with pytest.raises(BundleError, match=r"has a setup\.py at its root"):
         collect(tree(tmp_path / "a", setup_py=""))
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", setup_py="", a_py=f"'{ID}'", cloudtrain_runtime__x_py="", sub__b_py="")
     (folder / "gone.txt").symlink_to("nothing")
     (folder / "inner").symlink_to("sub")
@@ -946,31 +944,33 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         list_contents(folder)
     message = caught.value.message
     for part in [
-        "18 things keep the code folder from travelling:\n",
-        "  setup.py lies at the root",
+        "18 problems in the code folder:\n",
+        "  the code folder has a setup.py at its root",
         "/ of its own\n    rename it\n",
-        "  gone.txt is a link that leads to nothing: No such file or directory\n",
+        "  gone.txt is a link that points to nothing: No such file or directory\n",
         "  inner is a link to a folder\n    copy it, or name it in .cloudtrainignore\n",
-        "  sub/.gitignore:1: [a is no valid pattern",
+        "  sub/.gitignore:1: [a is not a valid pattern",
         "  pipe is neither file nor folder\n",
-        "\n  and 3 more such\n    put a file in its place",
-        "\n2 files look like they hold secrets, which would travel with the code:\n",
+        "\n  and 3 more such\n    replace it by a file",
+        "\n2 files look like they hold secrets, which the bundle would include:\n",
         "\n  .env: environment file\n  a.py:1: AWS access key id",
     ]:
         assert part in message
     assert message.count("outside of the code folder") == 9
-    assert "the line /.env leaves it behind" in caught.value.hint
+    assert "the line /.env excludes it" in caught.value.hint
     assert ID not in str(caught.value)
 
 
-def test_one_thing_that_is_wrong_is_told_with_the_secrets(tmp_path: Path) -> None:
+def test_a_single_problem_is_reported_with_the_secrets(tmp_path: Path) -> None:
     folder = tree(tmp_path / "a", setup_py="")
     (folder / ".env").write_text("x")
-    with pytest.raises(BundleError, match=r"(?s)^1 thing keeps.*setup\.py.*1 file looks like.*\.env: environment"):
+    with pytest.raises(
+        BundleError, match=r"(?s)^1 problem in the code folder.*setup\.py.*1 file looks like.*\.env: environment"
+    ):
         collect(folder)
 
 
-def test_names_that_cloudtrain_needs_are_refused(tmp_path: Path) -> None:
+def test_reserved_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="of its own"):
         collect(tree(tmp_path / "a", cloudtrain_runtime__x_py=""))
 
@@ -982,7 +982,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
         collect(folder)
 
 
-def test_too_much_names_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_bundle_lists_its_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.bundle.contents.MAX_BYTES", 200_000)
     folder = tree(tmp_path / "a", a_py="", weights="x" * 200_000)
     with pytest.raises(BundleError) as caught:

@@ -1,7 +1,7 @@
-"""The archive: a tar of sorted names in a gzip that stores instead of compressing.
+"""Bundle archives: tar files with sorted names, in gzip format without compression.
 
-Equal contents give equal bytes everywhere, because no compressor has a say: what deflate makes of the same input
-differs between zlib's versions and zlib-ng. See docs/decisions/008-bundles-are-not-compressed.md.
+Equal contents give equal bytes everywhere. Compressed bytes would differ between versions of zlib and zlib-ng. See
+docs/decisions/008-bundles-are-not-compressed.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from cloudtrain.bundle import digests
-from cloudtrain.bundle.contents import (
-    WORKER_SOURCE,
-    Contents,
-    Entry,
-    ProgressCallback,
-    printable_name,
-)
+from cloudtrain.bundle.contents import WORKER_SOURCE, Contents, Entry, ProgressCallback
+from cloudtrain.bundle.rejections import printable_name
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain_runtime.contract import BUNDLE_FILE
@@ -41,20 +36,20 @@ class Bundle:
 
 
 def write_bundle(contents: Contents, folder: Path, *, progress: ProgressCallback | None = None) -> Bundle:
-    """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it is there already.
+    """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it exists.
 
-    Equal contents give equal bytes: names sorted, times and owners zero, modes 644 or 755, nothing compressed.
+    Equal contents give equal bytes: sorted names, zero times and owners, modes 644 or 755, no compression.
 
     Args:
-        contents: What travels.
-        folder: Where bundles lie.
-        progress: Told about each file that has been packed.
+        contents: The bundle's contents.
+        folder: Folder of all bundles.
+        progress: Called after each file that has been written.
 
     Raises:
-        BundleError: a file is not what it was when it was listed, or the folder cannot be written to.
+        BundleError: A file has changed since it was listed, or the folder is not writable.
     """
     target = folder / contents.info.digest / BUNDLE_FILE
-    if _is_whole(target):
+    if _is_complete(target):
         return Bundle(target, contents.info)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,17 +64,19 @@ def write_bundle(contents: Contents, folder: Path, *, progress: ProgressCallback
         Path(partial.name).replace(target)
     except _ChangedError as error:
         digests.forget(folder)
-        message = f"{printable_name(str(error))} changed while it was packed"
-        raise BundleError(message, "submit again when nothing writes to it") from error
+        message = f"{printable_name(str(error))} changed while the bundle was written"
+        raise BundleError(message, "submit again when no program writes to it") from error
     except OSError as error:
-        raise BundleError(f"cannot write {target}: {error.strerror}", "make room, or set CLOUDTRAIN_HOME") from error
+        raise BundleError(
+            f"cannot write {target}: {error.strerror}", "free disk space, or set CLOUDTRAIN_HOME"
+        ) from error
     finally:
         Path(partial.name).unlink(missing_ok=True)
     return Bundle(target, contents.info)
 
 
-def _is_whole(archive: Path) -> bool:
-    """Tell whether an archive is there and as long as its last bytes say; a crash of the machine may have cut it."""
+def _is_complete(archive: Path) -> bool:
+    """Whether an archive exists and has the length that its trailer records; a crash may have truncated it."""
     try:
         with archive.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -91,7 +88,7 @@ def _is_whole(archive: Path) -> bool:
 
 
 class _ChangedError(Exception):
-    """A file is not what it was when it was listed."""
+    """A file has changed since it was listed."""
 
 
 def _write(contents: Contents, out: IO[bytes], progress: ProgressCallback | None) -> None:
@@ -102,14 +99,14 @@ def _write(contents: Contents, out: IO[bytes], progress: ProgressCallback | None
         done += entry.size
         if progress is not None:
             progress(done, contents.info.bytes)
-    # Two empty blocks end an archive, and whole records are customary.
+    # A tar archive ends with two empty blocks and is padded to complete records.
     stored.write(bytes(2 * tarfile.BLOCKSIZE))
     stored.write(bytes(-stored.size % tarfile.RECORDSIZE))
     stored.close()
 
 
 def _add(archive: _StoredGzip, entry: Entry) -> None:
-    """Write one member. Its content is hashed once more: what is packed is what was listed."""
+    """Write one member. Hash its content again to detect a change since it was listed."""
     header = tarfile.TarInfo(entry.name)
     header.mode = 0o755 if entry.executable else 0o644
     header.size = entry.size
@@ -157,26 +154,26 @@ class _StoredGzip:
 
     @classmethod
     def bytes_for(cls, content: int) -> int:
-        """Return the size of the file that holds so many bytes."""
+        """Return the size in bytes of the gzip file for content of this size."""
         blocks = content // cls._BLOCK_BYTES + 1
         return len(cls._HEADER) + content + blocks * cls._BLOCK.size + cls.TRAILER.size
 
     def write(self, data: bytes) -> None:
-        """Add bytes."""
+        """Add content."""
         self._crc = zlib.crc32(data, self._crc)
         self.size += len(data)
         self._pending += data
         with memoryview(self._pending) as pending:
-            whole = len(pending) - len(pending) % self._BLOCK_BYTES
-            for at in range(0, whole, self._BLOCK_BYTES):
-                self._block(pending[at : at + self._BLOCK_BYTES], last=False)
-        del self._pending[:whole]
+            ready = len(pending) - len(pending) % self._BLOCK_BYTES
+            for start in range(0, ready, self._BLOCK_BYTES):
+                self._block(pending[start : start + self._BLOCK_BYTES], is_last=False)
+        del self._pending[:ready]
 
     def close(self) -> None:
         """Write the last block and the trailer."""
-        self._block(self._pending, last=True)
+        self._block(self._pending, is_last=True)
         self._out.write(self.TRAILER.pack(self._crc, self.size & 0xFFFFFFFF))
 
-    def _block(self, data: bytearray | memoryview, *, last: bool) -> None:
-        self._out.write(self._BLOCK.pack(int(last), len(data), len(data) ^ 0xFFFF))
+    def _block(self, data: bytearray | memoryview, *, is_last: bool) -> None:
+        self._out.write(self._BLOCK.pack(int(is_last), len(data), len(data) ^ 0xFFFF))
         self._out.write(data)

@@ -1,4 +1,4 @@
-"""What stays behind unless `.cloudtrainignore` names it, and why."""
+"""Default exclusions: files and folders that a bundle excludes unless `.cloudtrainignore` names them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from cloudtrain.secrets.file_names import NameTable
 
 LARGE_DATA_BYTES = 10 * 10**6
-"""Data files up to this size travel: code often needs a small table beside it."""
+"""Data files up to this size are included: code often needs a small table."""
 
 _FOLDERS = {
     ".hg": "version control",
@@ -58,18 +58,18 @@ _DATA = (
 
 
 def cache_reason(base: str, *, is_folder: bool) -> str | None:
-    """Return why a file or folder is nothing but a by-product of work, or None."""
+    """Return why a file or folder is a cache or another by-product, or None."""
     if is_folder:
         return _FOLDERS.get(base) or ("build output" if base.endswith((".egg-info", ".dist-info")) else None)
     return _FILES.find(base)
 
 
 def result_reason(base: str, size: int) -> str | None:
-    """Return why a file is a result or data, which travel by other ways, or None.
+    """Return why a file is a result or large data, which do not belong into a bundle, or None.
 
     Args:
         base: The file's name without its folder.
-        size: In bytes.
+        size: Size in bytes.
     """
     if size > LARGE_DATA_BYTES and base.lower().endswith(_DATA):
         return f"data of more than {LARGE_DATA_BYTES // 10**6} MB; a channel of the job can carry it"
@@ -77,7 +77,7 @@ def result_reason(base: str, size: int) -> str | None:
 
 
 def environment_reason(children: Collection[str]) -> str | None:
-    """Return why a folder is an environment or a cache, by the names of what lies in it, or None."""
+    """Return why a folder is an environment or a cache, by the names of its children, or None."""
     if "pyvenv.cfg" in children:
         return "virtual environment"
     if "conda-meta" in children:
@@ -88,5 +88,5 @@ def environment_reason(children: Collection[str]) -> str | None:
 
 
 def result_folder_reason(base: str, children: Collection[str]) -> str | None:
-    """Return why a folder of results stays behind, or None. With Python files in it, it is a package of that name."""
+    """Return why a folder holds results, or None. A folder with Python files is a package of that name."""
     return None if any(name.endswith(".py") for name in children) else _RESULT_FOLDERS.get(base)

@@ -1,7 +1,7 @@
-"""Digests of files, remembered between commands, so that an unchanged tree is not read again.
+"""Cache of file digests, so that commands do not read an unchanged code folder again.
 
-An entry counts as long as size, times and inode of its file are what they were. As in git's index, a file that changed
-just before it was read is not remembered: it could change again within the same tick of the file system's clock.
+An entry is valid while size, times and inode of its file are unchanged. As in git's index, a file that changed just
+before it was read is not cached: it could change again within the same tick of the file system's clock.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
 _TICK_NS = 2 * 10**9
-"""The coarsest clock of a file system in use, FAT's."""
-_WORTH_BYTES, _WORTH_FILES = 16 * 10**6, 1000
-"""Trees that are read in a blink leave nothing on the disk."""
+"""Resolution of the coarsest file system clock in use, FAT's."""
+_MIN_CACHED_BYTES, _MIN_CACHED_FILES = 16 * 10**6, 1000
+"""Smaller folders are read so fast that a cache file is not worth writing."""
 _CHUNK_BYTES = 2**20
 
 
 class Digest(NamedTuple):
-    """What is known of a file's content.
+    """Digest of a file's content, and the credentials in it.
 
     Attributes:
         sha256: Hexadecimal digest.
         size: Bytes that were read.
-        credentials: (line, kind) of what looks like a credential; line 0 of what is no text.
+        credentials: (line, kind) of everything that looks like a credential; line 0 in a file that is no text.
     """
 
     sha256: str
@@ -45,7 +45,7 @@ class Digests:
 
     Args:
         root: The code folder.
-        folder: Where they are remembered, or None.
+        folder: Folder of the cache file, or None for no cache.
     """
 
     def __init__(self, root: Path, folder: Path | None) -> None:
@@ -56,33 +56,33 @@ class Digests:
         self._read_bytes = self._read_files = 0
 
     def of(self, name: str, path: str, status: os.stat_result, *, target: str | None = None) -> Digest:
-        """Return a file's digest, from memory where the file is unchanged.
+        """Return a file's digest, from the cache if the file is unchanged.
 
         Args:
-            name: The key.
+            name: Key in the cache.
             path: The file.
-            status: Its status, taken before.
-            target: Where it is a link: the path of what it leads to, whose name tells how to read it.
+            status: Its status, taken before this call.
+            target: Target of a symbolic link; its name decides how the content is scanned.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: The file cannot be read.
         """
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(name)
         if known is not None and known[0] == stamp:
             self._kept[name] = known
             return known[1]
-        began = time.time_ns()
+        started_ns = time.time_ns()
         digest = read_digest(path, name if target is None else target)
         self._read_bytes += digest.size
         self._read_files += 1
-        if max(status.st_mtime_ns, status.st_ctime_ns) < began - _TICK_NS and digest.size == status.st_size:
+        if max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - _TICK_NS and digest.size == status.st_size:
             self._kept[name] = (stamp, digest)
         return digest
 
     def save(self) -> None:
-        """Remember what was read, where that saves time. A folder that cannot be written to is no error."""
-        if self._file is None or (self._read_bytes < _WORTH_BYTES and self._read_files < _WORTH_FILES):
+        """Write the cache if that saves time. An unwritable folder is no error."""
+        if self._file is None or (self._read_bytes < _MIN_CACHED_BYTES and self._read_files < _MIN_CACHED_FILES):
             return
         content = {
             "version": scanner.VERSION,
@@ -107,26 +107,26 @@ class Digests:
                 for name, (stamp, (sha256, size, found)) in content["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return {}  # absent, of another version, or damaged: everything is read again
+            return {}  # absent, of another version, or damaged: read all files again
 
 
 def forget(folder: Path) -> None:
-    """Drop all that is remembered in a folder: something there was wrong."""
+    """Delete all cache files in a folder, because an entry was wrong."""
     for path in folder.glob(f"{FILE_PREFIX}*.json"):
         path.unlink(missing_ok=True)
 
 
 def read_digest(path: str, name: str) -> Digest:
-    """Read a file once, for its digest and for what looks like a credential in it.
+    """Read a file once, for its digest and for credentials in it.
 
     Args:
         path: The file.
-        name: The name by which `credentials.in_file` knows how to read it.
+        name: Name that decides how `scanner.scan_file` scans the content.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:  # noqa: PTH123 (ten thousand times; a Path costs as much as the rest)
+    with open(path, "rb") as file:  # noqa: PTH123 (called for every file; a Path costs as much as the rest)
         data = file.read(scanner.SCANNED_BYTES)
         digest, size = hashlib.sha256(data), len(data)
         found = tuple(scanner.scan_file(name, data))

@@ -1,8 +1,8 @@
-"""Where the code comes from: commit, branch and the changes that are not committed.
+"""Git commit, branch and uncommitted changes of a code folder.
 
-git is only asked, never told: it takes no locks, writes no index, fetches nothing, and runs no hook, file system
-monitor, external diff, text conversion or filter that a configuration names. Without its filter a file that one
-rewrites, as Git LFS does, counts as changed when its time is not what git's index remembers.
+git only reads: it takes no locks, writes no index, fetches nothing, and runs no hook, file system monitor, external
+diff, text conversion or filter that a configuration names. Without its filter, a file that a filter rewrites, as Git
+LFS does, counts as changed if its time differs from the one in git's index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUIET = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_PAGER": "cat",
     "GIT_NO_LAZY_FETCH": "1",
-    "GIT_ALLOW_PROTOCOL": "none",  # the same for a git before 2.44: a fetch starts ssh or what a remote names
+    "GIT_ALLOW_PROTOCOL": "none",  # for git before 2.44, whose fetch starts ssh or the command of a remote
     "LC_ALL": "C",
 }
 _SAFE = (
@@ -33,57 +33,61 @@ _SAFE = (
     *("-c", "diff.autoRefreshIndex=false"),
 )
 _MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF")
-"""Set inside hooks: they would answer for another repository."""
+"""Variables that git sets inside hooks and that would select another repository."""
 _FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
-_MOST_PATHS = 200
-"""Paths that are named to git; with more the words for it would grow too long."""
+_MAX_PATHS = 200
+"""Most paths on git's command line, whose length is limited."""
 _NONE_FOUND = 1
-"""What git config exits with when no name matches."""
+"""Exit code of git config if no name matches."""
 _STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=normal", "--ignore-submodules=all")
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "HEAD")
 
 
 def read_source(directory: Path) -> GitSource | None:
-    """Return where a code folder comes from; None without git, without a repository, or where git refuses.
+    """Return the git source of a code folder; None without git, without a repository, or if git fails.
 
     Args:
-        directory: The code folder, which may lie anywhere in a repository.
+        directory: The code folder, anywhere in a repository.
     """
-    quiet = _without_filters(directory)
-    status = _git(directory, *quiet, *_STATUS, "--", ".") if quiet is not None else None
-    if quiet is None or status is None:
+    no_filters = _without_filters(directory)
+    status = _git(directory, *no_filters, *_STATUS, "--", ".") if no_filters is not None else None
+    if no_filters is None or status is None:
         return None
     records = os.fsdecode(status).split("\0")[:-1]
     head = dict(record[2:].split(" ", 1) for record in records if record.startswith("# branch."))
     commit = head.get("branch.oid", "")
-    branch = os.fsencode(head.get("branch.head", "")).decode("utf-8", "replace")  # a plan is printed and kept
+    branch = os.fsencode(head.get("branch.head", "")).decode(
+        "utf-8", "replace"
+    )  # a plan is printed and stored, so it must be valid text
     has_commit = commit not in ("", "(initial)")
     changed = tuple(_changed(records))
     return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
         dirty=any(not record.startswith("#") for record in records),
-        diff=_diff(directory, quiet, changed) if has_commit and changed else "",
+        diff=_diff(directory, no_filters, changed) if has_commit and changed else "",
     )
 
 
 def _without_filters(directory: Path) -> tuple[str, ...] | None:
-    """Return the options with which git starts none of the configured filters; None where that cannot be said.
+    """Return the options that disable all configured filters; None if that is impossible.
 
-    An empty command starts nothing (gitattributes(5)), and what is not required may fail to start.
+    git starts no program for an empty command (gitattributes(5)), and ignores failures of optional filters.
     """
     names = _git(directory, *_FILTERS, accepted=(0, _NONE_FOUND))
     if names is None:
         return None
     drivers = {os.fsdecode(name).partition(".")[2].rpartition(".")[0] for name in names.split(b"\0") if name}
     if any("=" in driver for driver in drivers):
-        return None  # git's -c ends a name at the first equals sign, so such a one cannot be overridden
-    nothing = ("clean=", "smudge=", "process=", "required=false")
-    return tuple(word for driver in sorted(drivers) for end in nothing for word in ("-c", f"filter.{driver}.{end}"))
+        return None  # git's -c ends a name at the first equals sign, so it cannot override this one
+    empty = ("clean=", "smudge=", "process=", "required=false")
+    return tuple(
+        word for driver in sorted(drivers) for setting in empty for word in ("-c", f"filter.{driver}.{setting}")
+    )
 
 
 _FIELDS_BEFORE_PATH = {"1": 8, "2": 9, "u": 10}
-"""Of a changed, a renamed and an unmerged file: git-status(1), porcelain format version 2."""
+"""Fields before the path of a changed, a renamed and an unmerged file (git-status(1), porcelain format version 2)."""
 
 
 def _changed(records: Iterable[str]) -> Iterator[str]:
@@ -95,20 +99,20 @@ def _changed(records: Iterable[str]) -> Iterator[str]:
             continue
         yield record.split(" ", fields)[fields]
         if record.startswith("2"):
-            yield next(rest)  # what it was called before
+            yield next(rest)  # the old name
 
 
-def _diff(directory: Path, quiet: tuple[str, ...], changed: tuple[str, ...]) -> str:
-    """Return the diff of tracked files below a folder, without what looks like a secret, bounded."""
-    # Where its index is stale, as in a copied repository, git would compare every file; status has just done so.
-    paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MOST_PATHS else ["."]
-    data = _git(directory, *quiet, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1) or b""
+def _diff(directory: Path, no_filters: tuple[str, ...], changed: tuple[str, ...]) -> str:
+    """Return the diff of tracked files below a folder, without secrets, at most `MAX_DIFF_BYTES` long."""
+    # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
+    paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MAX_PATHS else ["."]
+    data = _git(directory, *no_filters, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1) or b""
     text = b"".join(_without_secrets(data[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
     return text if len(data) <= MAX_DIFF_BYTES else f"{text}\n(cut here: the diff is longer)\n"
 
 
 def _without_secrets(diff: bytes) -> Iterator[bytes]:
-    """Yield the diff file by file; of a file that looks like a secret only its first line."""
+    """Yield the diff file by file; for a file that looks like a secret only its first line."""
     start = b"diff --git "
     for part in diff.split(b"\n" + start):
         head, _, _ = part.partition(b"\n")
@@ -119,14 +123,14 @@ def _without_secrets(diff: bytes) -> Iterator[bytes]:
 
 
 def _is_secret(name: str) -> bool:
-    """Tell whether a name says that a file holds a secret, or may: a diff shows too little of it to tell."""
+    """Whether a file's name suggests a secret. A diff shows too little of the content to decide by it."""
     folders = name.split("/")[:-1]
-    said = (scanner.kind_by_name(name), scanner.suspected_kind(name), *map(scanner.kind_of_folder, folders))
-    return any(kind is not None for kind in said)
+    kinds = (scanner.kind_by_name(name), scanner.suspected_kind(name), *map(scanner.kind_of_folder, folders))
+    return any(kind is not None for kind in kinds)
 
 
 def _git(directory: Path, *arguments: str, most_bytes: int = -1, accepted: tuple[int, ...] = (0,)) -> bytes | None:
-    """Return what git prints, at most so many bytes, or None when it cannot answer."""
+    """Return git's output, at most `most_bytes` long, or None if git fails."""
     environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     try:
         process = subprocess.Popen(

@@ -1,9 +1,9 @@
 """Ignore files, read as git reads them.
 
-pathspec says what one pattern matches. Which rule decides, layer by layer, is decided here, because every answer names
-file and line of the rule. A test compares the answers with git on random trees; docs/decisions/009 lists what differs.
-Meant differences: a pattern for folders (`data/`) also means a link to a folder, case always counts, and a pattern that
-git drops in silence because it can match nothing is an error with file and line.
+pathspec decides what one pattern matches. This module decides which rule applies, layer by layer, because every
+exclusion names the file and line of its rule. A test compares the decisions with git on random trees. Intended
+differences (docs/decisions/009): a pattern for folders (`data/`) also matches a link to a folder, matching is always
+case-sensitive, and a pattern that can match nothing, which git ignores silently, is an error with file and line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from cloudtrain.errors import BundleError
 
 _ODD_BRACKET = re.compile(r"(?<!\\)(?:\\\\)*\[[!^]?\]?[^\]/]*?(?:[\\\[/]|([-&~|])\1|\Z)")
-"""A bracket that is not closed, or holds what pathspec hands to `re`, where it means something else: `[[:digit:]]`."""
+"""An unclosed bracket, or one with syntax that pathspec passes to `re`, where it has another meaning: `[[:digit:]]`."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Rule:
         file: Name of the ignore file, relative to the code folder.
         line: 1-based.
         text: The pattern as written.
-        negated: Whether it begins with `!`.
-        folders_only: Whether it ends with `/`.
-        anchored: Whether it is matched against the path below its file, not against the last part of the name alone.
+        is_negated: Whether it begins with `!`.
+        is_for_folders: Whether it ends with `/`.
+        is_anchored: Whether it is matched against the path below its file, not only against the last part of the name.
         pattern: The pattern without `!` and the slashes around it.
         expression: `pattern` as a regular expression.
     """
@@ -37,9 +37,9 @@ class Rule:
     file: str
     line: int
     text: str
-    negated: bool
-    folders_only: bool
-    anchored: bool
+    is_negated: bool
+    is_for_folders: bool
+    is_anchored: bool
     pattern: str
     expression: str
 
@@ -47,8 +47,8 @@ class Rule:
         return f"{self.file}:{self.line}: {self.text}"
 
     @property
-    def names_something(self) -> bool:
-        """Whether the last part of the pattern says more than "all": `!*.pt` does, `!*/` does not."""
+    def is_specific(self) -> bool:
+        """Whether the last part of the pattern is more than wildcards: true for `!*.pt`, false for `!*/`."""
         return self.pattern.rpartition("/")[2].strip("*?") != ""
 
 
@@ -58,7 +58,7 @@ class IgnoreFile:
     Args:
         rules: In the order of the file.
         folder: Folder of the file relative to the code folder: empty, or with `/` at the end.
-        above: Path from the file's folder down to the code folder, where the file lies above it; with `/` at the end.
+        above: Path from the file's folder down to the code folder, for a file above it; with `/` at the end.
     """
 
     def __init__(self, rules: Iterable[Rule], *, folder: str = "", above: str = "") -> None:
@@ -66,14 +66,14 @@ class IgnoreFile:
         self._rules = tuple(rules)
         self._cut = len(folder)
         self._above = above
-        # One expression for all rules answers the common case, a name that no rule knows.
-        self._by_base = _any_of(rule.expression for rule in self._rules if not rule.anchored)
-        self._by_path = _any_of(rule.expression for rule in self._rules if rule.anchored)
+        # One expression for all rules handles the common case, a name that no rule matches.
+        self._by_base = _any_of(rule.expression for rule in self._rules if not rule.is_anchored)
+        self._by_path = _any_of(rule.expression for rule in self._rules if rule.is_anchored)
         self._compiled = [re.compile(rule.expression, re.DOTALL) for rule in self._rules]
         self._opened = _any_of(prefix for rule in self._rules for prefix in _folders_above(rule))
 
     def find(self, name: str, *, is_folder: bool) -> Rule | None:
-        """Return the rule that decides about a name, the last that matches; None when none does.
+        """Return the last rule that matches a name, which decides about it; None if no rule matches.
 
         Args:
             name: Path relative to the code folder, without a slash at the end.
@@ -83,110 +83,112 @@ class IgnoreFile:
         if not self._by_base.fullmatch(base) and not self._by_path.fullmatch(path):
             return None
         for rule, compiled in zip(reversed(self._rules), reversed(self._compiled), strict=True):
-            if (is_folder or not rule.folders_only) and compiled.fullmatch(path if rule.anchored else base):
+            if (is_folder or not rule.is_for_folders) and compiled.fullmatch(path if rule.is_anchored else base):
                 return rule
         return None
 
     def opens(self, folder: str) -> bool:
-        """Tell whether a negation names something below a folder, such as `!data/labels.csv` for `data`."""
+        """Whether a negation names a path below a folder, such as `!data/labels.csv` for `data`."""
         return self._opened.fullmatch(self._above + folder[self._cut :]) is not None
 
 
-def read_ignore_file(path: Path, shown: str, *, folder: str = "", above: str = "") -> IgnoreFile:
+def read_ignore_file(path: Path, display_name: str, *, folder: str = "", above: str = "") -> IgnoreFile:
     """Read an ignore file.
 
     Args:
         path: The file.
-        shown: Its name in messages.
+        display_name: Its name in messages.
         folder: See `IgnoreFile`.
         above: See `IgnoreFile`.
 
     Raises:
-        BundleError: it cannot be read, is not UTF-8, or `parse` refuses a pattern.
+        BundleError: The file cannot be read, is not UTF-8, or holds an invalid pattern.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")  # a carriage return within a line is a character
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise BundleError(f"{shown}:{line}: not valid UTF-8", "save the file as UTF-8") from error
+        raise BundleError(f"{display_name}:{line}: not valid UTF-8", "save the file as UTF-8") from error
     except OSError as error:
-        raise BundleError(f"{shown} cannot be read: {error.strerror}", "make it readable, or remove it") from error
-    return IgnoreFile(parse(text, shown), folder=folder, above=above)
+        raise BundleError(
+            f"{display_name} cannot be read: {error.strerror}", "make it readable, or remove it"
+        ) from error
+    return IgnoreFile(parse(text, display_name), folder=folder, above=above)
 
 
-def parse(text: str, shown: str) -> Iterator[Rule]:
+def parse(text: str, display_name: str) -> Iterator[Rule]:
     """Yield the rules of an ignore file's text.
 
     Raises:
-        BundleError: a pattern can match nothing, or cannot be read as git reads it.
+        BundleError: A pattern can match nothing, or cannot be read as git reads it.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         written = _strip(line.removesuffix("\r"))
         if not written or written.startswith("#"):
             continue
-        negated = written.startswith("!")
-        pattern = written[negated:]
-        folders_only = pattern.endswith("/")
+        is_negated = written.startswith("!")
+        pattern = written[is_negated:]
+        is_for_folders = pattern.endswith("/")
         pattern = pattern.removesuffix("/")
-        anchored = "/" in pattern
+        is_anchored = "/" in pattern
         if not pattern:
-            continue  # a lone slash, which git takes for nothing at all
+            continue  # git ignores a lone slash
         try:
             pattern = pattern.removeprefix("/")
             expression = _expression(pattern)
         except (ValueError, re.error) as error:
             raise BundleError(
-                f"{shown}:{number}: {written} is no valid pattern: {error.__cause__ or error}",
-                "mend the line or remove it",
+                f"{display_name}:{number}: {written} is not a valid pattern: {error.__cause__ or error}",
+                "fix the line or remove it",
             ) from error
-        yield Rule(shown, number, written, negated, folders_only, anchored, pattern, expression)
+        yield Rule(display_name, number, written, is_negated, is_for_folders, is_anchored, pattern, expression)
 
 
 def escape(name: str) -> str:
-    """Return the pattern that means exactly one path below the ignore file's folder."""
+    """Return the pattern that matches exactly one path below the ignore file's folder."""
     special = re.sub(r"([*?\[\\])", r"\\\1", name)
     return "/" + re.sub(r"( +)$", lambda found: "\\ " * len(found[1]), special)
 
 
 def _strip(line: str) -> str:
-    """Remove the spaces at the end of a line that no backslash protects."""
+    """Remove trailing spaces that no backslash escapes."""
     kept = line.rstrip(" ")
     backslashes = len(kept) - len(kept.rstrip("\\"))
     return f"{kept} " if backslashes % 2 and len(kept) < len(line) else kept
 
 
 def _folders_above(rule: Rule) -> Iterator[str]:
-    """Yield expressions of the folders that must be entered for a negation to find what it names."""
-    if not (rule.negated and rule.anchored and rule.names_something):
+    """Yield expressions of the folders that must be entered to reach the path that a negation names."""
+    if not (rule.is_negated and rule.is_anchored and rule.is_specific):
         return
     parts = rule.pattern.split("/")
     for count in range(1, len(parts)):
         if parts[count - 1] == "**":
-            return  # below any folder: nobody means every ignored one
+            return  # `**` would match every ignored folder, which is not what users mean
         yield _expression("/".join(parts[:count]))
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
-    """Return one expression for many; of none, one that matches nothing."""
+    """Return one expression that matches if any of them does."""
     return re.compile("|".join(f"(?:{expression})" for expression in expressions) or r"(?!)", re.DOTALL)
 
 
 def _expression(pattern: str) -> str:
-    """Return a pattern as a regular expression for the whole path.
+    """Return a pattern as a regular expression for the complete path.
 
     Raises:
-        ValueError: it can match nothing, or pathspec would read it otherwise than git.
-        re.error: a range ends before it begins.
+        ValueError: The pattern can match nothing, or pathspec would read it differently than git.
+        re.error: A range ends before it begins.
     """
     from pathspec import GitIgnoreSpec
 
     if _ODD_BRACKET.search(pattern):
-        raise ValueError("a bracket is closed and holds characters and ranges only, such as [0-9] for [[:digit:]]")
-    # The library takes stars at the end as all that lies below, however deep, and drops white space there.
+        raise ValueError("a bracket must be closed and hold only characters and ranges, such as [0-9] for [[:digit:]]")
+    # pathspec matches trailing stars at any depth, and removes trailing white space.
     pattern = re.sub(r"(^|/)\*\*(/\*)?$", r"\1**/?*", pattern)
     pattern = re.sub(r"(?<!\\)(\s)$", r"[\1]", pattern)
     regex = GitIgnoreSpec.from_lines([f"/{pattern}"]).patterns[0].regex
     if regex is None:
-        raise ValueError("it names nothing")
-    # git asks about one level at a time: no match ends above the name, and no bracket matches a slash.
+        raise ValueError("it matches nothing")
+    # git matches one level at a time: a match ends at the name itself, and a bracket never matches a slash.
     return re.sub(r"(?<!\\)\[(?!\^/\])", "(?!/)[", regex.pattern.replace("(?P<ps_d>/)", "(?!)"))

@@ -35,7 +35,7 @@ def find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
     }
     for field, written in wanted.items():
         name = PurePosixPath(written or "").as_posix()
-        reason = contents.why_left_out(name) if written is not None else None
+        reason = contents.exclusion_reason(name) if written is not None else None
         if reason is not None:
             message = f"{name} would not be in the container: {reason}"
             yield spec.problem(f"code.{field}", message, f"write !{name} to .cloudtrainignore")
@@ -63,7 +63,7 @@ def bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:
 
 def describe_default_exclusions(contents: Contents) -> list[str]:
     """Return a line about files that only cloudtrain's default rules exclude, or no line."""
-    names = [left.name for left in contents.left_out if left.by_default]
+    names = [left.name for left in contents.left_out if left.is_by_default]
     if not names:
         return []
     more = f" and {len(names) - _NAMES_IN_LINE} more" if len(names) > _NAMES_IN_LINE else ""

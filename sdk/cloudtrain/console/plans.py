@@ -163,13 +163,13 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
             print(f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})")
         if not show_all and len(lines) > _MAX_LINES:
             print(f"{'':>10}  and {len(lines) - _MAX_LINES} more, named with --all")
-        if any(left.by_default for left in contents.left_out):
+        if any(left.is_by_default for left in contents.left_out):
             print("  to include a file: a line such as !/model.pt in .cloudtrainignore")
     if contents.refused:
         print_message("rejected, because they look like secrets:")
         for finding in contents.refused:
             print_message(f"  {printable_name(str(finding))}")
-        print_message(f"  {contents.way_out}")
+        print_message(f"  {contents.hint}")
 
 
 def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
