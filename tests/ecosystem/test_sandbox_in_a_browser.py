@@ -30,7 +30,7 @@ EVIL = "evil.example"
 REBOUND = "127.0.0.2"
 """Loopback, too. The page's server takes the sandbox's port there, so that both have one origin."""
 KEPT = "content of the user"
-REFUSALS = ("the sandbox does not answer web pages", "the sandbox answers only to")
+REFUSALS = ("the sandbox rejects requests from web pages", "the sandbox accepts only requests to")
 JSON = "application/x-amz-json-1.1"
 WAIT_SECONDS = 120
 
@@ -212,7 +212,7 @@ def attack(folder: Path, target: int, sent: list[dict[str, Any]], origin: Origin
 def sandbox(tmp_path: Path) -> Iterator[Served]:
     """Serve a sandbox with one object."""
     with serve(tmp_path / "sandbox") as served:
-        served.client("s3").put_object(Bucket=served.told["bucket"], Key="kept", Body=KEPT.encode())
+        served.client("s3").put_object(Bucket=served.info["bucket"], Key="kept", Body=KEPT.encode())
         yield served
 
 
@@ -222,7 +222,7 @@ def test_a_web_page_cannot_use_the_sandbox(sandbox: Served, tmp_path: Path, orig
     assert before["objects"] == {"kept": KEPT}
     job = request(sandbox, "planted", "true")
     keys = ("", sandbox.environment["AWS_ACCESS_KEY_ID"])
-    sent = [each for key in keys for each in attempts(sandbox.told["bucket"], job, key)]
+    sent = [each for key in keys for each in attempts(sandbox.info["bucket"], job, key)]
     learned = attack(tmp_path / "page", sandbox.port, sent, ORIGINS[origin])
     assert state(sandbox) == before
     assert len(learned) > 2 * len(sent)
@@ -240,7 +240,7 @@ def test_a_client_with_the_key_sends_the_same_requests(sandbox: Served) -> None:
     """What the page sends would do harm, so its refusal means something."""
     before = state(sandbox)
     key = sandbox.environment["AWS_ACCESS_KEY_ID"]
-    for each in attempts(sandbox.told["bucket"], request(sandbox, "planted", "true"), key):
+    for each in attempts(sandbox.info["bucket"], request(sandbox, "planted", "true"), key):
         if "form" not in each and "reset" not in each["path"]:
             status, text = ask(sandbox.port, each["method"], each["path"], each["headers"], each["body"].encode())
             assert 200 <= status < 300, (each["name"], text)

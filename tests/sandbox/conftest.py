@@ -18,10 +18,10 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def sandbox(_shared: Served) -> Iterator[Served]:
-    """Return the sandbox that the tests share, with clear weather before and after."""
-    _shared.weather()
+    """Return the sandbox that the tests share, without injected faults before and after."""
+    _shared.set_faults()
     yield _shared
-    _shared.weather()
+    _shared.set_faults()
 
 
 @pytest.fixture

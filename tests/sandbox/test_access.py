@@ -87,7 +87,7 @@ def test_no_answer_grants_cors(sandbox: Served) -> None:
         if path != "/moto-api/reset":
             _, answered, _ = ask(sandbox, method, path, {**headers, **owned(sandbox)})
             assert [name for name in answered if name.startswith("access-control")] == []
-    sandbox.client("s3").delete_object(Bucket=sandbox.told["bucket"], Key="planted")
+    sandbox.client("s3").delete_object(Bucket=sandbox.info["bucket"], Key="planted")
 
 
 @pytest.mark.parametrize("signature", ["s3v4", None])
@@ -97,12 +97,12 @@ def test_the_key_may_come_in_a_presigned_url(sandbox: Served, signature: str | N
 
     keys = [sandbox.environment["AWS_ACCESS_KEY_ID"], sandbox.environment["AWS_SECRET_ACCESS_KEY"]]
     s3 = boto3.Session(*keys, region_name="us-west-2").client(
-        "s3", endpoint_url=sandbox.told["endpoint"], config=Config(signature_version=signature)
+        "s3", endpoint_url=sandbox.info["endpoint"], config=Config(signature_version=signature)
     )
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     s3.put_object(Bucket=bucket, Key="signed", Body=b"content")
     url = s3.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "signed"})
-    path = url.removeprefix(sandbox.told["endpoint"])
+    path = url.removeprefix(sandbox.info["endpoint"])
     assert ask(sandbox, "GET", path, {})[::2] == (200, "content")
     assert ask(sandbox, "GET", path.replace(keys[0], "sandbox"), {})[0] == 403
 
@@ -110,10 +110,10 @@ def test_the_key_may_come_in_a_presigned_url(sandbox: Served, signature: str | N
 def test_keys_of_the_sandboxs_own_sts_are_accepted(sandbox: Served) -> None:
     import boto3
 
-    found = sandbox.client("sts").assume_role(RoleArn=sandbox.told["role"], RoleSessionName="test")["Credentials"]
+    found = sandbox.client("sts").assume_role(RoleArn=sandbox.info["role"], RoleSessionName="test")["Credentials"]
     session = boto3.Session(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"], "us-west-2")
-    s3 = session.client("s3", endpoint_url=sandbox.told["endpoint"])
-    s3.put_object(Bucket=sandbox.told["bucket"], Key="of-a-role", Body=b"1")
+    s3 = session.client("s3", endpoint_url=sandbox.info["endpoint"])
+    s3.put_object(Bucket=sandbox.info["bucket"], Key="of-a-role", Body=b"1")
     assert sandbox.keys("of-a-role") == ["of-a-role"]
 
 

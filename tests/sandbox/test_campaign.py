@@ -26,7 +26,7 @@ def test_an_answer_that_is_cut_short_is_asked_for_again(sandbox: Served, cli: Cl
     if not sandbox.client("sagemaker").list_training_jobs(NameContains=run)["TrainingJobSummaries"]:
         sandbox.create(run, "echo said")
         sandbox.end_of(run)
-    sandbox.weather(torn={operation: 2})
+    sandbox.set_faults(torn={operation: 2})
     for command in (["status", run], ["logs", run], ["list", "--sagemaker"]):
         done = cli(*command, environ=sandbox.environment)
         assert done.code == 0, done.err

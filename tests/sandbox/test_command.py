@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli) -> None:
     with own_sandbox() as served:
-        assert set(served.told) >= {"endpoint", "role", "bucket", "environment"}
+        assert set(served.info) >= {"endpoint", "role", "bucket", "environment"}
         assert set(served.environment) == {
             *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"),
             *("AWS_EC2_METADATA_DISABLED", "CLOUDTRAIN_ROLE", "CLOUDTRAIN_BUCKET", "CLOUDTRAIN_REGION"),
@@ -45,8 +45,8 @@ def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli)
     [
         (("--weather", "w.yaml"), "capacity_after: 3", 'did you mean "capacity_after_seconds"'),
         (("--weather", "w.yaml"), None, "No such file"),
-        (("--port", "PORT"), None, "cannot be used"),
-        (("--home", "file"), None, "cannot be a sandbox's folder"),
+        (("--port", "PORT"), None, "cannot use port"),
+        (("--home", "file"), None, "as a sandbox's folder"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(

@@ -19,7 +19,7 @@ def test_runs_that_share_a_uri_keep_their_trainings_apart(sandbox: Served, cli: 
     for name in ("small.py", "job.yaml"):
         shutil.copy(GOLDEN / name, tmp_path)
     environ = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
-    uri = f"s3://{sandbox.told['bucket']}/shared-by-runs"
+    uri = f"s3://{sandbox.info['bucket']}/shared-by-runs"
     submit = ("submit", tmp_path / "job.yaml", "--set", f"checkpoint.uri={uri}")
     first = cli(*submit, "--follow", "--json", environ=environ)
     assert (first.code, first.json["last_step"]) == (0, 4), first.err

@@ -106,9 +106,9 @@ def _jobs(sandbox: Served) -> list[dict[str, Any]]:
 def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, write: WriteJob) -> None:
     with following(sandbox, write(runtime="1m")) as run:
         run.reaches("Training")
-        sandbox.weather(errors={"DescribeTrainingJob": 10**6})
+        sandbox.set_faults(errors={"DescribeTrainingJob": 10**6})
         until(lambda: "(retrying; the run continues)" in run.said)
-        sandbox.weather()
+        sandbox.set_faults()
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
     assert status["reason"].startswith("MaxRuntimeExceeded: the run reached its limit (1m)")
@@ -119,7 +119,7 @@ def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, wr
 
 
 def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(capacity_after_seconds=3600, waited_seconds=45)
+    sandbox.set_faults(capacity_after_seconds=3600, waited_seconds=45)
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
@@ -129,10 +129,10 @@ def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:
 
 
 def test_spot_capacity_is_taken_away_and_does_not_come_back(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(waited_seconds=15)
+    sandbox.set_faults(waited_seconds=15)
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
         run.reaches("Training")
-        sandbox.weather(capacity_after_seconds=3600, interrupt_at_step=[1])
+        sandbox.set_faults(capacity_after_seconds=3600, interrupt_at_step=[1])
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
     assert status["reason"].startswith(
@@ -144,7 +144,7 @@ def test_spot_capacity_is_taken_away_and_does_not_come_back(sandbox: Served, wri
 
 
 def test_capacity_does_not_come_in_max_pending(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(capacity_after_seconds=10**6, waited_seconds=1775)
+    sandbox.set_faults(capacity_after_seconds=10**6, waited_seconds=1775)
     with following(sandbox, write(cluster="max_pending: 30m")) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
@@ -164,7 +164,7 @@ def test_somebody_stops_it(sandbox: Served, write: WriteJob) -> None:
 
 
 def test_somebody_stops_it_while_it_waits(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     with following(sandbox, write(cluster="max_pending: 30m")) as run:
         run.reaches("Pending")
         sandbox.client("sagemaker").stop_training_job(TrainingJobName=run.name)
@@ -176,7 +176,7 @@ def test_somebody_stops_it_while_it_waits(sandbox: Served, write: WriteJob) -> N
 
 
 def test_capacity_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(capacity_error_after_seconds=1)
+    sandbox.set_faults(capacity_error_after_seconds=1)
     with following(sandbox, write()) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (4, "FAILED")
@@ -185,7 +185,7 @@ def test_capacity_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
 
 
 def test_internal_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(dead_instance={"host": "algo-1", "step": 1})
+    sandbox.set_faults(dead_instance={"host": "algo-1", "step": 1})
     with following(sandbox, write()) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (4, "FAILED")
@@ -230,7 +230,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_whole_and_the_run_going(sandbox: Served,
 
 
 def test_without_colours_there_are_none(sandbox: Served, write: WriteJob) -> None:
-    sandbox.weather(capacity_error_after_seconds=2)
+    sandbox.set_faults(capacity_error_after_seconds=2)
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
     environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]

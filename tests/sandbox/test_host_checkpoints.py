@@ -46,7 +46,7 @@ def run(sandbox: Served, where: str, tmp_path: Path, name: str, uri: str) -> dic
 @pytest.mark.processes
 @pytest.mark.parametrize("where", ["local", "sandbox"])
 def test_hosts_see_their_own_files_and_all_after_the_run(sandbox: Served, tmp_path: Path, where: str) -> None:
-    uri = f"s3://{sandbox.told['bucket']}/kept" if where == "sandbox" else (tmp_path / "kept").as_uri()
+    uri = f"s3://{sandbox.info['bucket']}/kept" if where == "sandbox" else (tmp_path / "kept").as_uri()
     names = [f"hosts-{where}-{number}" for number in (1, 2)]
     first, second = (run(sandbox, where, tmp_path, name, uri) for name in names)
     for host in ("algo-1", "algo-2"):

@@ -113,8 +113,8 @@ def quick(plan: Plan) -> dict[str, Any]:
 
 @pytest.mark.processes
 def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Path) -> None:
-    s3, bucket = sandbox.client("s3"), sandbox.told["bucket"]
-    settings = Settings(role=sandbox.told["role"], bucket=bucket, region="us-west-2")
+    s3, bucket = sandbox.client("s3"), sandbox.info["bucket"]
+    settings = Settings(role=sandbox.info["role"], bucket=bucket, region="us-west-2")
     here = {"target": "local", "home": tmp_path / "home", "machine": Machine(gpus=0, cpus=2)}
     local: dict[str, Path] = {}
     sent: list[dict[str, Any]] = []
@@ -154,7 +154,7 @@ def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Pa
     "key", ["bad//abs/path", "bad/../../../../../../x", "bad/a/../../../y", "bad/./x", "bad//opt/planted"]
 )
 def test_no_key_is_written_outside_its_channel(sandbox: Served, tmp_path: Path, where: str, key: str) -> None:
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     sandbox.client("s3").put_object(Bucket=bucket, Key=key, Body=b"planted")
     name = f"stray-{where}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     try:
@@ -170,7 +170,7 @@ def test_no_key_is_written_outside_its_channel(sandbox: Served, tmp_path: Path, 
 
 @pytest.mark.parametrize("where", ["local", "sandbox"])
 def test_an_object_and_a_folder_of_one_name_are_refused(sandbox: Served, tmp_path: Path, where: str) -> None:
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     for key in ("both/one", "both/one/two"):
         sandbox.client("s3").put_object(Bucket=bucket, Key=key, Body=b"x")
     reason = reason_of(sandbox, tmp_path, where, f"both-{where}", f"s3://{bucket}/both")

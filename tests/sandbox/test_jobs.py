@@ -1,4 +1,4 @@
-"""The state machine of a training job under a clock of the test's, weather, log batches."""
+"""Training job states under a manual clock, fault plans, log batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUEST = {
 
 
 class Clock:
-    """Moves only when told."""
+    """A clock that tests advance."""
 
     now = 1000.0
 
@@ -48,25 +48,27 @@ def _go(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
         job.enter(status)
 
 
-def test_time_counts_on_instances_only_and_spot_is_billed_less() -> None:
+def test_time_counts_on_instances_only_and_spot_costs_less() -> None:
     job, clock = _job(EnableManagedSpotTraining=True)
     _go(job, clock, (5, "Pending"), (55, "Downloading"), (10, "Training"), (100, "Interrupted"))
     assert job.status == "InProgress"
     _go(job, clock, (7, "Starting"), (500, "Downloading"), (10, "Training"))
     clock.now += 30
-    assert job.seconds_trained == 150
+    assert job.training_seconds == 150
     _go(job, clock, (20, "Uploading"), (30, "Completed"))
-    told = job.describe()
-    assert told["TrainingTimeInSeconds"] == 110 + 90
-    assert told["BillableTimeInSeconds"] == 200 * training_job.SPOT_SHARE
-    assert told["TrainingStartTime"] == 1060
-    assert told["TrainingEndTime"] == clock.now
-    assert told["ModelArtifacts"]["S3ModelArtifacts"] == "s3://bucket/out/job/output/model.tar.gz"
-    assert all(one["EndTime"] == other["StartTime"] for one, other in pairwise(told["SecondaryStatusTransitions"]))
-    assert "Tags" not in told
+    description = job.describe()
+    assert description["TrainingTimeInSeconds"] == 110 + 90
+    assert description["BillableTimeInSeconds"] == 200 * training_job.SPOT_PRICE_RATIO
+    assert description["TrainingStartTime"] == 1060
+    assert description["TrainingEndTime"] == clock.now
+    assert description["ModelArtifacts"]["S3ModelArtifacts"] == "s3://bucket/out/job/output/model.tar.gz"
+    assert all(
+        one["EndTime"] == other["StartTime"] for one, other in pairwise(description["SecondaryStatusTransitions"])
+    )
+    assert "Tags" not in description
 
 
-def test_a_job_that_is_stopped_stays_stopping_until_the_end() -> None:
+def test_a_stopped_job_is_stopping_until_its_end() -> None:
     job, clock = _job()
     _go(job, clock, (1, "Downloading"), (1, "Training"), (1, "Stopping"))
     assert job.status == "Stopping"
@@ -77,13 +79,13 @@ def test_a_job_that_is_stopped_stays_stopping_until_the_end() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["Training", "Uploading", "Completed", "Starting"])
-def test_a_job_takes_no_way_that_sagemaker_does_not_know(wrong: str) -> None:
+def test_transitions_that_sagemaker_lacks_are_rejected(wrong: str) -> None:
     job, _ = _job()
-    with pytest.raises(ValueError, match=f"does not go from Starting to {wrong}"):
+    with pytest.raises(ValueError, match=f"no transition from 'Starting' to '{wrong}'"):
         job.enter(wrong)
 
 
-def test_every_status_is_one_of_awss() -> None:
+def test_every_status_is_in_awss_model() -> None:
     model = botocore.session.get_session().get_service_model("sagemaker")
     secondary = set(model.shape_for("SecondaryStatus").enum)
     assert (set(training_job._NEXT) - {""}) | set().union(*training_job._NEXT.values()) <= secondary  # noqa: SLF001
@@ -91,17 +93,17 @@ def test_every_status_is_one_of_awss() -> None:
     assert set(training_job._MESSAGES) <= secondary  # noqa: SLF001
 
 
-def _waiting(tmp_path: Path, weather: FaultPlan, kind: str) -> tuple[TrainingJob, Clock]:
+def _waiting(tmp_path: Path, plan: FaultPlan, kind: str) -> tuple[TrainingJob, Clock]:
     limits = {"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800}
     job, clock = _job(StoppingCondition=limits, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
     JobRunner(
-        job, RunnerEnvironment(folder=tmp_path, environment={}, s3=None, logs=None, sky=FaultInjector(weather))
+        job, RunnerEnvironment(folder=tmp_path, environment={}, s3=None, logs=None, faults=FaultInjector(plan))
     ).start()
     until(lambda: job.secondary == "Pending")
     return job, clock
 
 
-def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
+def test_a_job_that_exceeds_max_pending_is_stopped(tmp_path: Path) -> None:
     job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6), "ml.g5.xlarge")
     clock.now += 1800
     until(lambda: job.is_final)
@@ -111,51 +113,53 @@ def test_a_job_that_pends_too_long_is_stopped(tmp_path: Path) -> None:
     assert "ModelArtifacts" not in job.describe()
 
 
-def test_the_limit_of_pending_counts_for_accelerated_types_only(tmp_path: Path) -> None:
+def test_max_pending_applies_to_accelerated_types_only(tmp_path: Path) -> None:
     job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6), "ml.m5.large")
     clock.now += 1800
-    job.stop_asked.wait(0.5)  # several looks of its life
+    job.is_stop_requested.wait(0.5)  # several polls of its runner
     assert job.secondary == "Pending"
-    job.stop_asked.set()
+    job.is_stop_requested.set()
     until(lambda: job.is_final)
 
 
-def test_a_new_job_may_have_waited_already(tmp_path: Path) -> None:
+def test_waited_seconds_backdates_a_new_job(tmp_path: Path) -> None:
     job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6, waited_seconds=1790), "ml.g5.xlarge")
     assert job.describe()["CreationTime"] == job.describe()["SecondaryStatusTransitions"][0]["StartTime"] == -790
     clock.now += 10
     until(lambda: job.is_final)
 
 
-# ---------------------------------------------------------------- weather
+# ---------------------------------------------------------------- fault plans
 
 
 def test_faults_apply_by_count_or_by_seeded_probability() -> None:
-    sky = FaultInjector(FaultPlan.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}}))
-    struck = ["throttle" in sky.fault("A").kinds for _ in range(4)]
-    assert struck == [True, True, False, False]
-    assert sky.fault("A").slow_seconds == 1
-    assert "throttle" not in sky.fault("B").kinds
+    faults = FaultInjector(
+        FaultPlan.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}})
+    )
+    fails = ["throttle" in faults.next_fault("A").kinds for _ in range(4)]
+    assert fails == [True, True, False, False]
+    assert faults.next_fault("A").slow_seconds == 1
+    assert "throttle" not in faults.next_fault("B").kinds
 
-    def rolls(seed: int) -> list[bool]:
-        sky = FaultInjector(FaultPlan.from_document({"seed": seed, "errors": {"*": 0.5}}))
-        return ["errors" in sky.fault("A").kinds for _ in range(200)]
+    def failures(seed: int) -> list[bool]:
+        faults = FaultInjector(FaultPlan.from_document({"seed": seed, "errors": {"*": 0.5}}))
+        return ["errors" in faults.next_fault("A").kinds for _ in range(200)]
 
-    assert rolls(1) == rolls(1) != rolls(2)
-    assert 60 < sum(rolls(1)) < 140
+    assert failures(1) == failures(1) != failures(2)
+    assert 60 < sum(failures(1)) < 140
 
 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         ({"capacity_after": 3}, 'did you mean "capacity_after_seconds"'),
-        ({"interrupt_at_step": "x"}, "must be a whole number"),
+        ({"interrupt_at_step": "x"}, "must be an integer"),
         ({"dead_instance": {"host": "algo-1"}}, "must have host and step"),
         ({"throttle": 3}, "must map operations to numbers"),
         ([], "must be a mapping"),
     ],
 )
-def test_a_mistake_in_the_weather_is_told(document: Any, message: str) -> None:
+def test_mistakes_in_a_fault_plan_are_reported(document: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         FaultPlan.from_document(document)
 
@@ -164,7 +168,7 @@ def test_a_mistake_in_the_weather_is_told(document: Any, message: str) -> None:
 
 
 @given(st.lists(st.text(alphabet="aä€😀", max_size=40).map(lambda text: text * 20_000), max_size=12))
-def test_batches_keep_every_character_within_cloudwatchs_limits(lines: list[str]) -> None:
+def test_log_batches_keep_every_character_within_limits(lines: list[str]) -> None:
     found = list(split_into_batches(lines))
     assert "".join(message for batch in found for message in batch) == "".join(lines)
     for batch in found:

@@ -36,11 +36,11 @@ STUBBORN = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
 def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     s3 = sandbox.client("s3")
     for index in range(4):
-        s3.put_object(Bucket=sandbox.told["bucket"], Key=f"data/part-{index}", Body=b"x")
+        s3.put_object(Bucket=sandbox.info["bucket"], Key=f"data/part-{index}", Body=b"x")
     script = TRAIN + 'echo $(ls "$CLOUDTRAIN_ML_ROOT/input/data/train"); echo $AWS_ENDPOINT_URL'
     source = {
         "S3DataType": "S3Prefix",
-        "S3Uri": f"s3://{sandbox.told['bucket']}/data",
+        "S3Uri": f"s3://{sandbox.info['bucket']}/data",
         "S3DataDistributionType": "ShardedByS3Key",
     }
     fields = {
@@ -60,11 +60,11 @@ def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     assert done["Environment"]["A"] == "b"
     assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [("loss", 0.25)]
     said = ["loss=3.5", "loss=0.25", "last"]
-    assert sandbox.lines("whole", "algo-1") == [*said, "part-0 part-2", sandbox.told["endpoint"]]
-    assert sandbox.lines("whole", "algo-2") == [*said, "part-1 part-3", sandbox.told["endpoint"]]
+    assert sandbox.lines("whole", "algo-1") == [*said, "part-0 part-2", sandbox.info["endpoint"]]
+    assert sandbox.lines("whole", "algo-2") == [*said, "part-1 part-3", sandbox.info["endpoint"]]
     place = done["ModelArtifacts"]["S3ModelArtifacts"]
-    assert place == f"s3://{sandbox.told['bucket']}/out/whole/output/model.tar.gz"
-    body = s3.get_object(Bucket=sandbox.told["bucket"], Key="out/whole/output/model.tar.gz")["Body"].read()
+    assert place == f"s3://{sandbox.info['bucket']}/out/whole/output/model.tar.gz"
+    body = s3.get_object(Bucket=sandbox.info["bucket"], Key="out/whole/output/model.tar.gz")["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         assert archive.extractfile("model.pt").read() == b"weights\n"  # type: ignore[union-attr]
 
@@ -118,7 +118,7 @@ def test_the_selected_type_of_several_is_told(sandbox: Any) -> None:
 
 def test_tensorboard_files_are_copied_below_the_jobs_name(sandbox: Any) -> None:
     script = 'cd "$CLOUDTRAIN_ML_ROOT/output/tensorboard"; mkdir a; echo x > a/events'
-    board = {"S3OutputPath": f"s3://{sandbox.told['bucket']}/board"}
+    board = {"S3OutputPath": f"s3://{sandbox.info['bucket']}/board"}
     sandbox.create("board", script, TensorBoardOutputConfig=board)
     assert sandbox.end_of("board")["TrainingJobStatus"] == "Completed"
     assert sandbox.keys("board/") == ["board/board/tensorboard-output/a/events"]
@@ -171,7 +171,7 @@ def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
     done = sandbox.end_of("too-long")
     assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert done["TrainingTimeInSeconds"] >= 1
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     spot = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
     sandbox.create("never-comes", FOREVER, StoppingCondition=spot, EnableManagedSpotTraining=True)
     done = sandbox.end_of("never-comes")
@@ -181,15 +181,15 @@ def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
 
 
 def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("waits", TRAIN)
     sandbox.secondary("waits", "Pending")
-    sandbox.weather()
+    sandbox.set_faults()
     assert statuses(sandbox.end_of("waits"))[:3] == ["Starting", "Pending", "Downloading"]
-    sandbox.weather(capacity_error_after_seconds=0.5)
+    sandbox.set_faults(capacity_error_after_seconds=0.5)
     sandbox.create("gives-up", TRAIN)
     assert sandbox.end_of("gives-up")["FailureReason"].startswith("CapacityError: Unable to provision")
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("stopped-early", TRAIN)
     sandbox.secondary("stopped-early", "Pending")
     sandbox.client("sagemaker").stop_training_job(TrainingJobName="stopped-early")
@@ -197,7 +197,7 @@ def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
 
 
 def test_dead_instance_is_an_internal_error(sandbox: Any) -> None:
-    sandbox.weather(dead_instance={"host": "algo-2", "step": 2})
+    sandbox.set_faults(dead_instance={"host": "algo-2", "step": 2})
     script = 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 6'
     sandbox.create("dies", script, instances=2)
     sandbox.create("retries", script, instances=2, RetryStrategy={"MaximumRetryAttempts": 1})
@@ -208,7 +208,7 @@ def test_dead_instance_is_an_internal_error(sandbox: Any) -> None:
 
 
 def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> None:
-    sandbox.weather(interrupt_at_step=[3])
+    sandbox.set_faults(interrupt_at_step=[3])
     # Counts in a file that SageMaker keeps in step with S3; each attempt starts in an empty tree. The first one waits.
     script = """
     cd "$CLOUDTRAIN_ML_ROOT"; n=$(cat checkpoints/step 2>/dev/null || echo 0); start=$n; echo "from $n"
@@ -220,7 +220,7 @@ def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> Non
     fields = {
         "EnableManagedSpotTraining": True,
         "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 120},
-        "CheckpointConfig": {"S3Uri": f"s3://{sandbox.told['bucket']}/kept"},
+        "CheckpointConfig": {"S3Uri": f"s3://{sandbox.info['bucket']}/kept"},
     }
     sandbox.create("spot", script, **fields)
     done = sandbox.end_of("spot")
@@ -232,20 +232,20 @@ def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> Non
     starts = [line for line in sandbox.lines("spot") if line.startswith("from")]
     assert starts == ["from 0", "from 3"]
     assert done["BillableTimeInSeconds"] < done["TrainingTimeInSeconds"]
-    body = sandbox.client("s3").get_object(Bucket=sandbox.told["bucket"], Key="kept/step")["Body"].read()
+    body = sandbox.client("s3").get_object(Bucket=sandbox.info["bucket"], Key="kept/step")["Body"].read()
     assert body == b"6\n"
 
 
 def test_a_retry_within_a_run_restores_no_checkpoints(sandbox: Any) -> None:
-    sandbox.weather(dead_instance={"host": "algo-1", "step": 2})
+    sandbox.set_faults(dead_instance={"host": "algo-1", "step": 2})
     # The first attempt waits until its instance dies; the second finds nothing, and ends.
     script = """
     cd "$CLOUDTRAIN_ML_ROOT"; echo found $(ls checkpoints); ls checkpoints | grep -q . && is_first=1
     echo own > checkpoints/own; echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"
     if [ "$is_first" ]; then sleep 600; fi
     """
-    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key="retried/old", Body=b"old")
-    place = {"S3Uri": f"s3://{sandbox.told['bucket']}/retried"}
+    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key="retried/old", Body=b"old")
+    place = {"S3Uri": f"s3://{sandbox.info['bucket']}/retried"}
     sandbox.create("retried", script, CheckpointConfig=place, RetryStrategy={"MaximumRetryAttempts": 1})
     done = sandbox.end_of("retried")
     assert done["TrainingJobStatus"] == "Completed"
@@ -259,20 +259,20 @@ def test_a_retry_within_a_run_restores_no_checkpoints(sandbox: Any) -> None:
 
 def test_calls_are_throttled_broken_cut_and_torn(sandbox: Any) -> None:
     client, s3 = sandbox.client("sagemaker"), sandbox.client("s3")
-    s3.put_object(Bucket=sandbox.told["bucket"], Key="weather", Body=b"0123456789")
-    sandbox.weather(throttle={"ListTrainingJobs": 1}, errors={"GetObject": 1})
+    s3.put_object(Bucket=sandbox.info["bucket"], Key="weather", Body=b"0123456789")
+    sandbox.set_faults(throttle={"ListTrainingJobs": 1}, errors={"GetObject": 1})
     with pytest.raises(ClientError, match="ThrottlingException"):
         client.list_training_jobs()
     client.list_training_jobs()
     with pytest.raises(ClientError, match="InternalError") as broken:
-        s3.get_object(Bucket=sandbox.told["bucket"], Key="weather")
+        s3.get_object(Bucket=sandbox.info["bucket"], Key="weather")
     assert broken.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
-    sandbox.weather(resets={"CreateTrainingJob": 1}, torn={"GetObject": 1})
+    sandbox.set_faults(resets={"CreateTrainingJob": 1}, torn={"GetObject": 1})
     with pytest.raises(HTTPClientError):
         client.create_training_job(**request(sandbox, "cut", TRAIN))
     assert sandbox.describe("cut")["TrainingJobName"] == "cut"  # it was done, only the answer is lost
     with pytest.raises(HTTPClientError):
-        s3.get_object(Bucket=sandbox.told["bucket"], Key="weather")["Body"].read()
+        s3.get_object(Bucket=sandbox.info["bucket"], Key="weather")["Body"].read()
     sandbox.end_of("cut")
 
 

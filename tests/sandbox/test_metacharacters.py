@@ -80,12 +80,12 @@ def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp
     )
     with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
         archive.add(source / "train.py", "train.py")
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     sandbox.client("s3").upload_file(str(tmp_path / "sourcedir.tar.gz"), bucket, "meta/sourcedir.tar.gz")
     values = {"text": TEXT, "name": NAME, **{f"planted-{name}": text for name, text in plant(tmp_path).items()}}
     document = {
         "TrainingJobName": "meta-estimator",
-        "RoleArn": sandbox.told["role"],
+        "RoleArn": sandbox.info["role"],
         "AlgorithmSpecification": {
             "TrainingImage": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.5.1-cpu-py311",
             "TrainingInputMode": "File",

@@ -98,9 +98,9 @@ def test_refused_new_run_does_not_hide_the_active_one(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
-    sandbox.weather(errors={"CreateTrainingJob": 50})
+    sandbox.set_faults(errors={"CreateTrainingJob": 50})
     assert cli("submit", long_job, "--skip-check", "--new", environ=environ).code == 3
-    sandbox.weather()
+    sandbox.set_faults()
     again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
     assert again.json["run"] == first
     assert jobs_of(sandbox, name_of(long_job)) == [first]
@@ -166,7 +166,7 @@ def test_a_lost_answer_does_not_make_two_jobs(
     transport: str, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     """The request arrives, its answer does not, and botocore sends it again under the same name."""
-    sandbox.weather(resets={"CreateTrainingJob": 1})
+    sandbox.set_faults(resets={"CreateTrainingJob": 1})
     environ = {**environ, "CLOUDTRAIN_TRANSPORT": transport}
     done = cli("submit", long_job, "--skip-check", "--json", environ=environ)
     assert done.code == 0, done.err
@@ -177,11 +177,11 @@ def test_a_lost_answer_does_not_make_two_jobs(
 def test_a_submit_that_never_heard_back_can_be_repeated(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
-    sandbox.weather(resets={"CreateTrainingJob": 50, "DescribeTrainingJob": 50})
+    sandbox.set_faults(resets={"CreateTrainingJob": 50, "DescribeTrainingJob": 50})
     lost = cli("submit", long_job, "--skip-check", environ=environ)
     assert lost.code == 3
     assert "Traceback" not in lost.err
-    sandbox.weather()
+    sandbox.set_faults()
     again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
     assert again.code == 0, again.err
     assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]
@@ -191,13 +191,13 @@ def test_a_submit_that_was_killed_can_be_repeated(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     """Killed between its claim and its job, it leaves nothing that a second one cannot take over."""
-    sandbox.weather(slow_seconds={"CreateTrainingJob": 600})
+    sandbox.set_faults(slow_seconds={"CreateTrainingJob": 600})
     submit = [str(command()), "submit", str(long_job), "--skip-check"]
     first = subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
     claims = until(lambda: sandbox.keys("cloudtrain/requests/"))
     first.kill()
     first.wait()
-    sandbox.weather()
+    sandbox.set_faults()
     again = cli("submit", long_job, "--skip-check", "--json", environ=environ)
     assert again.code == 0, again.err
     assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]

@@ -96,7 +96,7 @@ def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
     from botocore.exceptions import ClientError
 
     s3 = sandbox.client("s3")
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     s3.put_object(Bucket=bucket, Key="own", Body=b"1", ExpectedBucketOwner=ACCOUNT)
     with pytest.raises(ClientError, match="AccessDenied"):
         s3.get_object(Bucket=bucket, Key="own", ExpectedBucketOwner="999999999999")
@@ -109,7 +109,7 @@ def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, m
 
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     uri = f"s3://{bucket}/whose"
 
     def upload(owner: str) -> None:

@@ -129,7 +129,7 @@ def test_the_plain_estimator_trains_here_and_gets_its_model_back(
     source.mkdir()
     (source / "train.py").write_text(PLAIN)
     points = [[x / 4, y / 4, x / 2 - y / 4] for x in range(4) for y in range(4)]
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     sandbox.client("s3").put_object(Bucket=bucket, Key="plain/points.json", Body=json.dumps(points).encode())
     from support.estimator import boto_session, sdk_session
 
@@ -140,7 +140,7 @@ def test_the_plain_estimator_trains_here_and_gets_its_model_back(
         estimator = PyTorch(
             entry_point="train.py",
             source_dir=str(source),
-            role=sandbox.told["role"],
+            role=sandbox.info["role"],
             image_uri="763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.5.1-cpu-py311",
             instance_type="ml.g5.xlarge",
             instance_count=2,
@@ -180,7 +180,7 @@ def test_failing_estimator_script_reports_like_the_toolkit(sandbox: Served) -> N
         entry = tarfile.TarInfo("train.py")
         entry.size = len(text)
         archive.addfile(entry, io.BytesIO(text))
-    bucket = sandbox.told["bucket"]
+    bucket = sandbox.info["bucket"]
     sandbox.client("s3").put_object(Bucket=bucket, Key="bad/sourcedir.tar.gz", Body=data.getvalue())
     from support.sandboxes import request
 
@@ -196,7 +196,7 @@ def test_failing_estimator_script_reports_like_the_toolkit(sandbox: Served) -> N
 
 def test_an_interrupted_run_ends_as_one_that_was_not(sandbox: Served, cli: Cli, job: Any) -> None:
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
-    sandbox.weather(interrupt_at_step=[20])
+    sandbox.set_faults(interrupt_at_step=[20])
     runs = {}
     for kind, spot in (("straight", "false"), ("interrupted", "true")):
         path = job(SMALL.replace("SPOT", spot), small_py=TASK)

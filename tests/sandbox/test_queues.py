@@ -88,11 +88,11 @@ def backend_of(sandbox: Served) -> SageMakerBackend:
 
     class Session(boto3.Session):  # type: ignore[misc]
         def client(self, *arguments: Any, **options: Any) -> Any:
-            return super().client(*arguments, **{**options, "endpoint_url": sandbox.told["endpoint"]})
+            return super().client(*arguments, **{**options, "endpoint_url": sandbox.info["endpoint"]})
 
     keys = {name.lower(): value for name, value in sandbox.environment.items() if name.endswith("KEY_ID")}
     session = Session(**keys, aws_secret_access_key="sandbox", region_name="us-west-2")
-    settings = Settings(role=sandbox.told["role"], bucket=sandbox.told["bucket"], region="us-west-2")
+    settings = Settings(role=sandbox.info["role"], bucket=sandbox.info["bucket"], region="us-west-2")
     return SageMakerBackend(settings, session=session, poll_seconds=0.1)
 
 
@@ -105,7 +105,7 @@ def run_of(sandbox: Served, script: str, queue: str = QUEUE, **fields: Any) -> s
     payload = request(sandbox, run, script, HyperParameters={"sagemaker_job_name": json.dumps(run)})
     plan = {"run": run, "queue": {"jobName": run, "jobQueue": queue}, "request": payload}
     key = f"cloudtrain/{run}/plan.json"
-    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key=key, Body=json.dumps(plan).encode())
+    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode())
     submit(sandbox, run, queue=queue, serviceRequestPayload=json.dumps(payload), **fields)
     return run
 
@@ -178,7 +178,7 @@ def test_what_the_sandbox_does_not_have_is_not_left_to_another(sandbox: Served, 
     ):
         with pytest.raises(ClientError, match="ClientException"):
             call()
-    sandbox.weather(throttle={"DescribeJobQueues": 1})
+    sandbox.set_faults(throttle={"DescribeJobQueues": 1})
     with pytest.raises(ClientError, match="ThrottlingException"):
         batch.describe_job_queues()
     assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == [QUEUE, FAIR_QUEUE]
@@ -192,7 +192,7 @@ def test_a_payload_that_sagemaker_refuses_ends_in_the_queue(sandbox: Served, bat
 
 
 def test_queue_is_first_in_first_out_even_for_large_jobs(sandbox: Served, batch: Any) -> None:
-    sandbox.weather(queue_instances=2)
+    sandbox.set_faults(queue_instances=2)
     blocker = submit(sandbox, "blocker", FOREVER)
     until(lambda: batch.describe_service_job(jobId=blocker)["status"] == "RUNNING")
     large = submit(sandbox, "large", instances=2, schedulingPriority=0)
@@ -212,7 +212,7 @@ def status_of(batch: Any, job: str) -> str:
 
 
 def test_shares_first_then_priority(sandbox: Served, batch: Any) -> None:
-    sandbox.weather(queue_instances=1)
+    sandbox.set_faults(queue_instances=1)
     blocker = submit(sandbox, "fair-blocker", FOREVER, FAIR_QUEUE, shareIdentifier="research")
     until(lambda: status_of(batch, blocker) == "RUNNING")
     jobs = {
@@ -248,7 +248,7 @@ def test_the_second_of_two_jobs_waits_and_then_runs(
     sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From job file to model, by the SageMaker SDK's own estimator and by boto3, each told as its queue tells it."""
-    sandbox.weather(queue_instances=1)
+    sandbox.set_faults(queue_instances=1)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
     path = job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT)
@@ -274,8 +274,8 @@ def test_the_second_of_two_jobs_waits_and_then_runs(
     assert done["phases"][0]["ended"]
     assert done["created"] == told["created"]
     uri = done["artifacts"]["model"]
-    assert f"s3://{sandbox.told['bucket']}/cloudtrain/AWSBatchwaits-" in uri
-    assert sandbox.keys(uri.removeprefix(f"s3://{sandbox.told['bucket']}/"))
+    assert f"s3://{sandbox.info['bucket']}/cloudtrain/AWSBatchwaits-" in uri
+    assert sandbox.keys(uri.removeprefix(f"s3://{sandbox.info['bucket']}/"))
     for run in (first["run"], second):
         lines = cli("logs", run, "--json").json["lines"]
         assert {line["host"] for line in lines} == {"algo-1"}
@@ -294,7 +294,7 @@ def payload_of(batch: Any, run: str) -> dict[str, Any]:
 def planned(sandbox: Served, run: str) -> dict[str, Any]:
     """Return what the plan of a run says that AWS Batch is given."""
     s3 = sandbox.client("s3")
-    body = s3.get_object(Bucket=sandbox.told["bucket"], Key=f"cloudtrain/{run}/plan.json")["Body"].read()
+    body = s3.get_object(Bucket=sandbox.info["bucket"], Key=f"cloudtrain/{run}/plan.json")["Body"].read()
     return {name: value for name, value in json.loads(body)["request"].items() if name != "Tags"}
 
 
@@ -304,7 +304,7 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox.weather(queue_instances=0)
+    sandbox.set_faults(queue_instances=0)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
     run = run_of(sandbox, FOREVER)
@@ -318,7 +318,7 @@ def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypat
     log = cli("logs", run, "--follow")
     assert (log.out, log.err.strip()) == ("", "the log is empty")
     assert "no line of the log matches" in cli("logs", run, "--host", "algo-9").err
-    sandbox.weather()
+    sandbox.set_faults()
     until(lambda: not batch.list_service_jobs(jobQueue=QUEUE, jobStatus="RUNNABLE")["jobSummaryList"])
     assert cli("status", run, "--json").json["state"] == "STOPPED"
 
@@ -326,7 +326,7 @@ def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypat
 def test_follow_of_a_run_stopped_in_the_queue_exits_with_5(
     sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sandbox.weather(queue_instances=0)
+    sandbox.set_faults(queue_instances=0)
     for name, value in {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}.items():
         monkeypatch.setenv(name, value)
     path = job(JOB.replace("PLACE", str(tmp_path)).replace("waits", "followed"), train_py=SCRIPT)
@@ -353,7 +353,7 @@ def test_stopped_while_it_runs(sandbox: Served, batch: Any) -> None:
 def test_a_lost_answer_makes_one_job(
     sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sandbox.weather(queue_instances=0, resets={"SubmitServiceJob": 1})
+    sandbox.set_faults(queue_instances=0, resets={"SubmitServiceJob": 1})
     for name, value in {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}.items():
         monkeypatch.setenv(name, value)
     run = cloudtrain.submit(job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT), skip_check=True)
@@ -372,14 +372,14 @@ def test_a_lost_answer_makes_one_job(
 
 
 def test_no_capacity_is_a_wait_and_not_an_end(sandbox: Served, batch: Any) -> None:
-    sandbox.weather(capacity_error_after_seconds=0)
+    sandbox.set_faults(capacity_error_after_seconds=0)
     run = run_of(sandbox, "echo trained")
     backend = backend_of(sandbox)
     until(lambda: "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY" in backend.status(run).reason, 30)
     for _ in range(20):  # whatever the moment: training jobs come and fail meanwhile
         assert backend.status(run).state is State.QUEUED
         time.sleep(0.02)
-    sandbox.weather()
+    sandbox.set_faults()
     until(state_is(backend, run, State.SUCCEEDED))
     fresh = backend_of(sandbox)
     assert [line.text for line in fresh.logs(run)] == ["trained"]
@@ -394,7 +394,7 @@ def test_a_run_that_fails_says_why(sandbox: Served, batch: Any) -> None:
     refused = f"shell-261120-101500-{next(_numbers):06x}"
     plan = {"run": refused, "queue": {"jobQueue": QUEUE}, "request": request(sandbox, refused, "true")}
     key = f"cloudtrain/{refused}/plan.json"
-    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key=key, Body=json.dumps(plan).encode())
+    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode())
     submit(sandbox, refused, serviceRequestPayload=json.dumps({"TrainingJobName": refused}))
     until(state_is(backend, refused, State.FAILED))
     assert backend.status(refused).reason.startswith("ValidationException: ")
@@ -420,7 +420,7 @@ def test_run_unknown_to_aws_batch_is_found_by_search(sandbox: Served, batch: Any
     sandbox.client("sagemaker").create_training_job(**{**payload, "TrainingJobName": f"AWSBatchold{run[-6:]}"})
     plan = {"run": run, "queue": {"jobQueue": QUEUE}, "request": payload}
     key = f"cloudtrain/{run}/plan.json"
-    sandbox.client("s3").put_object(Bucket=sandbox.told["bucket"], Key=key, Body=json.dumps(plan).encode())
+    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode())
     backend = backend_of(sandbox)
     until(state_is(backend, run, State.SUCCEEDED))
     assert [line.text for line in backend.logs(run)] == ["long ago"]
@@ -439,7 +439,7 @@ def test_the_sdks_own_queue_sends_the_same(
     sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`sagemaker.aws_batch.TrainingQueue` beside the plan: payload and tags are equal, the rest differs on purpose."""
-    sandbox.weather(queue_instances=0)
+    sandbox.set_faults(queue_instances=0)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
     # The SDK imports it for `result()`, and does not install it.

@@ -97,7 +97,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (o
     assert there.code == 0, there.err
     newest, before = [entry for entry in there.json["checkpoints"] if entry["state"] == "complete"][:2]
     assert (newest["step"], newest["run"]) == (left["last_step"], first)
-    assert newest["uri"].startswith(f"s3://{sandbox.told['bucket']}/cloudtrain/{first}/checkpoints/step-")
+    assert newest["uri"].startswith(f"s3://{sandbox.info['bucket']}/cloudtrain/{first}/checkpoints/step-")
     assert cli("checkpoints", "verify", first, environ=bare, cwd=elsewhere).code == 0
     assert cli("checkpoints", newest["uri"].rpartition("/")[0], environ=bare).out.count(" complete ") >= 2
     resume = ("resume", first, "--instances", "1", "--set", "code.args={pause: 0}", "--skip-check", "--json")
@@ -135,10 +135,10 @@ def test_what_cannot_be_resumed_is_refused(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str]
 ) -> None:
     path = small("too-early")
-    sandbox.weather(capacity_after_seconds=600)
+    sandbox.set_faults(capacity_after_seconds=600)
     run = cli("submit", path, "--skip-check", "--json", environ=environ).json["run"]
     assert cli("stop", run, environ=environ).code == 0
-    sandbox.weather()
+    sandbox.set_faults()
     done = cli("resume", run, environ=environ)
     assert done.code == 2
     assert "there is no complete checkpoint" in done.err
@@ -161,7 +161,7 @@ def test_what_cannot_be_resumed_is_refused(
     plan = sandbox.client("s3")
     key = f"cloudtrain/{run}/plan.json"
     for text in (b"{}", b"not JSON", b'{"run": "x", "job": {"name": "y"}}'):
-        plan.put_object(Bucket=sandbox.told["bucket"], Key=key, Body=text)
+        plan.put_object(Bucket=sandbox.info["bucket"], Key=key, Body=text)
         damaged = cli("resume", run, environ=environ)
         assert damaged.code == 2
         assert "does not contain the job" in damaged.err
@@ -194,18 +194,18 @@ def test_a_lack_of_capacity_is_waited_out_on_request(
         client = sandbox.client("sagemaker")
         failed = {"NameContains": "patient", "StatusEquals": "Failed"}
         until(lambda: client.list_training_jobs(**failed)["TrainingJobSummaries"])
-        sandbox.weather()
+        sandbox.set_faults()
 
     path = small("patient")
     home = tmp_path / "runs-home" / "sandbox"
     home.mkdir(parents=True)
-    told = {**sandbox.told, "process": sandbox.process.pid}
+    told = {**sandbox.info, "process": sandbox.process.pid}
     (home / "sandbox.json").write_text(json.dumps(told))
     import fcntl
 
     with (home / "sandbox.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as the sandbox of this home would: its pauses are short
-        sandbox.weather(capacity_error_after_seconds=0.3)
+        sandbox.set_faults(capacity_error_after_seconds=0.3)
         clearing = threading.Thread(target=clear_after_a_failure)
         clearing.start()
         done = cli("submit", path, "--sandbox", "--wait-for-capacity", "2m", "--json", environ=environ)
@@ -237,7 +237,7 @@ def test_without_capacity_in_time_it_is_exit_code_3(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, Any]
 ) -> None:
     path = small("no-room")
-    sandbox.weather(capacity_error_after_seconds=0.1)
+    sandbox.set_faults(capacity_error_after_seconds=0.1)
     done = cli("submit", path, "--skip-check", "--wait-for-capacity", "1s", environ=environ)
     assert done.code == 3
     assert "no capacity in 1s: CapacityError" in done.err

@@ -81,7 +81,7 @@ def test_the_plan_that_has_everything_is_valid() -> None:
             lambda r: r["AlgorithmSpecification"]["MetricDefinitions"][0].update(Regex="("),
             "Invalid regex for metric train/loss",
         ),
-        (lambda r: r["HyperParameters"].pop("sagemaker_program"), "cloudtrain sandbox: no image is started here"),
+        (lambda r: r["HyperParameters"].pop("sagemaker_program"), "cloudtrain sandbox: the sandbox starts no image"),
         (lambda r: r["InputDataConfig"][1].update(InputMode="Pipe"), "cloudtrain sandbox: channel train: there is no"),
         (
             lambda r: r["InputDataConfig"][1]["DataSource"]["S3DataSource"].update(S3DataType="ManifestFile"),

@@ -46,4 +46,4 @@ def test_terraform_applies_and_destroys_a_bucket(sandbox: Served, tmp_path: Path
     foreign = {**sandbox.environment, "AWS_ACCESS_KEY_ID": "testing"}
     refused = terraform.run(root, "apply", *options, environ=foreign, fails=True)
     assert refused.returncode == 1
-    assert "not one of this sandbox" in " ".join(refused.stderr.replace("│", " ").split())
+    assert "does not belong to this sandbox" in " ".join(refused.stderr.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""Warm pools and instance preferences in the sandbox: which cluster a job gets, and what becomes of it."""
+"""Warm pools and instance preferences in the sandbox."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_next_job_that_matches_takes_the_cluster(sandbox: Served) -> None:
     sandbox.end_of("pool-a")
     assert pool_of(sandbox, "pool-a") == {"Status": "Available"}
     assert listed(sandbox, "Available", "pool-a") == ["pool-a"]
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("pool-other", TRAIN, **warm(VolumeSizeInGB=11))
     sandbox.create("pool-b", "echo trained; sleep 1", **warm(1200))
     sandbox.secondary("pool-b", "Training")
@@ -83,7 +83,7 @@ def test_the_next_job_that_matches_takes_the_cluster(sandbox: Served) -> None:
 def test_job_without_keep_alive_releases_the_warm_cluster(sandbox: Served) -> None:
     sandbox.create("keeps", TRAIN, **warm())
     sandbox.end_of("keeps")
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("takes", TRAIN, ResourceConfig=CLUSTER)
     sandbox.end_of("takes")
     assert pool_of(sandbox, "keeps")["ReusedByJob"] == "takes"
@@ -112,7 +112,7 @@ def test_a_pool_ends_by_itself_or_on_request(sandbox: Served) -> None:
     assert pool_of(sandbox, "running")["Status"] == "Terminated"
     assert listed(sandbox, "Available", "running") == []
     with pytest.raises(
-        ClientError, match="cloudtrain sandbox: UpdateTrainingJob changes KeepAlivePeriodInSeconds only"
+        ClientError, match="cloudtrain sandbox: UpdateTrainingJob supports only KeepAlivePeriodInSeconds"
     ):
         client.update_training_job(TrainingJobName="running", RemoteDebugConfig={"EnableRemoteDebug": True})
 
@@ -126,7 +126,7 @@ def test_warm_cluster_survives_job_failures_only(sandbox: Served) -> None:
         sandbox.end_of(name)
         assert pool_of(sandbox, name)["Status"] == "Available"
         end_pool(sandbox, name)
-    sandbox.weather(dead_instance={"host": "algo-1", "step": 2})
+    sandbox.set_faults(dead_instance={"host": "algo-1", "step": 2})
     sandbox.create("died", 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 20', **warm())
     assert sandbox.end_of("died")["FailureReason"].startswith("InternalServerError")
     assert pool_of(sandbox, "died") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 0}
@@ -135,7 +135,7 @@ def test_warm_cluster_survives_job_failures_only(sandbox: Served) -> None:
 def test_one_pool_serves_one_job_of_many(sandbox: Served) -> None:
     sandbox.create("one", TRAIN, **warm())
     sandbox.end_of("one")
-    sandbox.weather(capacity_after_seconds=3600)
+    sandbox.set_faults(capacity_after_seconds=3600)
     names = [f"many-{index}" for index in range(4)]
     for name in names:
         sandbox.create(name, "sleep 1", **warm())
@@ -218,7 +218,7 @@ def prefers(*names: str, **more: Any) -> dict[str, Any]:
 
 
 def test_next_preferred_type_is_used_without_capacity(sandbox: Served) -> None:
-    sandbox.weather(no_capacity_types=[P4D])
+    sandbox.set_faults(no_capacity_types=[P4D])
     script = 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"'
     sandbox.create("second-best", script, **prefers(P4D, P4DE))
     told = sandbox.end_of("second-best")["ResourceConfig"]
@@ -229,19 +229,19 @@ def test_next_preferred_type_is_used_without_capacity(sandbox: Served) -> None:
 
 
 def test_job_waits_when_no_preferred_type_has_capacity(sandbox: Served) -> None:
-    sandbox.weather(no_capacity_types=[P4D, P4DE])
+    sandbox.set_faults(no_capacity_types=[P4D, P4DE])
     sandbox.create("waits-for-any", TRAIN, **prefers(P4D, P4DE))
     sandbox.secondary("waits-for-any", "Pending")
     assert not {"SelectedInstanceType", "SelectedInstanceCount"} & set(
         sandbox.describe("waits-for-any")["ResourceConfig"]
     )
-    sandbox.weather(no_capacity_types=[P4DE])
+    sandbox.set_faults(no_capacity_types=[P4DE])
     done = sandbox.end_of("waits-for-any")
     assert (done["TrainingJobStatus"], done["ResourceConfig"]["SelectedInstanceType"]) == ("Completed", P4D)
 
 
 def test_a_list_of_cpu_types_is_looked_at_once(sandbox: Served) -> None:
-    sandbox.weather(no_capacity_types=["ml.m5.large", "ml.c5.xlarge"])
+    sandbox.set_faults(no_capacity_types=["ml.m5.large", "ml.c5.xlarge"])
     sandbox.create("cpu-list", TRAIN, **prefers("ml.m5.large", "ml.c5.xlarge"))
     assert sandbox.end_of("cpu-list")["FailureReason"].startswith("CapacityError")
 
@@ -293,7 +293,7 @@ limits: {{runtime: 10m}}
 def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Served, job: Callable[..., Path]) -> None:
     path = job(JOB, train_py='print("trained")\n')
     environ = {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
-    sandbox.weather(no_capacity_types=[P5])
+    sandbox.set_faults(no_capacity_types=[P5])
     done = cli("submit", path, "--skip-check", "--follow", "--json", environ=environ)
     assert done.code == 0, done.err
     run = done.json["run"]
@@ -309,7 +309,7 @@ def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Se
     assert line.endswith("warm pool kept")
 
     # The next job finds it, though there is no capacity of any type, and says so before.
-    sandbox.weather(no_capacity_types=[P5, P4D])
+    sandbox.set_faults(no_capacity_types=[P5, P4D])
     checks = {each["name"]: each for each in cli("check", path, "--json", environ=environ).json["checks"]}
     assert checks["warm start"]["result"] == "pass"
     assert checks["warm start"]["detail"].startswith(f"reuses the warm pool of {run}, kept until ")

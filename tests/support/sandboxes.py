@@ -1,4 +1,4 @@
-"""What tests say to a sandbox that serves."""
+"""Sandboxes that tests start and send requests to."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ FINAL = ("Completed", "Failed", "Stopped")
 
 @dataclass(frozen=True)
 class Served:
-    """A sandbox that serves."""
+    """A running sandbox; `info` is the object that the command prints."""
 
     process: subprocess.Popen[str]
-    told: Mapping[str, Any]
+    info: Mapping[str, Any]
     home: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client exports."""
-        return dict(self.told["environment"])
+        """Environment variables of a client."""
+        return dict(self.info["environment"])
 
     @property
     def port(self) -> int:
-        """Its port."""
-        return int(self.told["endpoint"].rpartition(":")[2])
+        """Port on loopback."""
+        return int(self.info["endpoint"].rpartition(":")[2])
 
     @property
     def authorization(self) -> str:
-        """The header of a request that carries its access key; the sandbox does not verify signatures."""
+        """Authorization header with its access key; the sandbox does not verify signatures."""
         key = self.environment["AWS_ACCESS_KEY_ID"]
         return f"AWS4-HMAC-SHA256 Credential={key}/20261122/us-west-2/sandbox/aws4_request, Signature=none"
 
     def client(self, service: str) -> Any:
-        """Return a boto3 client as any user would make one."""
+        """Return a boto3 client of this sandbox that does not retry."""
         import boto3
         from botocore.config import Config
 
@@ -52,12 +52,12 @@ class Served:
             aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
             region_name=self.environment["AWS_DEFAULT_REGION"],
-        ).client(service, endpoint_url=self.told["endpoint"], config=Config(retries={"total_max_attempts": 1}))
+        ).client(service, endpoint_url=self.info["endpoint"], config=Config(retries={"total_max_attempts": 1}))
 
-    def weather(self, **weather: Any) -> None:
-        """Change the weather."""
-        address = f"{self.told['endpoint']}/_cloudtrain/weather"
-        request = urllib.request.Request(address, data=json.dumps(weather).encode(), method="PUT")  # noqa: S310
+    def set_faults(self, **faults: Any) -> None:
+        """Replace the fault plan; without arguments, inject no faults."""
+        address = f"{self.info['endpoint']}/_cloudtrain/weather"
+        request = urllib.request.Request(address, data=json.dumps(faults).encode(), method="PUT")  # noqa: S310
         request.add_header("Authorization", self.authorization)
         urllib.request.urlopen(request).close()  # noqa: S310 (loopback)
 
@@ -67,12 +67,12 @@ class Served:
         return name
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return what DescribeTrainingJob says."""
+        """Return the response of DescribeTrainingJob."""
         answer: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=name)
         return answer
 
     def end_of(self, name: str, seconds: float = 60) -> dict[str, Any]:
-        """Wait for a job's end; return its description."""
+        """Wait until a job has ended; return its description."""
         until(lambda: self.describe(name)["TrainingJobStatus"] in FINAL, seconds)
         return self.describe(name)
 
@@ -93,24 +93,24 @@ class Served:
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys below a prefix of its bucket."""
-        found = self.client("s3").list_objects_v2(Bucket=self.told["bucket"], Prefix=prefix)
+        found = self.client("s3").list_objects_v2(Bucket=self.info["bucket"], Prefix=prefix)
         return [entry["Key"] for entry in found.get("Contents", [])]
 
 
 def request(served: Served, name: str, script: str, **fields: Any) -> dict[str, Any]:
-    """Return a CreateTrainingJob document that runs a shell script on each instance."""
+    """Return a CreateTrainingJob request that runs a shell script on each instance."""
     stopping = {"MaxRuntimeInSeconds": 600, **fields.pop("StoppingCondition", {})}
     resources = {"InstanceType": "ml.m5.large", "InstanceCount": fields.pop("instances", 1), "VolumeSizeInGB": 10}
     return {
         "TrainingJobName": name,
-        "RoleArn": served.told["role"],
+        "RoleArn": served.info["role"],
         "AlgorithmSpecification": {
             "TrainingImage": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.5.1-cpu-py311",
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ["/bin/sh", "-c", 'eval "$SCRIPT"'],
             "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}],
         },
-        "OutputDataConfig": {"S3OutputPath": f"s3://{served.told['bucket']}/out"},
+        "OutputDataConfig": {"S3OutputPath": f"s3://{served.info['bucket']}/out"},
         "ResourceConfig": resources,
         "StoppingCondition": stopping,
         "Environment": {"SCRIPT": script, **fields.pop("Environment", {})},
@@ -130,14 +130,14 @@ for folder in map(Path, sys.argv[1:]):
 
 
 def run_here(folders: list[Path], environment: Mapping[str, str]) -> None:
-    """Run the requests in folders as the local backend does, in one process of their own."""
+    """Run the requests in folders as the local backend does, in one child process."""
     command = [sys.executable, "-P", "-c", RUN_ALL, *map(str, folders)]
     subprocess.run(command, check=True, env={**os.environ, **environment})
 
 
 @contextmanager
 def serve(home: Path, *arguments: str) -> Iterator[Served]:
-    """Serve a sandbox as the command does; end it as Ctrl-C does."""
+    """Start a sandbox with the command; stop it as Ctrl-C does."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "stderr").open("w") as errors:
         process = subprocess.Popen(
@@ -164,7 +164,7 @@ def statuses(description: Mapping[str, Any]) -> list[str]:
 
 
 def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
-    """Return what in an answer is not of its output shape, or of another type than the shape says."""
+    """Return the parts of a response that its output shape lacks, or that have another type."""
     if shape.type_name == "structure":
         if not isinstance(answer, dict):
             return [path]
@@ -184,7 +184,7 @@ def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
 
 
 def model_of(operation: str) -> Any:
-    """Return an operation as botocore's model has it."""
+    """Return botocore's model of an operation."""
     import botocore.session
 
     return botocore.session.get_session().get_service_model("sagemaker").operation_model(operation)

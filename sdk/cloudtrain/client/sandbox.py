@@ -74,8 +74,8 @@ def serve_sandbox(
     options = ServerOptions(
         home=(home or make_home() / SANDBOX).absolute(),
         port=port,
-        most_processes=most_processes,
+        max_processes=most_processes,
         stop_grace_seconds=stop_grace_seconds,
-        weather=FaultPlan() if weather_file is None else FaultPlan.from_file(weather_file),
+        fault_plan=FaultPlan() if weather_file is None else FaultPlan.from_file(weather_file),
     )
     serve(options, lambda sandbox: on_ready(sandbox.to_json()))

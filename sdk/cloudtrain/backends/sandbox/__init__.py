@@ -1,8 +1,9 @@
-"""A local AWS whose training jobs really run.
+"""The sandbox: a local AWS whose training jobs really run.
 
-One process on loopback: moto serves S3, IAM, STS, CloudWatch Logs and other services. An implementation of SageMaker's
-training jobs in front of it runs each CreateTrainingJob request with `cloudtrain.backends.container`. It does not read
-plans: the request of any client runs, or is rejected as AWS rejects it.
+One process serves on loopback: moto implements S3, IAM, STS, CloudWatch Logs and other services. SageMaker's training
+jobs and AWS Batch's service jobs are implemented here and run each CreateTrainingJob request with
+`cloudtrain.backends.container`. The sandbox does not read plans: it runs the request of any client, or rejects it as
+AWS does.
 """
 
 from cloudtrain.backends.sandbox.process import (

@@ -1,7 +1,7 @@
-"""One attempt of a training job: a process that runs the job's request and ends every process that it started.
+"""Process of one attempt of a training job: runs the job's request and ends every process that it started.
 
 The sandbox starts `python -m cloudtrain.backends.sandbox.attempt FOLDER` with a pipe as standard input. When the
-sandbox ends, even by SIGKILL, the pipe closes and the attempt ends. SIGTERM asks the job to stop.
+sandbox ends, even by SIGKILL, the pipe closes and the attempt ends. SIGTERM stops the job.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ OUTCOME_FILE = "outcome.json"
 
 
 def main(argv: list[str]) -> int:
-    """Run the document in a folder; write how it ended to outcome.json."""
+    """Run the request in a folder and write its outcome to outcome.json."""
     folder = JobFolder(Path(argv[0]))
     stopped = threading.Event()
 
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
         stopped.set()
 
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    threading.Thread(target=_end_with_the_sandbox, daemon=True).start()
+    threading.Thread(target=_exit_with_sandbox, daemon=True).start()
     request: dict[str, Any] = json.loads((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
     try:
         outcome = run_job(
@@ -54,9 +54,9 @@ def main(argv: list[str]) -> int:
             gpus=visible_gpus(),
             stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
             is_stopped=stopped.is_set,
-            on_transition=_ignore,
+            on_transition=_ignore_transition,
         )
-    except Exception as error:  # noqa: BLE001 (whatever it was, the job must end)
+    except Exception as error:  # noqa: BLE001 (every error must end the job)
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
     content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
@@ -64,12 +64,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _ignore(transition: Transition) -> None:
-    """The sandbox has told it already."""
+def _ignore_transition(transition: Transition) -> None:
+    """Do nothing: the sandbox reports transitions itself."""
 
 
-def _end_with_the_sandbox() -> None:
-    os.read(0, 1)  # returns when the other end is closed
+def _exit_with_sandbox() -> None:
+    os.read(0, 1)  # returns when the sandbox closes its end
     kill(descendants())
     os._exit(1)
 

@@ -1,7 +1,7 @@
-"""AWS Batch's operations on service jobs: two queues whose jobs become training jobs when their turn comes.
+"""AWS Batch's operations on service jobs, with two job queues whose jobs become training jobs.
 
-`cloudtrain-sandbox` is first in, first out; `cloudtrain-sandbox-fair` has a fair-share policy, so it takes jobs with a
-share identifier and orders them by what the shares use, then by priority. Source: AWS Batch user guide, 2026-11.
+`cloudtrain-sandbox` is first in, first out. `cloudtrain-sandbox-fair` has a fair-share policy: its jobs need a share
+identifier and are ordered by the usage of their shares, then by priority. Source: AWS Batch user guide, 2026-11.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ FAIR_QUEUE = "cloudtrain-sandbox-fair"
 Document = Mapping[str, Any]
 
 _WAITING = ("SUBMITTED", "RUNNABLE")
-_ENDED = ("SUCCEEDED", "FAILED")
-_STEP_SECONDS = 0.1
+_FINAL = ("SUCCEEDED", "FAILED")
+_SCHEDULE_SECONDS = 0.1
 _RETRY_MILLISECONDS = 1000
-"""How long a job without capacity holds up its queue before it is tried again; AWS does not tell its own time."""
-_MOST_RESULTS = 100
-_SNAPSHOT_JOBS = 100
-_MOST_PRIORITY = 9999
-_MOST_ATTEMPTS = 10
+"""Time for which a job without capacity blocks its queue before a retry; AWS does not document its own value."""
+_MAX_RESULTS = 100
+_MAX_SNAPSHOT_JOBS = 100
+_MAX_PRIORITY = 9999
+_MAX_ATTEMPTS = 10
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_RECEIVED = "Received status from SageMaker: "
+_STATUS_PREFIX = "Received status from SageMaker: "
 _TOO_LARGE = (
     "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE - Service environment(s) associated with the job queue cannot "
     "meet the capacity requirement of the job."
 )
 _NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - SageMaker has no capacity for the job at present."
-_SECONDARY = {"Pending": "SCHEDULED", "Starting": "SCHEDULED", "Downloading": "STARTING"}
+_STATUS_BY_SECONDARY = {"Pending": "SCHEDULED", "Starting": "SCHEDULED", "Downloading": "STARTING"}
 """ServiceJobStatus by SecondaryStatus of a training job in progress; any other is RUNNING (same source)."""
 
 
 @dataclass
 class _ServiceJob:
-    """A service job. Times are in milliseconds since the epoch."""
+    """A service job. Times are milliseconds since the epoch."""
 
     id: str
     queue: str
-    asked: Document
+    request: Document
     payload: Document
     created: int
     status: str = "SUBMITTED"
@@ -72,15 +72,15 @@ class _ServiceJob:
 
     @property
     def name(self) -> str:
-        return str(self.asked["jobName"])
+        return str(self.request["jobName"])
 
     @property
     def share(self) -> str:
-        return str(self.asked.get("shareIdentifier", ""))
+        return str(self.request.get("shareIdentifier", ""))
 
     @property
     def priority(self) -> int:
-        return int(self.asked.get("schedulingPriority", 0))
+        return int(self.request.get("schedulingPriority", 0))
 
     @property
     def instances(self) -> int:
@@ -90,7 +90,7 @@ class _ServiceJob:
 
     @property
     def training_job(self) -> str:
-        """Name of the latest training job."""
+        """Name of the training job of the latest attempt."""
         return str(self.attempts[-1]["serviceResourceId"]["value"]).rpartition("/")[2]
 
     def end(self, status: str, reason: str, now: int) -> None:
@@ -101,7 +101,7 @@ class _ServiceJob:
 
     def summary(self) -> dict[str, Any]:
         """Return its entry in ListServiceJobs."""
-        told = {
+        summary = {
             "jobId": self.id,
             "jobArn": self.arn,
             "jobName": self.name,
@@ -116,109 +116,109 @@ class _ServiceJob:
             "isTerminated": self.is_terminated,
         }
         if self.attempts:
-            told["latestAttempt"] = {"serviceResourceId": self.attempts[-1]["serviceResourceId"]}
-        return {name: value for name, value in told.items() if value}
+            summary["latestAttempt"] = {"serviceResourceId": self.attempts[-1]["serviceResourceId"]}
+        return {name: value for name, value in summary.items() if value}
 
     def describe(self) -> dict[str, Any]:
-        """Return the answer to DescribeServiceJob."""
-        asked = ("retryStrategy", "schedulingPriority", "serviceRequestPayload", "tags", "timeoutConfig")
+        """Return the response to DescribeServiceJob."""
+        fields = ("retryStrategy", "schedulingPriority", "serviceRequestPayload", "tags", "timeoutConfig")
         return {
-            **{name: self.asked[name] for name in asked if name in self.asked},
+            **{name: self.request[name] for name in fields if name in self.request},
             **self.summary(),
             "attempts": self.attempts,
             "jobQueue": _queue_arn(self.queue),
-            "startedAt": self.started,  # which the model requires
+            "startedAt": self.started,  # required by botocore's model
             "isTerminated": self.is_terminated,
         }
 
 
 class ServiceJobs:
-    """The queues of an account.
+    """The service jobs and job queues of an account.
 
     Args:
-        jobs: Where training jobs are created.
-        sky: Its weather tells how many instances the jobs of a queue may have at once.
-        clock: What the time is.
+        jobs: SageMaker's training jobs.
+        faults: Injected faults; their plan sets the capacity of the queues.
+        clock: Callback that returns the time in seconds since the epoch.
     """
 
-    def __init__(self, jobs: TrainingJobs, sky: FaultInjector, clock: Clock) -> None:
+    def __init__(self, jobs: TrainingJobs, faults: FaultInjector, clock: Clock) -> None:
         self._training = jobs
-        self._sky = sky
+        self._faults = faults
         self._clock = clock
         self._lock = threading.RLock()
         self._jobs: dict[str, _ServiceJob] = {}
         self._tokens: set[str] = set()
 
-    def keep_going(self, ending: threading.Event) -> None:
-        """Let the queues move in a thread of their own until the sandbox ends."""
+    def start_scheduler(self, is_ending: threading.Event) -> None:
+        """Schedule jobs in a thread until the sandbox ends."""
 
-        def move() -> None:
-            while not ending.wait(_STEP_SECONDS):
-                self.step()
+        def run() -> None:
+            while not is_ending.wait(_SCHEDULE_SECONDS):
+                self.schedule()
 
-        threading.Thread(target=move, name="batch", daemon=True).start()
+        threading.Thread(target=run, name="batch", daemon=True).start()
 
-    def answer(self, operation: str, document: Document) -> Document:
-        """Do an operation; return its answer.
+    def handle(self, operation: str, document: Document) -> Document:
+        """Execute an operation; return its response.
 
         Raises:
-            ServiceError: AWS Batch would refuse it, or the sandbox does not have it.
+            ServiceError: AWS Batch would reject the request, or the sandbox does not support the operation.
         """
-        known = _OPERATIONS.get(operation)
-        if known is None:
-            raise _refused(f"cloudtrain sandbox: AWS Batch's {operation} is not supported")
+        method = _OPERATIONS.get(operation)
+        if method is None:
+            raise _client_error(f"cloudtrain sandbox: AWS Batch's {operation} is not supported")
         with self._lock:
-            return known(self, document)
+            return method(self, document)
 
-    # ------------------------------------------------------------ operations
-
-    def _submit(self, asked: Document) -> Document:
-        queue = self._check(asked)
-        token = asked.get("clientToken")
+    def _submit(self, request: Document) -> Document:
+        queue = self._check(request)
+        token = request.get("clientToken")
         if token in self._tokens:
-            raise _refused(f"A request with the client token {token} was submitted already")
+            raise _client_error(f"A request with the client token {token} was submitted already")
         try:
-            payload = json.loads(asked["serviceRequestPayload"])
+            payload = json.loads(request["serviceRequestPayload"])
         except ValueError:
             payload = None
         if not isinstance(payload, dict):
-            raise _refused("serviceRequestPayload is not a JSON object")
-        job = _ServiceJob(str(uuid.uuid4()), queue, asked, payload, self._now())
+            raise _client_error("serviceRequestPayload is not a JSON object")
+        job = _ServiceJob(str(uuid.uuid4()), queue, request, payload, self._now())
         self._jobs[job.id] = job
         if token:
             self._tokens.add(token)
         return {"jobArn": job.arn, "jobName": job.name, "jobId": job.id}
 
-    def _check(self, asked: Document) -> str:
-        """Return the queue's name, once what belongs to AWS Batch in a request is known to be right."""
+    def _check(self, request: Document) -> str:
+        """Validate AWS Batch's fields of a request; return the queue's name."""
         for name in ("jobName", "jobQueue", "serviceJobType", "serviceRequestPayload"):
-            if not asked.get(name):
-                raise _refused(f"{name} must not be empty")
-        if not _JOB_NAME.fullmatch(asked["jobName"]):
-            raise _refused("Job name should match valid pattern")
-        if asked["serviceJobType"] != SERVICE_JOB_TYPE:
-            raise _refused(f"Service job type {asked['serviceJobType']} is not valid")
-        queue = _queue_of(asked["jobQueue"])
+            if not request.get(name):
+                raise _client_error(f"{name} must not be empty")
+        if not _JOB_NAME.fullmatch(request["jobName"]):
+            raise _client_error("Job name should match valid pattern")
+        if request["serviceJobType"] != SERVICE_JOB_TYPE:
+            raise _client_error(f"Service job type {request['serviceJobType']} is not valid")
+        queue = _queue_name(request["jobQueue"])
         is_fair = queue == FAIR_QUEUE
-        if is_fair and not asked.get("shareIdentifier"):
-            raise _refused("Share identifier must be specified when the job queue has a fair-share scheduling policy")
-        if not is_fair and asked.get("shareIdentifier"):
-            raise _refused("Share identifier must not be specified without a fair-share scheduling policy")
-        if not 0 <= asked.get("schedulingPriority", 0) <= _MOST_PRIORITY:
-            raise _refused("Scheduling priority must be between 0 and 9999")
-        if not 1 <= asked.get("retryStrategy", {}).get("attempts", 1) <= _MOST_ATTEMPTS:
-            raise _refused("Attempts must be between 1 and 10")
+        if is_fair and not request.get("shareIdentifier"):
+            raise _client_error(
+                "Share identifier must be specified when the job queue has a fair-share scheduling policy"
+            )
+        if not is_fair and request.get("shareIdentifier"):
+            raise _client_error("Share identifier must not be specified without a fair-share scheduling policy")
+        if not 0 <= request.get("schedulingPriority", 0) <= _MAX_PRIORITY:
+            raise _client_error("Scheduling priority must be between 0 and 9999")
+        if not 1 <= request.get("retryStrategy", {}).get("attempts", 1) <= _MAX_ATTEMPTS:
+            raise _client_error("Attempts must be between 1 and 10")
         return queue
 
-    def _describe(self, asked: Document) -> Document:
-        return self._find(asked).describe()
+    def _describe(self, request: Document) -> Document:
+        return self._find(request).describe()
 
-    def _terminate(self, asked: Document) -> Document:
-        job = self._find(asked)
-        reason = str(asked.get("reason") or "")
+    def _terminate(self, request: Document) -> Document:
+        job = self._find(request)
+        reason = str(request.get("reason") or "")
         if not reason:
-            raise _refused("reason must not be empty")
-        if job.status not in _ENDED:
+            raise _client_error("reason must not be empty")
+        if job.status not in _FINAL:
             job.is_terminated, job.reason = True, reason
             if job.status in _WAITING:
                 job.end("FAILED", reason, self._now())
@@ -226,28 +226,28 @@ class ServiceJobs:
                 self._stop_training(job)
         return {}
 
-    def _list(self, asked: Document) -> Document:
-        queue = _queue_of(asked.get("jobQueue", ""))
-        is_wanted = _filter(asked)
+    def _list(self, request: Document) -> Document:
+        queue = _queue_name(request.get("jobQueue", ""))
+        is_wanted = _job_filter(request)
         found = [job for job in reversed(self._jobs.values()) if job.queue == queue and is_wanted(job)]
-        size = int(asked.get("maxResults") or _MOST_RESULTS)
-        begin = int(asked.get("nextToken") or 0)
+        size = int(request.get("maxResults") or _MAX_RESULTS)
+        begin = int(request.get("nextToken") or 0)
         page = found[begin : begin + size]
         more = {"nextToken": str(begin + size)} if len(found) > begin + size else {}
         return {"jobSummaryList": [job.summary() for job in page], **more}
 
-    def _snapshot(self, asked: Document) -> Document:
-        waiting = self._in_order(_queue_of(asked.get("jobQueue", "")))[:_SNAPSHOT_JOBS]
+    def _snapshot(self, request: Document) -> Document:
+        waiting = self._in_order(_queue_name(request.get("jobQueue", "")))[:_MAX_SNAPSHOT_JOBS]
         jobs = [{"jobArn": job.arn, "earliestTimeAtPosition": job.created} for job in waiting]
         return {"frontOfQueue": {"jobs": jobs, "lastUpdatedAt": self._now()}}
 
-    def _describe_queues(self, asked: Document) -> Document:
-        wanted = [name.rpartition("/")[2] for name in asked.get("jobQueues") or (QUEUE, FAIR_QUEUE)]
+    def _describe_queues(self, request: Document) -> Document:
+        wanted = [name.rpartition("/")[2] for name in request.get("jobQueues") or (QUEUE, FAIR_QUEUE)]
         return {"jobQueues": [_describe_queue(name) for name in (QUEUE, FAIR_QUEUE) if name in wanted]}
 
-    def _describe_environments(self, asked: Document) -> Document:
-        wanted = [name.rpartition("/")[2] for name in asked.get("serviceEnvironments") or (QUEUE, FAIR_QUEUE)]
-        limits = [{"capacityUnit": "NUM_INSTANCES", "maxCapacity": self._sky.weather.queue_instances}]
+    def _describe_environments(self, request: Document) -> Document:
+        wanted = [name.rpartition("/")[2] for name in request.get("serviceEnvironments") or (QUEUE, FAIR_QUEUE)]
+        limits = [{"capacityUnit": "NUM_INSTANCES", "maxCapacity": self._faults.plan.queue_instances}]
         found = [
             {
                 "serviceEnvironmentName": name,
@@ -263,37 +263,35 @@ class ServiceJobs:
         ]
         return {"serviceEnvironments": found}
 
-    def _find(self, asked: Document) -> _ServiceJob:
-        job = self._jobs.get(str(asked.get("jobId", "")).rpartition("/")[2])  # the SageMaker SDK gives the ARN
+    def _find(self, request: Document) -> _ServiceJob:
+        job = self._jobs.get(str(request.get("jobId", "")).rpartition("/")[2])  # the SageMaker SDK gives the ARN
         if job is None:
-            raise _refused(f"Service job {asked.get('jobId')} not found.")
+            raise _client_error(f"Service job {request.get('jobId')} not found.")
         return job
 
     def _now(self) -> int:
         return round(self._clock() * 1000)
 
-    # ------------------------------------------------------------ what moves by itself
-
-    def step(self) -> None:
-        """Follow the training jobs, and start those whose turn has come."""
+    def schedule(self) -> None:
+        """Update the jobs from their training jobs, then start the next jobs of each queue."""
         with self._lock:
             for job in list(self._jobs.values()):
                 if job.status == "SUBMITTED":
                     job.status = "RUNNABLE"
-                elif job.status not in (*_WAITING, *_ENDED):
-                    self._follow(job)
+                elif job.status not in (*_WAITING, *_FINAL):
+                    self._update_status(job)
             for queue in (QUEUE, FAIR_QUEUE):
                 self._start_next(queue)
 
     def _start_next(self, queue: str) -> None:
-        """Start the first jobs of a queue as long as they have room; a large one holds up those behind it."""
-        most = self._sky.weather.queue_instances
+        """Start the first jobs of a queue while capacity lasts; a job that does not fit blocks the jobs behind it."""
+        capacity = self._faults.plan.queue_instances
         while waiting := self._in_order(queue):
             job = waiting[0]
-            if job.instances > most:
+            if job.instances > capacity:
                 job.reason = _TOO_LARGE
                 return
-            if sum(self._used(queue).values()) + job.instances > most or job.retry_at > self._now():
+            if sum(self._instances_in_use(queue).values()) + job.instances > capacity or job.retry_at > self._now():
                 return
             self._start(job)
 
@@ -301,69 +299,69 @@ class ServiceJobs:
         waiting = [job for job in self._jobs.values() if job.queue == queue and job.status == "RUNNABLE"]
         if queue == QUEUE:
             return waiting
-        used = self._used(queue)
+        used = self._instances_in_use(queue)
         return sorted(waiting, key=lambda job: (used.get(job.share, 0), -job.priority, job.created))
 
-    def _used(self, queue: str) -> dict[str, int]:
-        """Return the instances in use by share."""
+    def _instances_in_use(self, queue: str) -> dict[str, int]:
+        """Return the number of instances in use by share."""
         used: dict[str, int] = {}
         for job in self._jobs.values():
-            if job.queue == queue and job.status not in (*_WAITING, *_ENDED):
+            if job.queue == queue and job.status not in (*_WAITING, *_FINAL):
                 used[job.share] = used.get(job.share, 0) + job.instances
         return used
 
     def _start(self, job: _ServiceJob) -> None:
         name = training_job_name(str(job.payload.get("TrainingJobName", job.name)), uuid.uuid4().hex)
-        tags = [{"Key": key, "Value": value} for key, value in job.asked.get("tags", {}).items()]
+        tags = [{"Key": key, "Value": value} for key, value in job.request.get("tags", {}).items()]
         request = {**job.payload, "TrainingJobName": name, **({"Tags": tags} if tags else {})}
         job.reason, job.scheduled = "", self._now()
         try:
-            arn = self._training.answer("CreateTrainingJob", request)["TrainingJobArn"]
+            arn = self._training.handle("CreateTrainingJob", request)["TrainingJobArn"]
         except (ServiceError, KeyError, TypeError) as error:
-            said = f"{error.code}: {error.message}" if isinstance(error, ServiceError) else f"ValidationError: {error}"
-            job.end("FAILED", f"{_RECEIVED}{said}", self._now())
+            cause = f"{error.code}: {error.message}" if isinstance(error, ServiceError) else f"ValidationError: {error}"
+            job.end("FAILED", f"{_STATUS_PREFIX}{cause}", self._now())
             return
         job.status = "SCHEDULED"
         job.attempts.append({"serviceResourceId": {"name": "TrainingJobArn", "value": arn}})
 
-    def _follow(self, job: _ServiceJob) -> None:
-        told = self._training.answer("DescribeTrainingJob", {"TrainingJobName": job.training_job})
-        status, now = told["TrainingJobStatus"], self._now()
+    def _update_status(self, job: _ServiceJob) -> None:
+        description = self._training.handle("DescribeTrainingJob", {"TrainingJobName": job.training_job})
+        status, now = description["TrainingJobStatus"], self._now()
         if status in ("InProgress", "Stopping"):
-            job.status = _SECONDARY.get(told["SecondaryStatus"], "RUNNING")
+            job.status = _STATUS_BY_SECONDARY.get(description["SecondaryStatus"], "RUNNING")
             if job.status == "RUNNING" and not job.attempts[-1].get("startedAt"):
                 job.started = job.attempts[-1]["startedAt"] = now
-            self._end_overdue(job, now)
+            self._enforce_timeout(job, now)
         elif status == "Completed":
-            job.end("SUCCEEDED", f"{_RECEIVED}Training job completed", now)
+            job.end("SUCCEEDED", f"{_STATUS_PREFIX}Training job completed", now)
         elif job.is_terminated:
             job.end("FAILED", job.reason, now)
         else:
-            self._settle(
-                job, str(told.get("FailureReason") or "Training job stopped"), now, has_failed=status == "Failed"
+            self._finish_attempt(
+                job, str(description.get("FailureReason") or "Training job stopped"), now, has_failed=status == "Failed"
             )
 
-    def _settle(self, job: _ServiceJob, said: str, now: int, *, has_failed: bool) -> None:
-        """Decide whether a job whose attempt has failed is tried again."""
-        is_capacity = said.startswith("CapacityError")
-        reason = f"{_RECEIVED}{said}"
-        job.failures += not is_capacity  # which no retry strategy counts
+    def _finish_attempt(self, job: _ServiceJob, cause: str, now: int, *, has_failed: bool) -> None:
+        """Record the failure of an attempt; retry the job if its retry strategy allows it."""
+        is_capacity = cause.startswith("CapacityError")
+        reason = f"{_STATUS_PREFIX}{cause}"
+        job.failures += not is_capacity  # retry strategies do not count missing capacity
         job.end("FAILED", reason, now)
-        if is_capacity or (has_failed and _may_retry(job, reason)):
+        if is_capacity or (has_failed and _should_retry(job, reason)):
             job.status, job.stopped = "RUNNABLE", 0
             job.reason = _NO_CAPACITY if is_capacity else ""
             job.retry_at = now + _RETRY_MILLISECONDS if is_capacity else 0
 
-    def _end_overdue(self, job: _ServiceJob, now: int) -> None:
-        seconds = job.asked.get("timeoutConfig", {}).get("attemptDurationSeconds")
+    def _enforce_timeout(self, job: _ServiceJob, now: int) -> None:
+        seconds = job.request.get("timeoutConfig", {}).get("attemptDurationSeconds")
         if seconds and job.started and not job.is_terminated and now - job.started >= 1000 * seconds:
             job.is_terminated, job.reason = True, "Job attempt duration exceeded timeout"
             self._stop_training(job)
 
     def _stop_training(self, job: _ServiceJob) -> None:
         try:
-            self._training.answer("StopTrainingJob", {"TrainingJobName": job.training_job})
-        except ServiceError:  # it has just ended
+            self._training.handle("StopTrainingJob", {"TrainingJobName": job.training_job})
+        except ServiceError:  # the training job has just ended
             return
 
 
@@ -377,15 +375,15 @@ _OPERATIONS: Mapping[str, Callable[[ServiceJobs, Document], Document]] = {
     "DescribeServiceEnvironments": ServiceJobs._describe_environments,  # noqa: SLF001
 }
 PATHS = {f"/v1/{name.lower()}": name for name in _OPERATIONS}
-"""Operations by their address (botocore's model; a test compares)."""
+"""Operations by URL path (botocore's model; a test compares)."""
 
 
-def _refused(message: str) -> ServiceError:
+def _client_error(message: str) -> ServiceError:
     return ServiceError("ClientException", message)
 
 
-def _may_retry(job: _ServiceJob, reason: str) -> bool:
-    strategy = job.asked.get("retryStrategy", {})
+def _should_retry(job: _ServiceJob, reason: str) -> bool:
+    strategy = job.request.get("retryStrategy", {})
     if job.failures >= strategy.get("attempts", 1):
         return False
     rules = strategy.get("evaluateOnExit", ())
@@ -395,31 +393,29 @@ def _may_retry(job: _ServiceJob, reason: str) -> bool:
     return bool(action == "RETRY")
 
 
-def _filter(asked: Document) -> Callable[[_ServiceJob], bool]:
-    """Return what ListServiceJobs is asked for: a filter, or else a status, by default RUNNING."""
-    filters = list(asked.get("filters") or ())
+def _job_filter(request: Document) -> Callable[[_ServiceJob], bool]:
+    """Return the predicate of a ListServiceJobs request: its filter, or its status, by default RUNNING."""
+    filters = list(request.get("filters") or ())
     if len(filters) > 1:
-        raise _refused("Only one filter can be used at a time")
-    status = asked.get("jobStatus") or ("" if filters else "RUNNING")
+        raise _client_error("Only one filter can be used at a time")
+    status = request.get("jobStatus") or ("" if filters else "RUNNING")
     if not filters:
         return lambda job: job.status == status
     name, values = filters[0].get("name"), [str(value) for value in filters[0].get("values", ())]
     if name == "JOB_NAME":
-        return lambda job: any(_fits(job.name.lower(), value.lower()) for value in values)
+        return lambda job: any(_matches_name(job.name.lower(), value.lower()) for value in values)
     if name == "BEFORE_CREATED_AT":
         return lambda job: job.created < int(values[0])
     if name == "AFTER_CREATED_AT":
         return lambda job: job.created > int(values[0])
     if name == "SHARE_IDENTIFIER":
         return lambda job: job.share in values and status in ("", job.status)
-    raise _refused(f"Filter {name} is not valid")
+    raise _client_error(f"Filter {name} is not valid")
 
 
-def _fits(name: str, value: str) -> bool:
+def _matches_name(name: str, value: str) -> bool:
     return name.startswith(value[:-1]) if value.endswith("*") else name == value
 
-
-# ---------------------------------------------------------------- queues
 
 _ARN = f"arn:aws:batch:{REGION}:{ACCOUNT}"
 
@@ -428,12 +424,12 @@ def _queue_arn(name: str) -> str:
     return f"{_ARN}:job-queue/{name}"
 
 
-def _queue_of(text: str) -> str:
+def _queue_name(text: str) -> str:
     """Return the name of a queue from its name or ARN."""
     for name in (QUEUE, FAIR_QUEUE):
         if text in (name, _queue_arn(name)):
             return name
-    raise _refused(f"JobQueue {text} not found.")
+    raise _client_error(f"JobQueue {text} not found.")
 
 
 def _describe_queue(name: str) -> dict[str, Any]:

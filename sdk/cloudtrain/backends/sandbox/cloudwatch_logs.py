@@ -1,4 +1,4 @@
-"""The logs of a job's hosts, brought to CloudWatch while they are written, and the metrics that stand in them."""
+"""Upload of a job's logs to CloudWatch Logs, and extraction of metrics from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_BATCH_EVENTS = 10_000
 
 
 class LogUploader:
-    """Reads what the hosts of one attempt have written since the last time, and sends it on in that order.
+    """Uploads new log lines of the hosts of one attempt.
 
     Attributes:
         last_step: The highest step of an event line, or -1.
@@ -39,14 +39,14 @@ class LogUploader:
         definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions", ())
         self._metrics = [(each["Name"], re.compile(each["Regex"])) for each in definitions]
 
-    def pump(self, *, final: bool = False) -> None:
-        """Send what is new; at the end also lines without a newline."""
+    def upload(self, *, final: bool = False) -> None:
+        """Upload new lines; if `final`, also a last line without a newline."""
         for host in self._hosts:
             for batch in split_into_batches(self._read(host, final=final)):
                 self._send(host, batch)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the log files."""
         for host in self._hosts:
             host.tail.close()
 
@@ -54,11 +54,11 @@ class LogUploader:
         now = self._clock()
         for content in host.tail.read(final=final):
             line = content.decode("utf-8", "replace").rstrip("\r")
-            self._look(line, now)
+            self._parse(line, now)
             yield line
 
-    def _look(self, line: str, now: float) -> None:
-        """Take a step and the metrics from a line."""
+    def _parse(self, line: str, now: float) -> None:
+        """Record the step and the metrics of a line."""
         event = parse_event(line)
         if event is not None and event["event"] == "step":
             self.last_step = max(self.last_step, event["step"])
@@ -68,7 +68,7 @@ class LogUploader:
                 try:
                     self._job.metrics[name] = (float(match[1]), now)
                 except (ValueError, TypeError):
-                    continue  # the group holds no number
+                    continue  # the captured text is no number
 
     def _send(self, host: _HostLog, batch: list[str]) -> None:
         milliseconds = round(self._clock() * 1000)
@@ -83,16 +83,16 @@ class LogUploader:
 
 
 class _HostLog:
-    """A host's log and the stream that it is sent to."""
+    """The log file of a host and its log stream."""
 
     def __init__(self, path: Path, stream: str) -> None:
         self.stream = stream
         self.has_stream = False
-        self.tail = LineTail(path, splits=True)  # CloudWatch gets all of a long line, in parts
+        self.tail = LineTail(path, splits=True)  # a long line is uploaded in parts
 
 
 def create_stream(logs: Any, stream: str) -> None:
-    """Create a log stream, and the group of all training jobs where there is none yet."""
+    """Create a log stream, and the log group of training jobs if it does not exist."""
     for create, arguments in (
         (logs.create_log_group, {"logGroupName": LOG_GROUP}),
         (logs.create_log_stream, {"logGroupName": LOG_GROUP, "logStreamName": stream}),
@@ -104,7 +104,7 @@ def create_stream(logs: Any, stream: str) -> None:
 
 
 def split_into_batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the messages of PutLogEvents calls: long lines in parts, no empty ones, none beyond CloudWatch's limits."""
+    """Yield the messages of PutLogEvents calls within CloudWatch's limits: long lines are split, empty ones skipped."""
     batch: list[str] = []
     size = 0
     for message in (part for line in lines for part in _parts(line)):
@@ -122,7 +122,7 @@ def _parts(line: str) -> Iterator[str]:
     data = line.encode()
     while len(data) > _MAX_EVENT_BYTES:
         cut = _MAX_EVENT_BYTES
-        while data[cut] & 0xC0 == 0x80:  # noqa: PLR2004 (a byte inside of a UTF-8 character)
+        while data[cut] & 0xC0 == 0x80:  # noqa: PLR2004 (a continuation byte of a UTF-8 character)
             cut -= 1
         yield data[:cut].decode()
         data = data[cut:]

@@ -1,4 +1,4 @@
-"""Scripted weather: no capacity, interruptions, instances that die, throttling, errors, cut connections, slow S3."""
+"""Fault injection: missing capacity, interruptions, dead instances, throttling, errors, cut connections, slow calls."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from cloudtrain.errors import UserError, did_you_mean
 
-_TYPE = "ml.p4d.24xlarge"
+_EXAMPLE_TYPE = "ml.p4d.24xlarge"
 _KINDS = ("throttle", "errors", "resets", "torn")
 
 
 @dataclass(frozen=True)
 class DeadInstance:
-    """An instance whose processes are killed when its job has reached a step, once per job."""
+    """An instance whose processes are killed once per job, when the job reaches a step."""
 
     host: str
     step: int
@@ -27,26 +27,26 @@ class DeadInstance:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What goes wrong, and when.
+    """The faults that a sandbox injects.
 
-    Operations are named as AWS names them (`DescribeTrainingJob`, `PutObject`), `*` means every one. A number of 1 or
-    more means the next so many calls, one below 1 the probability of each call.
+    Operations have AWS's names (`DescribeTrainingJob`, `PutObject`); `*` matches every operation. A value of 1 or more
+    is the number of next calls that fail; a value below 1 is the probability that a call fails.
 
     Attributes:
-        seed: Decides what the probabilities decide: the same seed and order of calls give the same faults.
-        capacity_after_seconds: How long each wait for instances takes; a job is Pending meanwhile.
-        waited_seconds: How long a new job has waited already: it was created so much earlier. It shows the end of a
-            long wait, such as of `cluster.max_pending`, soon.
-        capacity_error_after_seconds: When such a wait ends with CapacityError, or None.
-        no_capacity_types: Instance types of which there are none: who wants only these waits.
+        seed: Seed of the probabilities: the same seed and order of calls give the same faults.
+        capacity_after_seconds: Duration of each wait for instances, during which the job is Pending.
+        waited_seconds: Age of a new job: its creation time is set back, so that a long limit, such as
+            `cluster.max_pending`, ends soon.
+        capacity_error_after_seconds: Time after which such a wait ends with CapacityError, or None.
+        no_capacity_types: Instance types without capacity: a job that accepts only these waits.
         interrupt_at_step: Steps at which a spot job loses its instances: the first attempt at the first, and so on.
         dead_instance: An instance that dies, or None.
-        queue_instances: Instances that the jobs of each job queue may have at once.
-        throttle: Calls that are answered `ThrottlingException`, in S3 `SlowDown`; nothing is done.
-        errors: Calls that are answered with status 500; nothing is done.
-        resets: Calls that are done, and whose connection is then cut without an answer.
-        torn: Calls whose answer ends in the middle of its body.
-        slow_seconds: Seconds that a call waits before it is done.
+        queue_instances: Instances that the jobs of each job queue may use at the same time.
+        throttle: Calls that fail with `ThrottlingException`, in S3 `SlowDown`, without any effect.
+        errors: Calls that fail with status 500, without any effect.
+        resets: Calls that take effect, but whose connection is cut without a response.
+        torn: Calls whose response ends in the middle of its body.
+        slow_seconds: Delay of a call before it takes effect.
     """
 
     seed: int = 0
@@ -65,18 +65,18 @@ class FaultPlan:
 
     @classmethod
     def from_document(cls, document: Any) -> FaultPlan:
-        """Read what a YAML or JSON file holds.
+        """Return the plan that a parsed YAML or JSON document describes.
 
         Raises:
-            UserError: an unknown name, or a value of the wrong kind.
+            UserError: A name is unknown, or a value is invalid.
         """
         if not isinstance(document, Mapping):
-            raise UserError("the weather must be a mapping", "for example: capacity_after_seconds: 30")
-        legal = [each.name for each in dataclasses.fields(cls)]
+            raise UserError("the fault plan must be a mapping", "for example: capacity_after_seconds: 30")
+        known = [each.name for each in dataclasses.fields(cls)]
         for name in document:
-            if name not in legal:
-                raise UserError(f"weather: {name!r} is unknown", did_you_mean(str(name), legal))
-        values = {name: _READERS.get(name, _calls)(name, value) for name, value in document.items()}
+            if name not in known:
+                raise UserError(f"fault plan: {name!r} is unknown", did_you_mean(str(name), known))
+        values = {name: _READERS.get(name, _call_rates)(name, value) for name, value in document.items()}
         return cls(**values)
 
     @classmethod
@@ -84,7 +84,7 @@ class FaultPlan:
         """Read a YAML file.
 
         Raises:
-            UserError: it cannot be read, or holds something else.
+            UserError: The file cannot be read, or is no valid fault plan.
         """
         import yaml
 
@@ -97,97 +97,103 @@ class FaultPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one call. `kinds` are of throttle, errors, resets and torn."""
+    """The faults of one call. `kinds` is a subset of throttle, errors, resets and torn."""
 
     slow_seconds: float
     kinds: frozenset[str]
 
 
 class FaultInjector:
-    """The weather now. May be asked and changed by many threads."""
+    """Decides about faults by the current plan. Thread-safe."""
 
-    def __init__(self, weather: FaultPlan) -> None:
+    def __init__(self, plan: FaultPlan) -> None:
         self._lock = threading.Lock()
-        self.change(weather)
+        self.set_plan(plan)
 
-    def change(self, weather: FaultPlan) -> None:
-        """Begin this weather; counts begin anew."""
+    def set_plan(self, plan: FaultPlan) -> None:
+        """Replace the plan and reset all counts."""
         with self._lock:
-            self.weather = weather
-            self._done: Counter[tuple[str, str]] = Counter()
-            self._dice: dict[tuple[str, str], random.Random] = {}
+            self.plan = plan
+            self._failed_calls: Counter[tuple[str, str]] = Counter()
+            self._generators: dict[tuple[str, str], random.Random] = {}
 
-    def fault(self, operation: str) -> Fault:
-        """Return what happens to the next call of an operation."""
+    def next_fault(self, operation: str) -> Fault:
+        """Return the faults of the next call of an operation."""
         with self._lock:
-            slow = self.weather.slow_seconds
-            kinds = frozenset(kind for kind in _KINDS if self._strikes(kind, operation))
+            slow = self.plan.slow_seconds
+            kinds = frozenset(kind for kind in _KINDS if self._should_fail(kind, operation))
             return Fault(slow.get(operation, slow.get("*", 0.0)), kinds)
 
-    def _strikes(self, kind: str, operation: str) -> bool:
-        calls: Mapping[str, float] = getattr(self.weather, kind)
+    def _should_fail(self, kind: str, operation: str) -> bool:
+        calls: Mapping[str, float] = getattr(self.plan, kind)
         name = operation if operation in calls else "*"
         if name not in calls:
             return False
         key = (kind, name)
         if calls[name] >= 1:
-            self._done[key] += 1
-            return self._done[key] <= calls[name]
-        # Dice of their own for each line of the script: calls of other operations do not change what they show.
-        dice = self._dice.setdefault(key, random.Random(f"{self.weather.seed}:{kind}:{name}"))  # noqa: S311 (no secret)
-        return dice.random() < calls[name]
+            self._failed_calls[key] += 1
+            return self._failed_calls[key] <= calls[name]
+        # One generator for each entry of the plan, so that calls of other operations do not change its sequence.
+        generator = self._generators.setdefault(key, random.Random(f"{self.plan.seed}:{kind}:{name}"))  # noqa: S311 (no secret)
+        return generator.random() < calls[name]
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UserError(f"weather: {name} must be a number of at least 0, got {value!r}", f"for example {name}: 30")
+        raise UserError(f"fault plan: {name} must be a number of at least 0, got {value!r}", f"for example {name}: 30")
     return float(value)
 
 
-def _maybe_number(name: str, value: Any) -> float | None:
+def _optional_number(name: str, value: Any) -> float | None:
     return None if value is None else _number(name, value)
 
 
-def _whole(name: str, value: Any) -> int:
+def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UserError(f"weather: {name} must be a whole number, got {value!r}", f"for example {name}: 40")
+        raise UserError(
+            f"fault plan: {name} must be an integer of at least 0, got {value!r}", f"for example {name}: 40"
+        )
     return value
 
 
 def _steps(name: str, value: Any) -> tuple[int, ...]:
     values = value if isinstance(value, list | tuple) else [value]
-    return tuple(_whole(name, each) for each in values)
+    return tuple(_integer(name, each) for each in values)
 
 
-def _types(name: str, value: Any) -> tuple[str, ...]:
+def _instance_types(name: str, value: Any) -> tuple[str, ...]:
     values = value if isinstance(value, list | tuple) else [value]
     for each in values:
         if not isinstance(each, str) or not each.startswith("ml."):
-            raise UserError(f"weather: {name} must name instance types, got {each!r}", f"for example {name}: [{_TYPE}]")
+            raise UserError(
+                f"fault plan: {name} must list instance types, got {each!r}", f"for example {name}: [{_EXAMPLE_TYPE}]"
+            )
     return tuple(values)
 
 
-def _dead(name: str, value: Any) -> DeadInstance | None:
+def _dead_instance(name: str, value: Any) -> DeadInstance | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or set(value) != {"host", "step"}:
-        raise UserError(f"weather: {name} must have host and step", f"for example {name}: {{host: algo-2, step: 40}}")
-    return DeadInstance(str(value["host"]), _whole(name, value["step"]))
+        raise UserError(
+            f"fault plan: {name} must have host and step", f"for example {name}: {{host: algo-2, step: 40}}"
+        )
+    return DeadInstance(str(value["host"]), _integer(name, value["step"]))
 
 
-def _calls(name: str, value: Any) -> dict[str, float]:
+def _call_rates(name: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise UserError(f"weather: {name} must map operations to numbers", f"for example {name}: {{'*': 0.1}}")
+        raise UserError(f"fault plan: {name} must map operations to numbers", f"for example {name}: {{'*': 0.1}}")
     return {str(operation): _number(f"{name}.{operation}", number) for operation, number in value.items()}
 
 
 _READERS: Mapping[str, Any] = {
-    "seed": _whole,
+    "seed": _integer,
     "capacity_after_seconds": _number,
     "waited_seconds": _number,
-    "capacity_error_after_seconds": _maybe_number,
-    "no_capacity_types": _types,
+    "capacity_error_after_seconds": _optional_number,
+    "no_capacity_types": _instance_types,
     "interrupt_at_step": _steps,
-    "dead_instance": _dead,
-    "queue_instances": _whole,
+    "dead_instance": _dead_instance,
+    "queue_instances": _integer,
 }

@@ -1,4 +1,4 @@
-"""The WSGI application in front of moto: names the operation, lets the weather strike, answers for training jobs."""
+"""WSGI application in front of moto: checks access, injects faults and serves training jobs and service jobs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-_PIECE_BYTES = 1 << 16
-CONTROL_PATH = "/_cloudtrain/weather"
+_CHUNK_BYTES = 1 << 16
+FAULTS_PATH = "/_cloudtrain/weather"
 _SAGEMAKER = "SageMaker."
 _BATCH = "/batch/aws4_request"
-"""Scope of the signature of every request to AWS Batch."""
+"""Signature scope of requests to AWS Batch."""
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/x-amz-json-1.1"
 
@@ -46,25 +46,30 @@ _UPLOADS = {
 
 
 class HttpFrontend:
-    """Serves one account."""
+    """Serves the requests of one account."""
 
     def __init__(
-        self, moto: WsgiApplication, jobs: TrainingJobs, sky: FaultInjector, batch: ServiceJobs, access: AccessControl
+        self,
+        moto: WsgiApplication,
+        jobs: TrainingJobs,
+        faults: FaultInjector,
+        batch: ServiceJobs,
+        access: AccessControl,
     ) -> None:
         self._moto = moto
         self._jobs = jobs
         self._batch = batch
-        self._sky = sky
+        self._faults = faults
         self._access = access
-        self._conditional = threading.Lock()
+        self._conditional_write = threading.Lock()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request."""
-        refusal = self._access.refusal(environ)
-        if refusal:
+        """Serve one request."""
+        reason = self._access.rejection_reason(environ)
+        if reason:
             _discard_body(environ)
             code, s3_code = "UnrecognizedClientException", "InvalidAccessKeyId"
-            return _refuse(environ, start_response, code, s3_code, refusal, 403, 403)
+            return _refuse(environ, start_response, code, s3_code, reason, 403, 403)
 
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
             return start_response(status, without_cors(headers), *rest)
@@ -72,66 +77,66 @@ class HttpFrontend:
         return self._serve(environ, start)
 
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == CONTROL_PATH:
-            return self._control(environ, start_response)
+        if environ["PATH_INFO"] == FAULTS_PATH:
+            return self._control_faults(environ, start_response)
         if USER_AGENT in environ.get("HTTP_USER_AGENT", ""):
             return self._moto(environ, start_response)
         operation = operation_of(environ)
-        fault = self._sky.fault(operation)
+        fault = self._faults.next_fault(operation)
         if fault.slow_seconds:
             time.sleep(fault.slow_seconds)
         if "throttle" in fault.kinds:
             return _refuse(environ, start_response, *_THROTTLED)
         if "errors" in fault.kinds:
-            return _refuse(environ, start_response, *_BROKEN)
-        answer = self._answer(environ, start_response, operation)
+            return _refuse(environ, start_response, *_INTERNAL_ERROR)
+        response = self._dispatch(environ, start_response, operation)
         if fault.kinds:
-            return _cut(environ, list(answer), keep=0.0 if "resets" in fault.kinds else 0.5)
-        return answer
+            return _cut_connection(environ, list(response), keep=0.0 if "resets" in fault.kinds else 0.5)
+        return response
 
-    def _answer(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+    def _dispatch(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
         is_batch = _is_batch(environ)
         if is_batch or environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER):
             body = _body(environ)
             try:
                 document = json.loads(body or b"{}")
                 if is_batch:
-                    return _send(start_response, 200, self._batch.answer(operation, document))
-                if self._jobs.answers(operation, document):
-                    return _send(start_response, 200, self._jobs.answer(operation, document))
+                    return _send(start_response, 200, self._batch.handle(operation, document))
+                if self._jobs.can_handle(operation, document):
+                    return _send(start_response, 200, self._jobs.handle(operation, document))
             except ServiceError as error:
                 return _send(start_response, error.status, {"__type": error.code, "message": error.message})
             except (ValueError, TypeError, KeyError) as error:
                 content = {"__type": "SerializationException", "message": str(error)}
                 return _send(start_response, 400, content)
-        return self._ask_moto(environ, start_response, operation)
+        return self._forward_to_moto(environ, start_response, operation)
 
-    def _ask_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
-        """Let moto answer, and see to what it does not look at."""
+    def _forward_to_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+        """Forward a request to moto; add the checks that moto lacks."""
         if environ.get("HTTP_X_AMZ_EXPECTED_BUCKET_OWNER", ACCOUNT) != ACCOUNT:
-            return _refuse(environ, start_response, *_ANOTHERS)
+            return _refuse(environ, start_response, *_WRONG_OWNER)
         if operation == "PutObject" and ("HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ):
-            # moto looks and writes in two steps; in S3 a condition decides for one writer.
-            with self._conditional:
+            # moto checks the condition and writes in two steps; in S3 both are one atomic step.
+            with self._conditional_write:
                 return list(self._moto(environ, start_response))
-        answer = self._moto(environ, start_response)
+        response = self._moto(environ, start_response)
         if operation in KEY_ISSUING_OPERATIONS:
-            answer = list(answer)
-            self._access.note_issued(b"".join(answer))
-        return answer
+            response = list(response)
+            self._access.accept_issued(b"".join(response))
+        return response
 
-    def _control(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Change the weather (PUT, JSON), or tell it (GET)."""
+    def _control_faults(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Replace the fault plan (PUT, JSON), or return its seed (GET)."""
         if environ["REQUEST_METHOD"] == "PUT":
             try:
-                self._sky.change(FaultPlan.from_document(json.loads(_body(environ) or b"{}")))
+                self._faults.set_plan(FaultPlan.from_document(json.loads(_body(environ) or b"{}")))
             except (UserError, ValueError) as error:
                 return _send(start_response, 400, {"message": str(error)})
-        return _send(start_response, 200, {"seed": self._sky.weather.seed})
+        return _send(start_response, 200, {"seed": self._faults.plan.seed})
 
 
 def operation_of(environ: Mapping[str, Any]) -> str:
-    """Return the name of an operation as AWS names it, by the protocol that the request is written in."""
+    """Return AWS's name of the operation that a request calls."""
     target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
     if target:
         return target.rpartition(".")[2]
@@ -162,7 +167,7 @@ def _is_batch(environ: Mapping[str, Any]) -> bool:
 
 
 def _body(environ: Any) -> bytes:
-    """Return the body, and leave it there for who reads it next."""
+    """Return the body; rewind it for the next reader."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     data: bytes = environ["wsgi.input"].read(length) if length else b""
     environ["wsgi.input"] = io.BytesIO(data)
@@ -170,10 +175,10 @@ def _body(environ: Any) -> bytes:
 
 
 def _discard_body(environ: Environ) -> None:
-    """Read a body that nobody needs, a piece at a time, so that the client sees the answer."""
-    left = int(environ.get("CONTENT_LENGTH") or 0)
-    while left > 0 and (piece := environ["wsgi.input"].read(min(left, _PIECE_BYTES))):
-        left -= len(piece)
+    """Read and drop the body in chunks, so that the client can receive the response."""
+    remaining_bytes = int(environ.get("CONTENT_LENGTH") or 0)
+    while remaining_bytes > 0 and (chunk := environ["wsgi.input"].read(min(remaining_bytes, _CHUNK_BYTES))):
+        remaining_bytes -= len(chunk)
     environ["CONTENT_LENGTH"] = "0"
 
 
@@ -186,17 +191,15 @@ def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]
     return [body]
 
 
-# ---------------------------------------------------------------- weather
-
 _THROTTLED = ("ThrottlingException", "SlowDown", "Rate exceeded", 400, 503)
-_ANOTHERS = ("AccessDeniedException", "AccessDenied", "Access Denied", 400, 403)
-_BROKEN = ("InternalFailure", "InternalError", "We encountered an internal error. Please try again.", 500, 500)
+_WRONG_OWNER = ("AccessDeniedException", "AccessDenied", "Access Denied", 400, 403)
+_INTERNAL_ERROR = ("InternalFailure", "InternalError", "We encountered an internal error. Please try again.", 500, 500)
 
 
 def _refuse(
     environ: Environ, start_response: StartResponse, code: str, s3_code: str, message: str, status: int, s3_status: int
 ) -> Iterable[bytes]:
-    """Answer with an error in the form of the request's protocol. The body is read, as AWS reads it."""
+    """Send an error in the request's protocol. Read the body first, as AWS does."""
     if environ.get("HTTP_X_AMZ_TARGET") or _is_batch(environ):
         _body(environ)
         return _send(start_response, status, {"__type": code, "message": message})
@@ -212,11 +215,11 @@ def _refuse(
     return [body]
 
 
-def _cut(environ: Environ, parts: list[bytes], *, keep: float) -> Iterator[bytes]:
-    """Yield the first part of an answer, then cut the connection."""
+def _cut_connection(environ: Environ, parts: list[bytes], *, keep: float) -> Iterator[bytes]:
+    """Yield the given share of a response, then cut the connection."""
     body = b"".join(parts)
     if keep:
         yield body[: int(len(body) * keep)]
     connection: socket.socket = environ["werkzeug.socket"]
     connection.shutdown(socket.SHUT_RDWR)
-    raise ConnectionResetError("the weather cut this connection")
+    raise ConnectionResetError("injected fault: connection cut")

@@ -1,4 +1,4 @@
-"""The life of one training job: waits for instances, runs attempts, survives interruptions, ends."""
+"""Runner of one training job: waits for instances, runs attempts, and restarts after interruptions."""
 
 from __future__ import annotations
 
@@ -36,74 +36,75 @@ from cloudtrain_runtime.contract import (
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _POLL_SECONDS = 0.1
-_MIRROR_SECONDS = 1.0
+_SYNC_SECONDS = 1.0
 _NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
 _INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please try again."
 _MAX_RUNTIME, _MAX_WAIT = "MaxRuntimeExceeded", "MaxWaitTimeExceeded"
-_MARGIN = 40
-"""Characters kept for the exit code at the end of FailureReason."""
+_EXIT_CODE_CHARACTERS = 40
+"""Characters of FailureReason that are reserved for the exit code at its end."""
 
 
 @dataclass(frozen=True)
 class RunnerEnvironment:
-    """What all jobs share.
+    """Resources that all jobs of a sandbox share.
 
     Attributes:
-        folder: Where their trees go.
-        environment: What their containers get: endpoint, region, keys.
-        s3: boto3 client of the service's own.
-        logs: Likewise.
-        most_processes: Ranks that an instance may have here.
-        stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
-        ending: Set when the sandbox ends: nothing is started any more.
-        pools: Clusters that wait for the next job.
+        folder: Folder of the jobs' files.
+        environment: AWS variables of the containers: endpoint, region, keys.
+        s3: boto3 client of S3 for the sandbox's own calls.
+        logs: boto3 client of CloudWatch Logs for the sandbox's own calls.
+        faults: Injected faults.
+        max_processes: Most ranks per instance.
+        stop_grace_seconds: Time between SIGTERM and SIGKILL.
+        is_ending: Set when the sandbox ends; then no process is started.
+        pools: Warm pools of the account.
     """
 
     folder: Path
     environment: Mapping[str, str]
     s3: Any
     logs: Any
-    sky: FaultInjector
-    most_processes: int = 2
+    faults: FaultInjector
+    max_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS
-    ending: threading.Event = field(default_factory=threading.Event)
+    is_ending: threading.Event = field(default_factory=threading.Event)
     pools: WarmPools = field(default_factory=WarmPools)
 
 
 class JobRunner:
-    """Drives one job in a thread of its own."""
+    """Runs one job in its own thread."""
 
-    def __init__(self, job: TrainingJob, service: RunnerEnvironment) -> None:
+    def __init__(self, job: TrainingJob, shared: RunnerEnvironment) -> None:
         self.job = job
-        self._service = service
-        self._folder = service.folder / job.name
+        self._shared = shared
+        self._folder = shared.folder / job.name
         self._attempts = 0
         self._retries = int(job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0))
-        self._has_died = self._is_dead = False
+        self._has_killed_instance = self._is_instance_dead = False
         self._process: subprocess.Popen[bytes] | None = None
-        job.begin_earlier(service.sky.weather.waited_seconds)
+        job.backdate(shared.faults.plan.waited_seconds)
         self._thread = threading.Thread(target=self._run, name=job.name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
-        self._service.pools.add(self.job)
+        """Start the thread."""
+        self._shared.pools.add(self.job)
         self._thread.start()
 
-    def end_now(self) -> None:
-        """End what the job has started, without ceremony: the sandbox ends."""
+    def kill(self) -> None:
+        """Kill the process of the current attempt, which ends all processes of the job."""
         process = self._process
         if process is not None and process.poll() is None:
             process.kill()
 
     def _run(self) -> None:
         try:
-            while not self.job.is_final and not self._service.ending.is_set():
+            while not self.job.is_final and not self._shared.is_ending.is_set():
                 if self._wait_for_instances():
-                    self._attempt()
-        except Exception:  # noqa: BLE001 (a job whose life has a bug must not look alive)
-            if self._service.ending.is_set():
+                    self._run_attempt()
+        except Exception:  # noqa: BLE001 (a bug must not leave the job in progress)
+            if self._shared.is_ending.is_set():
                 return
             traceback.print_exc()
             if not self.job.is_final:
@@ -116,37 +117,37 @@ class JobRunner:
         self.job.enter("Stopping")
         self.job.enter(ending)
 
-    # ------------------------------------------------------------ waiting
-
     def _wait_for_instances(self) -> bool:
-        """Wait until there are instances; return False when the job has ended meanwhile."""
+        """Wait until instances are available; return False if the job ended during the wait."""
         job = self.job
         since = job.created
         if job.secondary in ("Interrupted", "Restarting"):
             since = job.clock()
             job.enter("Starting")
         while True:
-            weather = self._service.sky.weather
-            waited = job.clock() - since
-            error_after = weather.capacity_error_after_seconds
-            free = [each for each in job.choices if each[0] not in weather.no_capacity_types]
-            if job.stop_asked.is_set():
+            plan = self._shared.faults.plan
+            waited_seconds = job.clock() - since
+            error_after = plan.capacity_error_after_seconds
+            available = [each for each in job.choices if each[0] not in plan.no_capacity_types]
+            if job.is_stop_requested.is_set():
                 self._end_early("Stopped")
-            elif self._waits_too_long():
+            elif self._has_exceeded_max_wait():
                 self._end_early(_MAX_WAIT)
-            elif self._pends_too_long(waited):
+            elif self._has_exceeded_max_pending(waited_seconds):
                 self._end_early("Stopped")
-            elif self._is_first and self._service.pools.take(job):
-                return self._begin()
-            elif (error_after is not None and waited >= error_after) or (not free and _waits_for_none(job)):
+            elif self._is_first and self._shared.pools.take(job):
+                return self._finish_wait()
+            elif (error_after is not None and waited_seconds >= error_after) or (
+                not available and _fails_without_wait(job)
+            ):
                 self._fail(_NO_CAPACITY)
-            elif free and waited >= weather.capacity_after_seconds and error_after is None:
-                job.select(*free[0])
-                return self._begin()
+            elif available and waited_seconds >= plan.capacity_after_seconds and error_after is None:
+                job.select(*available[0])
+                return self._finish_wait()
             else:
                 if job.secondary == "Starting":
                     job.enter("Pending")
-                job.stop_asked.wait(_POLL_SECONDS)
+                job.is_stop_requested.wait(_POLL_SECONDS)
                 continue
             return False
 
@@ -154,80 +155,78 @@ class JobRunner:
     def _is_first(self) -> bool:
         return self._attempts == 0
 
-    def _begin(self) -> bool:
-        """Say that there are instances now."""
+    def _finish_wait(self) -> bool:
+        """Report that instances are available; return True."""
         if self.job.secondary == "Pending":
-            self.job.tell("Preparing the instances for training")
+            self.job.set_message("Preparing the instances for training")
         return True
 
-    def _waits_too_long(self) -> bool:
-        """Whether waiting and training together have used up the time of a spot job."""
+    def _has_exceeded_max_wait(self) -> bool:
+        """Whether a spot job has used up MaxWaitTimeInSeconds, which counts waiting and training."""
         limit = self.job.limit("MaxWaitTimeInSeconds")
         return self.job.is_spot and limit is not None and self.job.clock() - self.job.created >= limit
 
-    def _pends_too_long(self, waited: float) -> bool:
-        """Whether the wait is over: a limit that counts for accelerated types only (botocore's StoppingCondition)."""
+    def _has_exceeded_max_pending(self, waited_seconds: float) -> bool:
+        """Whether the job has exceeded MaxPendingTimeInSeconds, a limit for accelerated types (botocore's model)."""
         if not any(_is_accelerated(name) for name, _ in self.job.choices):
             return False
         limit = self.job.limit("MaxPendingTimeInSeconds")
-        return limit is not None and waited >= limit
+        return limit is not None and waited_seconds >= limit
 
-    # ------------------------------------------------------------ one attempt
-
-    def _attempt(self) -> None:
+    def _run_attempt(self) -> None:
         self._attempts += 1
         job = self.job
         folder = JobFolder(self._folder / f"attempt-{self._attempts}")
         folder.root.mkdir(parents=True)
         job.enter("Downloading")
-        mirrors = self._mirrors(folder.root)
+        syncs = self._make_syncs(folder.root)
         try:
-            self._bring_inputs(mirrors)
+            self._download_inputs(syncs)
         except DownloadError as error:
             self._fail(f"ClientError: Data download failed: {error}")
             return
         hosts = host_names(job.cluster[1])
-        document = self._localize(folder.root)
+        document = self._local_request(folder.root)
         (folder.root / REQUEST_FILE).write_text(dump_json(document, indent=1) + "\n", encoding="utf-8")
         job.enter("Training")
-        pump = LogUploader(job, folder, hosts, self._service.logs, job.clock)
+        uploader = LogUploader(job, folder, hosts, self._shared.logs, job.clock)
         try:
             self._start(folder.root)
-            ending = self._watch(folder, pump, mirrors)
+            ending = self._watch(folder, uploader, syncs)
         finally:
-            self.end_now()
-            pump.close()
-        for mirror in mirrors.values():
-            mirror.push(final=True)
-        self._settle(folder, hosts, ending)
+            self.kill()
+            uploader.close()
+        for sync in syncs.values():
+            sync.push(final=True)
+        self._finish_attempt(folder, hosts, ending)
 
     @property
     def _is_first_attempt(self) -> bool:
         return self._attempts == 1
 
-    def _mirrors(self, root: Path) -> dict[str, S3FolderSync]:
-        """Return what is kept in step with S3, by the name of its folder."""
+    def _make_syncs(self, root: Path) -> dict[str, S3FolderSync]:
+        """Create the synchronized folders; return their synchronizations by folder name."""
         found = {}
-        for name, uri in _mirrored(self.job.request).items():
+        for name, uri in _synced_folders(self.job.request).items():
             (root / name).mkdir()
-            found[name] = S3FolderSync(self._service.s3, root / name, uri)
+            found[name] = S3FolderSync(self._shared.s3, root / name, uri)
         return found
 
-    def _bring_inputs(self, mirrors: Mapping[str, S3FolderSync]) -> None:
-        """Download the channels, once for all attempts, and the checkpoints that are there."""
+    def _download_inputs(self, syncs: Mapping[str, S3FolderSync]) -> None:
+        """Download the channels, once for all attempts, and the existing checkpoints."""
         for channel in self.job.request.get("InputDataConfig", ()):
             target = self._folder / "inputs" / channel["ChannelName"]
             if not target.exists():
                 uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-                if download(self._service.s3, uri, target) == 0:
-                    raise DownloadError(f"nothing lies at {uri}")
-        if "checkpoints" in mirrors and (self._is_first_attempt or self.job.is_spot):
-            mirrors["checkpoints"].fetch()  # a retry (RetryStrategy) restores nothing
+                if download(self._shared.s3, uri, target) == 0:
+                    raise DownloadError(f"there are no objects at {uri}")
+        if "checkpoints" in syncs and (self._is_first_attempt or self.job.is_spot):
+            syncs["checkpoints"].fetch()  # a retry (RetryStrategy) restores nothing
 
-    def _localize(self, root: Path) -> dict[str, Any]:
-        """Return the document with the places on this machine where the service has put things, or will look.
+    def _local_request(self, root: Path) -> dict[str, Any]:
+        """Return the request with folders of this machine in place of S3 URIs.
 
-        A container sees none of them: what it reads (`input/config`) holds no place in S3.
+        A container sees none of them, because the files in `input/config` hold no S3 URIs.
         """
         document: dict[str, Any] = json.loads(dump_json(self.job.request))
         for channel in document.get("InputDataConfig", ()):
@@ -241,13 +240,13 @@ class JobRunner:
             document["CheckpointConfig"]["S3Uri"] = (root / "checkpoints").as_uri()
         if "TensorBoardOutputConfig" in document:
             document["TensorBoardOutputConfig"]["S3OutputPath"] = (root / "board").as_uri()
-        # Time is kept here, where all attempts are known.
+        # The runner enforces the limits itself, because they cover all attempts.
         document["StoppingCondition"] = {"MaxRuntimeInSeconds": 10**9}
         return document
 
     def _start(self, root: Path) -> None:
-        if self._service.ending.is_set():
-            raise RuntimeError("the sandbox ends")
+        if self._shared.is_ending.is_set():
+            raise RuntimeError("the sandbox is shutting down")
         with (root / "attempt.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cloudtrain.backends.sandbox.attempt", str(root)],
@@ -260,90 +259,88 @@ class JobRunner:
             )
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of an attempt: this one without the user's account, with the sandbox's."""
+        """Return the environment of an attempt: this process's, with the sandbox's AWS variables only."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         return {
             **own,
-            **self._service.environment,
-            GRACE_VARIABLE: str(self._service.stop_grace_seconds),
-            MAX_PROCESSES_VARIABLE: str(self._processes()),
+            **self._shared.environment,
+            GRACE_VARIABLE: str(self._shared.stop_grace_seconds),
+            MAX_PROCESSES_VARIABLE: str(self._processes_per_instance()),
             "TRAINING_JOB_ARN": self.job.arn,
         }
 
-    def _processes(self) -> int:
-        """Return the ranks that an instance of this job may have here.
+    def _processes_per_instance(self) -> int:
+        """Return the most ranks that an instance of this job may have here.
 
-        Our launcher knows from run.json how many it wants; AWS's toolkit starts one per GPU of the instance type.
+        cloudtrain's launcher reads the wanted number from run.json; AWS's toolkit starts one per GPU of the type.
         """
-        most = self._service.most_processes
+        limit = self._shared.max_processes
         if "ContainerEntrypoint" in self.job.request["AlgorithmSpecification"]:
-            return most
+            return limit
         instance = catalog.find_instance(self.job.cluster[0])
-        return min(most, max(1, (instance.gpus if instance is not None else None) or 1))
+        return min(limit, max(1, (instance.gpus if instance is not None else None) or 1))
 
-    def _watch(self, folder: JobFolder, pump: LogUploader, mirrors: Mapping[str, S3FolderSync]) -> str:
-        """Wait for the attempt's end; return why it was ended, or an empty string when it ended by itself."""
+    def _watch(self, folder: JobFolder, uploader: LogUploader, syncs: Mapping[str, S3FolderSync]) -> str:
+        """Wait until the attempt ends; return why it was stopped, or an empty string if it ended by itself."""
         process = self._process
         ending = ""
-        pushed = time.monotonic()
+        last_sync = time.monotonic()
         while process is not None:
             has_ended = process.poll() is not None
-            pump.pump(final=has_ended)
+            uploader.upload(final=has_ended)
             if has_ended:
                 break
-            if time.monotonic() - pushed >= _MIRROR_SECONDS:
-                for mirror in mirrors.values():
-                    mirror.push()
-                pushed = time.monotonic()
-            if ending == "" and (ending := self._why_end(pump.last_step)):
+            if time.monotonic() - last_sync >= _SYNC_SECONDS:
+                for sync in syncs.values():
+                    sync.push()
+                last_sync = time.monotonic()
+            if ending == "" and (ending := self._stop_reason(uploader.last_step)):
                 if ending != "Interrupted":
                     self.job.enter("Stopping")
                 process.terminate()
-            self._let_die(folder, pump.last_step)
+            self._inject_dead_instance(folder, uploader.last_step)
             time.sleep(_POLL_SECONDS)
         return ending
 
-    def _why_end(self, step: int) -> str:
-        """Return the secondary status for the sake of which the attempt has to end now, or an empty string."""
+    def _stop_reason(self, step: int) -> str:
+        """Return the secondary status that the attempt must stop with now, or an empty string."""
         job = self.job
         runtime = job.limit("MaxRuntimeInSeconds")
-        if job.stop_asked.is_set():
+        if job.is_stop_requested.is_set():
             return "Stopped"
-        if runtime is not None and job.seconds_trained >= runtime:
+        if runtime is not None and job.training_seconds >= runtime:
             return _MAX_RUNTIME
-        if self._waits_too_long():
+        if self._has_exceeded_max_wait():
             return _MAX_WAIT
-        steps = self._service.sky.weather.interrupt_at_step
+        steps = self._shared.faults.plan.interrupt_at_step
         if job.is_spot and len(steps) >= self._attempts and step >= steps[self._attempts - 1]:
             return "Interrupted"
         return ""
 
-    def _let_die(self, folder: JobFolder, step: int) -> None:
-        """Kill an instance where the weather says so."""
-        dead = self._service.sky.weather.dead_instance
-        if dead is None or self._has_died or step < dead.step:
+    def _inject_dead_instance(self, folder: JobFolder, step: int) -> None:
+        """Kill an instance if the fault plan demands it at this step."""
+        dead = self._shared.faults.plan.dead_instance
+        if dead is None or self._has_killed_instance or step < dead.step:
             return
-        self._has_died = self._is_dead = True
+        self._has_killed_instance = self._is_instance_dead = True
         root = str(folder.tree(dead.host).root)
-        doomed = []
+        found = []
         for process in processes_of_run(self.job.name):
             with contextlib.suppress(Exception):
                 if process.environ().get(ML_ROOT_VARIABLE) == root:
-                    doomed.append(process)
-        kill(doomed)
+                    found.append(process)
+        kill(found)
 
-    # ------------------------------------------------------------ its end
-
-    def _settle(self, folder: JobFolder, hosts: tuple[str, ...], ending: str) -> None:
+    def _finish_attempt(self, folder: JobFolder, hosts: tuple[str, ...], ending: str) -> None:
         job = self.job
         outcome = _read_outcome(folder.root)
         if outcome["state"] == "FAILED" and ending == "":
-            if self._is_dead and (job.is_spot or self._retries > 0):
+            if self._is_instance_dead and (job.is_spot or self._retries > 0):
                 self._retries -= not job.is_spot
-                self._is_dead = False
+                self._is_instance_dead = False
                 job.enter("Interrupted" if job.is_spot else "Restarting")
                 return
-            reason = _INTERNAL_ERROR if self._is_dead else _failure_reason(outcome, folder, hosts)
+            reason = _INTERNAL_ERROR if self._is_instance_dead else _failure_reason(outcome, folder, hosts)
             self._upload(folder.root)
             self._fail(reason)
             return
@@ -352,17 +349,17 @@ class JobRunner:
             return
         job.enter("Uploading")
         self._upload(folder.root)
-        succeeded = outcome["state"] == "SUCCEEDED" and ending in ("", "Interrupted")
-        job.enter("Completed" if succeeded else ending)
+        has_succeeded = outcome["state"] == "SUCCEEDED" and ending in ("", "Interrupted")
+        job.enter("Completed" if has_succeeded else ending)
 
     def _upload(self, root: Path) -> None:
         bucket, prefix = split_uri(self.job.output_uri)
         for path in sorted((root / "out").rglob("*.tar.gz")):
-            self._service.s3.upload_file(str(path), bucket, f"{prefix}/{path.name}")
+            self._shared.s3.upload_file(str(path), bucket, f"{prefix}/{path.name}")
 
 
-def _mirrored(request: Mapping[str, Any]) -> dict[str, str]:
-    """Return the folders that are kept in step with S3: their uris by name."""
+def _synced_folders(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the S3 URIs of the synchronized folders, by folder name."""
     found = {}
     if "CheckpointConfig" in request:
         found["checkpoints"] = request["CheckpointConfig"]["S3Uri"]
@@ -372,13 +369,13 @@ def _mirrored(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_accelerated(name: str) -> bool:
-    """Whether instances of a type are scarce, as the service counts it; one that is unknown is."""
+    """Whether AWS treats a type as accelerated; an unknown type counts as accelerated."""
     instance = catalog.find_instance(name)
     return instance is None or instance.is_accelerated
 
 
-def _waits_for_none(job: TrainingJob) -> bool:
-    """Whether a job with preferences is not kept waiting: a list without accelerated types is looked at once.
+def _fails_without_wait(job: TrainingJob) -> bool:
+    """Whether a job does not wait for capacity: AWS tries a preference list without accelerated types only once.
 
     Source: AWS's guide, "Instance preference lists for training jobs", Waiting for capacity.
     """
@@ -395,13 +392,13 @@ def _read_outcome(root: Path) -> dict[str, Any]:
 
 
 def _failure_reason(outcome: Mapping[str, Any], folder: JobFolder, hosts: tuple[str, ...]) -> str:
-    """Return FailureReason as SageMaker writes it: failure file and exit code of the host that failed first."""
+    """Return FailureReason as SageMaker writes it: failure file and exit code of the first failed host."""
     codes = [code for code in outcome["exit_codes"].values() if code != 0]
     if not outcome["reason"]:
         return _INTERNAL_ERROR
-    if not codes:  # nothing was started
+    if not codes:  # no process was started
         return f"ClientError: {outcome['reason']}"[:FAILURE_CHARACTERS]
     code = codes[0] if codes[0] >= 0 else 128 - codes[0]
-    wrote = any(folder.tree(host).failure.is_file() for host in hosts)
-    text = outcome["reason"][: FAILURE_CHARACTERS - _MARGIN] if wrote else ""
+    has_failure_file = any(folder.tree(host).failure.is_file() for host in hosts)
+    text = outcome["reason"][: FAILURE_CHARACTERS - _EXIT_CODE_CHARACTERS] if has_failure_file else ""
     return f"AlgorithmError: {text}, exit code: {code}"

@@ -1,4 +1,4 @@
-"""The sandbox that runs below a home folder: found, started in the background, stopped."""
+"""Discovery, start and stop of the sandbox that belongs to a home folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 REGION = "us-west-2"
-"""Where prices are known (`cloudtrain.catalog`), so that a run in the sandbox shows what it would cost."""
+"""A region whose prices `cloudtrain.catalog` knows, so that runs in the sandbox have cost estimates."""
 
 STATE_FILE = "sandbox.json"
 LOG_FILE = "sandbox.log"
@@ -34,14 +34,14 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A sandbox that serves.
+    """A running sandbox.
 
     Attributes:
-        endpoint: Its address, for AWS_ENDPOINT_URL.
-        role: ARN of a role that SageMaker may take and that may do what a job needs.
+        endpoint: Its URL, for AWS_ENDPOINT_URL.
+        role: ARN of a role that SageMaker may assume and that has a job's permissions.
         bucket: Name of an empty bucket.
-        environment: What a client must export to talk to it.
-        process: Id of its process.
+        environment: Environment variables that clients must export.
+        process: Its process id.
     """
 
     endpoint: str
@@ -61,17 +61,17 @@ class Sandbox:
         }
 
     def settings(self, own: Settings) -> Settings:
-        """Return settings that send to this sandbox; of the account's own only what is no property of the account."""
+        """Return settings for this sandbox; only settings that do not belong to an account are taken from `own`."""
         return Settings(
             role=self.role, bucket=self.bucket, prefix=own.prefix, region=REGION, transport=own.transport,
             sources=dict.fromkeys(("role", "bucket", "region"), "sandbox"),
         )  # fmt: skip
 
     def session(self) -> Any:
-        """Return a boto3 session whose every client talks to this sandbox, whatever the environment says."""
+        """Return a boto3 session whose clients always use this sandbox, whatever the environment holds."""
         import boto3
 
-        endpoint = self.endpoint  # also where a caller names another, as the SageMaker SDK does for STS
+        endpoint = self.endpoint  # also if a caller gives another, as the SageMaker SDK does for STS
 
         class SandboxSession(boto3.Session):  # type: ignore[misc]
             def client(self, *arguments: Any, **options: Any) -> Any:
@@ -88,7 +88,7 @@ class Sandbox:
 
 
 def client_environment(endpoint: str, role: str, bucket: str, access_key: str) -> dict[str, str]:
-    """Return what a client must export. The access key id is what the sandbox asks for; signatures are not verified."""
+    """Return the environment variables that clients must export."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": access_key,
@@ -102,10 +102,10 @@ def client_environment(endpoint: str, role: str, bucket: str, access_key: str) -
 
 
 def make_home(home: Path) -> None:
-    """Create a sandbox's folder, for its owner only; one that exists keeps its mode.
+    """Create a sandbox's folder, readable by its owner only; an existing folder keeps its mode.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: The folder cannot be created.
     """
     home.parent.mkdir(parents=True, exist_ok=True)
     home.mkdir(mode=0o700, exist_ok=True)
@@ -118,39 +118,41 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def lock_home(home: Path) -> IO[str]:
-    """Take a home folder for this process until it ends.
+    """Lock a home folder until this process ends.
 
     Raises:
-        UserError: another sandbox has it, or it cannot be made.
+        UserError: Another sandbox holds the lock, or the folder cannot be created.
     """
     try:
         make_home(home)
         lock = (home / _LOCK_FILE).open("w")
     except OSError as error:
-        raise UserError(f"{home}: cannot be a sandbox's folder: {error.strerror}", "choose one with --home") from None
-    (home / ".gitignore").write_text("*\n", encoding="utf-8")  # nobody's source code
+        raise UserError(
+            f"cannot use {home} as a sandbox's folder: {error.strerror}", "choose another folder with --home"
+        ) from None
+    (home / ".gitignore").write_text("*\n", encoding="utf-8")  # git must not track these files
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Who only looks whether a sandbox runs holds the lock for a moment, too.
+            # Commands that check whether a sandbox runs hold the lock for a moment, too.
             if time.monotonic() > deadline:
                 lock.close()
-                hint = "use it, end it with `cloudtrain sandbox --stop`, or choose another folder with --home"
-                raise UserError(f"a sandbox runs already in {home}", hint) from None
+                hint = "use it, stop it with `cloudtrain sandbox --stop`, or choose another folder with --home"
+                raise UserError(f"a sandbox is already running in {home}", hint) from None
             time.sleep(_POLL_SECONDS)
         else:
             return lock
 
 
 def write_state(home: Path, sandbox: Sandbox) -> None:
-    """Write down where the sandbox is, in one step. Only its owner may read it: it holds the access key."""
+    """Write the state file atomically, readable by its owner only, because it holds the access key."""
     write_atomically(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n", private=True)
 
 
 def find_sandbox(home: Path) -> Sandbox | None:
-    """Return the sandbox that serves from this folder, or None."""
+    """Return the running sandbox of this folder, or None."""
     if not _is_held(home):
         return None
     try:
@@ -160,12 +162,12 @@ def find_sandbox(home: Path) -> Sandbox | None:
 
 
 def start_sandbox(home: Path) -> Sandbox:
-    """Return the sandbox of this folder; start one in the background when there is none.
+    """Return the sandbox of this folder; start one in the background if none runs.
 
-    It lives until `stop_sandbox`.
+    It runs until `stop_sandbox`.
 
     Raises:
-        CloudtrainError: it did not start; the message holds the end of its log.
+        CloudtrainError: It did not start; the message holds the end of its log.
     """
     running = find_sandbox(home)
     if running is not None:
@@ -181,22 +183,22 @@ def start_sandbox(home: Path) -> Sandbox:
         )
     deadline = time.monotonic() + _START_SECONDS
     while (started := find_sandbox(home)) is None:
-        # One that another command starts at this moment is as good.
+        # A sandbox that another command starts at the same moment is accepted, too.
         has_ended = process.poll() is not None and not _is_held(home)
         if has_ended or time.monotonic() > deadline:
             tail = (home / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()[-2000:]
             raise CloudtrainError(f"the sandbox did not start:\n{tail}", f"see {home / LOG_FILE}")
         time.sleep(_POLL_SECONDS)
-    # A process of its own from here on.
+    # Mark the process as reaped, because it outlives this command.
     process.returncode = 0
     return started
 
 
 def stop_sandbox(home: Path) -> bool:
-    """End the sandbox of this folder and everything that it has started; return False when there was none.
+    """Stop the sandbox of this folder and all its processes; return False if none runs.
 
     Raises:
-        CloudtrainError: it did not end in time.
+        CloudtrainError: It did not stop in time.
     """
     running = find_sandbox(home)
     if running is None:
@@ -208,13 +210,13 @@ def stop_sandbox(home: Path) -> bool:
     deadline = time.monotonic() + _STOP_SECONDS
     while _is_held(home):
         if time.monotonic() > deadline:
-            raise CloudtrainError(f"the sandbox (process {running.process}) did not end", f"see {home / LOG_FILE}")
+            raise CloudtrainError(f"the sandbox (process {running.process}) did not stop", f"see {home / LOG_FILE}")
         time.sleep(_POLL_SECONDS)
     return True
 
 
 def _is_held(home: Path) -> bool:
-    """Whether a living process holds the folder's lock."""
+    """Whether a process holds the folder's lock."""
     try:
         return is_held(home / _LOCK_FILE)
     except OSError:

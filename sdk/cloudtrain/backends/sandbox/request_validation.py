@@ -1,7 +1,7 @@
 """Validation of CreateTrainingJob requests, with SageMaker's own messages where they are known.
 
 Bounds and patterns come from botocore's model (`cloudtrain.catalog.service_limits`), rules between fields from the API
-reference. What only the sandbox cannot do is rejected with a message that begins with `cloudtrain sandbox:`.
+reference. Messages about features that only the sandbox lacks begin with `cloudtrain sandbox:`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.s3_uri import split_uri
 
 MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
-_OURS = "cloudtrain sandbox:"
-_MAPPINGS = ("Environment", "HyperParameters")
-_CHECKPOINTS = "/opt/ml/checkpoints"
+_SANDBOX_PREFIX = "cloudtrain sandbox:"
+_MAPPING_FIELDS = ("Environment", "HyperParameters")
+_CHECKPOINTS_PATH = "/opt/ml/checkpoints"
 
 
 class ServiceError(Exception):
-    """An error answer of the JSON protocol.
+    """An error response of AWS's JSON protocol.
 
     Args:
         code: Name of the exception, such as `ValidationException`.
-        message: What AWS would say.
+        message: AWS's message.
+        status: HTTP status.
     """
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
@@ -42,10 +43,10 @@ def validation_error(message: str) -> ServiceError:
 
 
 def check_create(request: Mapping[str, Any]) -> None:
-    """Refuse a document that SageMaker would refuse without looking anywhere else.
+    """Validate the request itself, without its role and inputs.
 
     Raises:
-        ServiceError: it is not valid; the message names every value that breaks a limit.
+        ServiceError: The request is invalid; the message names every value that violates a limit.
     """
     try:
         violations = check_request(request)
@@ -60,14 +61,14 @@ def check_create(request: Mapping[str, Any]) -> None:
 
 
 def check_role(request: Mapping[str, Any], trust: str | None) -> None:
-    """Refuse a role that SageMaker cannot take.
+    """Check that SageMaker can assume the role.
 
     Args:
-        request: The document.
-        trust: The role's trust policy as JSON, or None when there is no such role.
+        request: The request.
+        trust: The role's trust policy as JSON, or None if the role does not exist.
 
     Raises:
-        ServiceError: it cannot.
+        ServiceError: SageMaker cannot assume it.
     """
     arn = str(request["RoleArn"])
     if f":{ACCOUNT}:" not in arn:
@@ -79,23 +80,20 @@ def check_role(request: Mapping[str, Any], trust: str | None) -> None:
         )
 
 
-def missing_input_error(uri: str, region: str, role: str, said: str) -> ServiceError:
-    """Return the refusal of an input that is not there."""
+def missing_input_error(uri: str, region: str, role: str, cause: str) -> ServiceError:
+    """Return the error about an input without objects."""
     bucket = split_uri(uri).bucket
     return validation_error(
         f'No S3 objects found under S3 URL "{uri}" given in input data source. Please ensure that the bucket exists in '
         f'the selected region ({region}), that objects exist under that S3 prefix, and that the role "{role}" has '
-        f'"s3:ListBucket" permissions on bucket "{bucket}". Error message from S3: {said}'
+        f'"s3:ListBucket" permissions on bucket "{bucket}". Error message from S3: {cause}'
     )
 
 
-# ---------------------------------------------------------------- limits of the model, in AWS's words
-
-
 def _constraint(request: Mapping[str, Any], violation: Violation) -> str:
-    """Return the sentence for one value."""
-    path, value = violation.path, _at(request, violation.path)
-    fields = len(path) - 1 if path[0] in _MAPPINGS else len(path)  # names of a mapping are the user's
+    """Return AWS's sentence about one violation."""
+    path, value = violation.path, _value_at(request, violation.path)
+    fields = len(path) - 1 if path[0] in _MAPPING_FIELDS else len(path)  # keys of a mapping are the user's
     name = ".".join((*(_camel(part) for part in path[:fields]), *map(str, path[fields:])))
     if value is None:
         return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
@@ -129,7 +127,7 @@ def _limit(path: FieldPath) -> Mapping[str, Any] | None:
         return None
 
 
-def _at(request: Any, path: FieldPath) -> Any:
+def _value_at(request: Any, path: FieldPath) -> Any:
     for part in path:
         try:
             request = request[part]
@@ -142,9 +140,6 @@ def _camel(part: str | int) -> str:
     if isinstance(part, int):
         return f"{part + 1}.member"
     return part[:1].lower() + part[1:]
-
-
-# ---------------------------------------------------------------- rules between fields
 
 
 def _algorithm(request: Mapping[str, Any]) -> Iterator[str]:
@@ -198,7 +193,7 @@ def _times(request: Mapping[str, Any]) -> Iterator[str]:
                 "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
             )
     elif wait is not None:
-        # The words of the service, seen in public reports (Kenza-AI/sagify#111).
+        # AWS's message, quoted in a public report (Kenza-AI/sagify#111).
         yield "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is set to true"
     if runtime > MAX_RUNTIME_SECONDS:
         yield f"MaxRuntimeInSeconds must be at most {MAX_RUNTIME_SECONDS}"
@@ -216,7 +211,7 @@ def _inputs(request: Mapping[str, Any]) -> Iterator[str]:
         request.get("CheckpointConfig", {}).get("S3Uri", "s3://a"),
     ):
         if not re.match(r"s3://[a-z0-9]", uri):
-            yield f"{uri!r} is no S3 uri"
+            yield f"{uri!r} is not an S3 URI"
 
 
 def _tags(request: Mapping[str, Any]) -> Iterator[str]:
@@ -228,26 +223,26 @@ def _tags(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sandbox_only(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what AWS would take and this machine cannot do."""
+    """Yield messages about features that AWS supports and the sandbox lacks."""
     algorithm = request["AlgorithmSpecification"]
     parameters = request.get("HyperParameters", {})
     if "InstanceGroups" in request["ResourceConfig"]:
-        yield f"{_OURS} InstanceGroups are not supported"
+        yield f"{_SANDBOX_PREFIX} InstanceGroups are not supported"
     for channel in request.get("InputDataConfig", ()):
         name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
         if source is None:
-            yield f"{_OURS} channel {name}: only S3DataSource is supported"
+            yield f"{_SANDBOX_PREFIX} channel {name}: only S3DataSource is supported"
         elif source["S3DataType"] != "S3Prefix":
-            yield f"{_OURS} channel {name}: S3DataType {source['S3DataType']} is not supported, only S3Prefix"
+            yield f"{_SANDBOX_PREFIX} channel {name}: S3DataType {source['S3DataType']} is not supported, only S3Prefix"
         elif channel.get("InputMode", algorithm.get("TrainingInputMode")) == "Pipe":
-            yield f"{_OURS} channel {name}: there is no Pipe mode here; use File, or FastFile, which is downloaded here"
+            yield f"{_SANDBOX_PREFIX} channel {name}: Pipe mode is not supported; use File or FastFile"
     if "ContainerEntrypoint" not in algorithm and not {
         "sagemaker_program",
         "sagemaker_submit_directory",
     } <= set(parameters):
         yield (
-            f"{_OURS} no image is started here, so its own entry point is not known: give ContainerEntrypoint, or "
-            " the hyperparameters sagemaker_program and sagemaker_submit_directory of a framework estimator"
+            f"{_SANDBOX_PREFIX} the sandbox starts no image and ignores its entry point: give ContainerEntrypoint, or "
+            "the hyperparameters sagemaker_program and sagemaker_submit_directory of a framework estimator"
         )
-    if request.get("CheckpointConfig", {}).get("LocalPath", _CHECKPOINTS).rstrip("/") != _CHECKPOINTS:
-        yield f"{_OURS} CheckpointConfig.LocalPath must be {_CHECKPOINTS}"
+    if request.get("CheckpointConfig", {}).get("LocalPath", _CHECKPOINTS_PATH).rstrip("/") != _CHECKPOINTS_PATH:
+        yield f"{_SANDBOX_PREFIX} CheckpointConfig.LocalPath must be {_CHECKPOINTS_PATH}"

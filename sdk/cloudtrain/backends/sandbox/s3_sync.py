@@ -1,4 +1,4 @@
-"""Folders that the service keeps in step with S3 while a job runs."""
+"""Synchronization of a job's folders with S3."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cloudtrain.aws.s3_download import download
 from cloudtrain.support.s3_uri import split_uri
 
 USER_AGENT = "cloudtrain-sandbox-service"
-"""Marks the service's own calls, which the weather spares: in AWS they are not the user's either."""
+"""Marks the sandbox's own calls, which get no injected faults: in AWS they are not the user's calls either."""
 
 
 class S3FolderSync:
-    """Copies what changes in a folder to an S3 prefix, as SageMaker does with /opt/ml/checkpoints.
+    """Copies changed files of a folder to an S3 prefix, as SageMaker does with /opt/ml/checkpoints.
 
-    Nothing is deleted in S3. What is deleted here, or changes while it is copied, is taken again or left out.
+    Objects in S3 are never deleted. Files that vanish during a copy are skipped; files that change are copied again.
     """
 
     def __init__(self, s3: Any, folder: Path, uri: str) -> None:
@@ -27,26 +27,26 @@ class S3FolderSync:
         self._seen: dict[Path, tuple[int, int]] = {}
 
     def fetch(self) -> None:
-        """Bring what lies in S3 to the folder.
+        """Download the prefix to the folder.
 
         Raises:
-            DownloadError: S3 refuses, or a key leaves the folder.
+            DownloadError: S3 rejected the request, or a key is outside of the folder.
         """
         download(self._s3, f"s3://{self._bucket}/{self._prefix}", self._folder)
         self._sent = self._scan()
 
     def push(self, *, final: bool = False) -> None:
-        """Copy the files that are new or have changed; while the job runs, only those that rest since the last time."""
+        """Copy new and changed files. Unless `final`, skip files that changed since the last call."""
         found = self._scan()
         for path, identity in found.items():
-            rests = final or self._seen.get(path) == identity
-            if rests and self._sent.get(path) != identity:
+            is_stable = final or self._seen.get(path) == identity
+            if is_stable and self._sent.get(path) != identity:
                 try:
                     self._s3.upload_file(
                         str(path), self._bucket, self._prefix + path.relative_to(self._folder).as_posix()
                     )
                 except FileNotFoundError:
-                    continue  # deleted meanwhile
+                    continue  # deleted since the scan
                 self._sent[path] = identity
         self._seen = found
 

@@ -1,4 +1,4 @@
-"""The sandbox's process: makes the account, serves until it is told to end, leaves nothing behind."""
+"""Server process of the sandbox: creates the account, serves until a signal, and ends all processes of its jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 BUCKET = "cloudtrain-sandbox"
 ROLE = "cloudtrain-sandbox"
 _JOBS_FOLDER = "jobs"
-_KILLS = 2
+_KILL_ROUNDS = 2
 _TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -48,65 +48,66 @@ _PERMISSIONS = {
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a sandbox is served.
+    """Options of a sandbox.
 
     Attributes:
-        home: Folder of its state file and of the jobs' trees.
-        port: Port on loopback; 0 takes a free one.
-        most_processes: Ranks that an instance may have, however many GPUs its type has.
-        stop_grace_seconds: Seconds between SIGTERM and SIGKILL.
+        home: Folder of its state file and of the jobs' files.
+        port: Port on loopback; 0 selects a free port.
+        max_processes: Most ranks per instance, regardless of the GPUs of its type.
+        stop_grace_seconds: Time between SIGTERM and SIGKILL.
+        fault_plan: Faults to inject.
     """
 
     home: Path
     port: int = 0
-    most_processes: int = 2
+    max_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS
-    weather: FaultPlan = field(default_factory=FaultPlan)
+    fault_plan: FaultPlan = field(default_factory=FaultPlan)
 
 
 def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
-    """Serve until SIGINT or SIGTERM; then end every process of every job.
+    """Serve until SIGINT or SIGTERM; then end all processes of all jobs.
 
     Args:
-        options: How.
-        on_ready: Told where it is, once it answers.
+        options: Options of the sandbox.
+        on_ready: Called with the sandbox once it accepts requests.
 
     Raises:
-        MissingExtraError: moto, psutil or torch is not installed.
-        UserError: the port is taken, or the folder belongs to another sandbox.
+        MissingExtraError: moto, flask, psutil or torch is not installed.
+        UserError: The port is in use, or another sandbox uses the folder.
     """
-    _require_parts()
-    _lock = lock_home(options.home)  # held until this process is gone
+    _require_packages()
+    _lock = lock_home(options.home)  # held until this process ends
     from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 
     shutil.rmtree(options.home / _JOBS_FOLDER, ignore_errors=True)
     adopt_orphans()
-    ended = threading.Event()
+    is_signalled = threading.Event()
 
-    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
-        ended.set()
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
+        is_signalled.set()
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    ending = threading.Event()
-    server, sandbox = _start(options, ending)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    is_ending = threading.Event()
+    server, sandbox = _start(options, is_ending)
     try:
         write_state(options.home, sandbox)
         on_ready(sandbox)
-        while not ended.wait(1.0):  # a wait without an end would not be interrupted everywhere
+        while not is_signalled.wait(1.0):  # some platforms do not interrupt a wait without a timeout
             continue
     finally:
         (options.home / STATE_FILE).unlink(missing_ok=True)
         server.shutdown()
         server.server_close()
-        ending.set()
-        for _ in range(_KILLS):  # what was being started when the first blow fell
+        is_ending.set()
+        for _ in range(_KILL_ROUNDS):  # the second one reaches processes that were starting during the first
             kill(descendants())
-    # Threads of jobs may still wait for processes that are gone; nothing is left that they could do.
+    # Exit without joining the threads of jobs, which may still wait for killed processes.
     os._exit(0)
 
 
-def _require_parts() -> None:
+def _require_packages() -> None:
     import importlib.util
 
     for module in ("moto", "flask", "psutil", "torch"):
@@ -114,10 +115,10 @@ def _require_parts() -> None:
             raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
 
 
-def _start(options: ServerOptions, ending: threading.Event) -> tuple[Any, Sandbox]:
-    """Start the server in a thread, then make the account through it as any client would."""
+def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, Sandbox]:
+    """Start the server in a thread, then create the account through its API."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]  # nothing of the user's account may reach moto, or a container
+        del os.environ[name]  # the user's AWS settings must not reach moto or a container
     import boto3
     from botocore.config import Config
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -132,19 +133,19 @@ def _start(options: ServerOptions, ending: threading.Event) -> tuple[Any, Sandbo
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
-    def answer(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        return gate(environ, start_response)  # which needs the port, that the server chooses
+    def serve_request(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        return frontend(environ, start_response)  # created below, because it needs the server's port
 
     try:
         server = make_server(
             "127.0.0.1",
             options.port,
-            answer,
+            serve_request,
             threaded=True,
             request_handler=MotoRequestHandler,
         )
     except (OSError, SystemExit) as error:
-        raise UserError(f"port {options.port} cannot be used: {error}", "choose another with --port") from None
+        raise UserError(f"cannot use port {options.port}: {error}", "choose another port with --port") from None
     endpoint = f"http://127.0.0.1:{server.server_port}"
     role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
     key, service_key = make_access_key(), make_access_key()
@@ -154,26 +155,26 @@ def _start(options: ServerOptions, ending: threading.Event) -> tuple[Any, Sandbo
     session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
     s3, logs, iam = (session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam"))
-    sky = FaultInjector(options.weather)
+    faults = FaultInjector(options.fault_plan)
     container = {name: value for name, value in environment.items() if name.startswith("AWS_")}
-    service = RunnerEnvironment(
+    shared = RunnerEnvironment(
         folder=options.home / _JOBS_FOLDER,
         environment={**container, "AWS_REGION": REGION},
         s3=s3,
         logs=logs,
-        sky=sky,
-        most_processes=options.most_processes,
+        faults=faults,
+        max_processes=options.max_processes,
         stop_grace_seconds=options.stop_grace_seconds,
-        ending=ending,
+        is_ending=is_ending,
     )
 
-    def start(job: TrainingJob) -> None:
-        JobRunner(job, service).start()
+    def start_job(job: TrainingJob) -> None:
+        JobRunner(job, shared).start()
 
-    jobs = TrainingJobs(REGION, _now, start=start, trust=lambda arn: _trust_of(iam, arn), s3=s3)
-    batch = ServiceJobs(jobs, sky, _now)
-    batch.keep_going(ending)
-    gate = HttpFrontend(DomainDispatcherApplication(create_backend_app), jobs, sky, batch, access)
+    jobs = TrainingJobs(REGION, _now, on_create=start_job, get_trust_policy=lambda arn: _trust_policy(iam, arn), s3=s3)
+    batch = ServiceJobs(jobs, faults, _now)
+    batch.start_scheduler(is_ending)
+    frontend = HttpFrontend(DomainDispatcherApplication(create_backend_app), jobs, faults, batch, access)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))
@@ -182,11 +183,11 @@ def _start(options: ServerOptions, ending: threading.Event) -> tuple[Any, Sandbo
 
 
 def _now() -> float:
-    return round(time.time(), 3)  # AWS tells milliseconds
+    return round(time.time(), 3)  # AWS has a resolution of milliseconds
 
 
-def _trust_of(iam: Any, arn: str) -> str | None:
-    """Return a role's trust policy as JSON, or None when there is no such role."""
+def _trust_policy(iam: Any, arn: str) -> str | None:
+    """Return a role's trust policy as JSON, or None if the role does not exist."""
     try:
         role = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except iam.exceptions.NoSuchEntityException:

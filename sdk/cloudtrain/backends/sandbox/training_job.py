@@ -1,4 +1,4 @@
-"""A training job as SageMaker keeps it: statuses, transitions and times. A state machine that does nothing itself."""
+"""State of a training job in SageMaker: statuses, transitions and times."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cloudtrain.backends.sandbox.warm_pool import SimulatedWarmPool
 from cloudtrain.planning.warm_pool import AVAILABLE
 
 ACCOUNT = "123456789012"
-"""The account that moto answers for."""
+"""The account that moto simulates."""
 
-SPOT_SHARE = 0.3
-"""Part of spot training time that is billed here. AWS bills what the spot market says, "up to 90 %" less; the figure
-is a stand-in, so that BillableTimeInSeconds and TrainingTimeInSeconds differ as they do there."""
+SPOT_PRICE_RATIO = 0.3
+"""Share of spot training time that the sandbox bills. AWS bills market prices, up to 90 % below on demand. This example
+value makes BillableTimeInSeconds and TrainingTimeInSeconds differ as they do in AWS."""
 
 FAILURE_CHARACTERS = 1024  # botocore's model of FailureReason
 _HEALTHY_FAILURES = ("AlgorithmError", "ClientError")
-"""Failures that leave the cluster as it was, so that it may be kept. Source: AWS's guide of warm pools, Creation."""
+"""Failures after which AWS keeps the cluster as a warm pool. Source: AWS's guide of warm pools, Creation."""
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
 
 _MESSAGES = {
@@ -44,9 +44,9 @@ _ENDS = {
     "MaxRuntimeExceeded": "Stopped",
     "MaxWaitTimeExceeded": "Stopped",
 }
-"""TrainingJobStatus by the secondary status that a job ends with (AWS's reference of DescribeTrainingJob)."""
+"""TrainingJobStatus by final secondary status (AWS's reference of DescribeTrainingJob)."""
 
-# That every end by a limit goes through Stopping, also of a job that never got instances: "Managed Spot Training
+# A job that reaches a limit passes through Stopping, even without instances. Source: "Managed Spot Training
 # Lifecycle" in SageMaker's developer guide, read 2026-11.
 _NEXT: Mapping[str, frozenset[str]] = {
     "": frozenset({"Starting"}),
@@ -61,7 +61,7 @@ _NEXT: Mapping[str, frozenset[str]] = {
 }
 
 Clock = Callable[[], float]
-"""Seconds since the epoch."""
+"""Callback that returns the time in seconds since the epoch."""
 
 
 @dataclass
@@ -78,19 +78,20 @@ class _Transition:
 
 @dataclass
 class TrainingJob:
-    """One training job. Every method may be called by any thread.
+    """One training job. Thread-safe.
 
     Attributes:
-        request: The CreateTrainingJob document as it came.
-        clock: What the time is.
-        stop_asked: Set when somebody has called StopTrainingJob.
+        request: The CreateTrainingJob request.
+        region: Its region.
+        clock: Callback that returns the time in seconds since the epoch.
+        is_stop_requested: Set by StopTrainingJob.
         metrics: Latest value and its time by the names of MetricDefinitions.
     """
 
     request: Mapping[str, Any]
     region: str
     clock: Clock
-    stop_asked: threading.Event = field(default_factory=threading.Event)
+    is_stop_requested: threading.Event = field(default_factory=threading.Event)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,18 +99,16 @@ class TrainingJob:
         self._transitions: list[_Transition] = []
         self._is_stopping = False
         self._failure = ""
-        self._trained = 0.0
-        self._attempt_began: float | None = None
+        self._training_seconds = 0.0
+        self._attempt_started: float | None = None
         self._pool: SimulatedWarmPool | None = None
         self._selected: tuple[str, int] | None = None
         self.tags = [dict(tag) for tag in self.request.get("Tags", ())]
         self.created = self.clock()
         self.modified = self.created
-        self.began: float | None = None
+        self.started: float | None = None
         self.ended: float | None = None
         self.enter("Starting", "Starting the training job")
-
-    # ------------------------------------------------------------ what it is
 
     @property
     def name(self) -> str:
@@ -144,7 +143,7 @@ class TrainingJob:
 
     @property
     def choices(self) -> tuple[tuple[str, int], ...]:
-        """Instance types that it may run on, with their counts, in order of preference; one after one is selected."""
+        """Instance types and counts that it may run on, in order of preference; only one after `select`."""
         if self._selected is not None:
             return (self._selected,)
         resources = self.request["ResourceConfig"]
@@ -158,12 +157,12 @@ class TrainingJob:
 
     @property
     def cluster(self) -> tuple[str, int]:
-        """Instance type and count that it runs on, or would like most."""
+        """Selected instance type and count, or the first choice."""
         return self.choices[0]
 
     @property
     def pool_status(self) -> str:
-        """WarmPoolStatus.Status, or an empty string where it has no pool."""
+        """WarmPoolStatus.Status, or an empty string without a pool."""
         with self._lock:
             return "" if self._pool is None else self._pool.status
 
@@ -172,32 +171,30 @@ class TrainingJob:
         value = self.request["StoppingCondition"].get(name)
         return None if value is None else int(value)
 
-    # ------------------------------------------------------------ what happens to it
-
     def enter(self, secondary: str, message: str = "", *, failure: str = "") -> None:
-        """Go to the next secondary status.
+        """Change the secondary status.
 
         Raises:
-            ValueError: SageMaker's jobs do not go this way.
+            ValueError: SageMaker has no such transition.
         """
         with self._lock:
             now = self.clock()
             if secondary not in _NEXT.get(self.secondary, frozenset()):
-                raise ValueError(f"{self.name}: a job does not go from {self.secondary} to {secondary}")
+                raise ValueError(f"{self.name}: no transition from {self.secondary!r} to {secondary!r}")
             if self._transitions:
                 self._transitions[-1].ended = now
-            self._keep_time(secondary, now)
+            self._record_time(secondary, now)
             self._is_stopping = self._is_stopping or secondary == "Stopping"
             self._failure = failure[:FAILURE_CHARACTERS]
             self.modified = now
             end = now if secondary in _ENDS else None
             if end is not None and self._pool is not None:
-                self._pool.leave(is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES))
+                self._pool.release(is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES))
             text = message or failure or _MESSAGES[secondary]
             self._transitions.append(_Transition(secondary, text, now, end))
 
     def select(self, instance_type: str, count: int) -> None:
-        """Decide what it runs on: from now on it holds these instances."""
+        """Assign instances to the job."""
         with self._lock:
             self._selected = (instance_type, count)
             keep_alive = float(self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
@@ -205,26 +202,26 @@ class TrainingJob:
                 self._pool = SimulatedWarmPool(keep_alive, self.clock)
 
     def give_pool_to(self, other: TrainingJob) -> bool:
-        """Let another job take over the cluster that this one has left behind; return whether it is still there."""
+        """Let another job reuse the warm pool of this one; return False if the pool is no longer available."""
         with self._lock:
             if self._pool is None or self._pool.status != AVAILABLE:
                 return False
             self._pool.ended = self.clock()
             self._pool.reused_by = other.name
         other.select(*self.cluster)
-        other.take_pool()
+        other.enter_pool()
         return True
 
-    def take_pool(self) -> None:
-        """Run in the warm pool of another job. It is kept afterwards only where this job asks for it."""
+    def enter_pool(self) -> None:
+        """Run in the warm pool of another job. Afterwards the pool is kept only if this job requests it."""
         with self._lock:
             self._pool = self._pool or SimulatedWarmPool(0.0, self.clock)
 
     def keep_pool_for(self, seconds: float) -> None:
-        """Change how long the warm pool is kept; 0 ends it.
+        """Change how long the warm pool is kept; 0 terminates it.
 
         Raises:
-            ValueError: it does not wait for a job.
+            ValueError: The job has no available warm pool.
         """
         with self._lock:
             if self._pool is None or self._pool.status != AVAILABLE:
@@ -232,37 +229,35 @@ class TrainingJob:
             self._pool.keep_for(seconds)
             self.modified = self.clock()
 
-    def tell(self, message: str) -> None:
-        """Replace the message of the present status."""
+    def set_message(self, message: str) -> None:
+        """Replace the message of the current status."""
         with self._lock:
             self._transitions[-1].message = message
             self.modified = self.clock()
 
-    def begin_earlier(self, seconds: float) -> None:
-        """Let a new job have been created so long ago."""
+    def backdate(self, seconds: float) -> None:
+        """Move the creation of a new job into the past."""
         with self._lock:
             self.created -= seconds
             self._transitions[0].started -= seconds
 
-    def _keep_time(self, secondary: str, now: float) -> None:
-        """Count training time from the download on, as AWS bills it; not while a job waits for instances."""
+    def _record_time(self, secondary: str, now: float) -> None:
+        """Count training time from the download on, as AWS bills it; waiting for instances does not count."""
         if secondary == "Downloading":
-            self.began = self.began or now
-            self._attempt_began = now
-        elif secondary in ("Interrupted", "Restarting", *_ENDS) and self._attempt_began is not None:
-            self._trained += now - self._attempt_began
-            self._attempt_began = None
-        if secondary in _ENDS and self.began is not None:
+            self.started = self.started or now
+            self._attempt_started = now
+        elif secondary in ("Interrupted", "Restarting", *_ENDS) and self._attempt_started is not None:
+            self._training_seconds += now - self._attempt_started
+            self._attempt_started = None
+        if secondary in _ENDS and self.started is not None:
             self.ended = now
 
     @property
-    def seconds_trained(self) -> float:
+    def training_seconds(self) -> float:
         """Wall-clock seconds on instances so far, over all attempts."""
         with self._lock:
-            running = 0.0 if self._attempt_began is None else self.clock() - self._attempt_began
-            return self._trained + running
-
-    # ------------------------------------------------------------ what is told of it
+            running = 0.0 if self._attempt_started is None else self.clock() - self._attempt_started
+            return self._training_seconds + running
 
     def summary(self) -> dict[str, Any]:
         """Return its entry in ListTrainingJobs."""
@@ -281,20 +276,20 @@ class TrainingJob:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return the answer to DescribeTrainingJob: every field of the request, and what has become of it."""
+        """Return the response to DescribeTrainingJob: the fields of the request and the job's state."""
         with self._lock:
-            asked = {name: value for name, value in self.request.items() if name not in _NOT_DESCRIBED}
-            seconds = round(self.seconds_trained)
+            request = {name: value for name, value in self.request.items() if name not in _NOT_DESCRIBED}
+            seconds = round(self.training_seconds)
             has_run = self.ended is not None
-            told = {
+            state = {
                 **self.summary(),
                 "FailureReason": self._failure or None,
-                "TrainingStartTime": self.began,
+                "TrainingStartTime": self.started,
                 "ResourceConfig": self._resources(),
                 "SecondaryStatusTransitions": [transition.to_json() for transition in self._transitions],
                 "FinalMetricDataList": list(self._final_metrics()) or None,
                 "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/model.tar.gz"}
-                if self.status in ("Completed", "Stopped") and self.began is not None
+                if self.status in ("Completed", "Stopped") and self.started is not None
                 else None,
                 "TrainingTimeInSeconds": seconds if has_run else None,
                 "BillableTimeInSeconds": (self._billable(seconds) if has_run else None),
@@ -304,10 +299,10 @@ class TrainingJob:
                 ),
                 "EnableManagedSpotTraining": self.is_spot,
             }
-            return {**asked, **_without_none(told)}
+            return {**request, **_without_none(state)}
 
     def _billable(self, seconds: int) -> int:
-        return round(seconds * SPOT_SHARE) if self.is_spot else seconds
+        return round(seconds * SPOT_PRICE_RATIO) if self.is_spot else seconds
 
     @property
     def output_uri(self) -> str:
@@ -317,7 +312,7 @@ class TrainingJob:
     def _resources(self) -> dict[str, Any]:
         resources = dict(self.request["ResourceConfig"])
         if self._pool is not None and "KeepAlivePeriodInSeconds" in resources:
-            resources["KeepAlivePeriodInSeconds"] = round(self._pool.keep_alive)
+            resources["KeepAlivePeriodInSeconds"] = round(self._pool.keep_alive_seconds)
         if "InstancePreferences" in resources and self._selected is not None:
             resources["SelectedInstanceType"], resources["SelectedInstanceCount"] = self._selected
         return resources
@@ -328,7 +323,7 @@ class TrainingJob:
 
 
 _NOT_DESCRIBED = ("Tags", "SessionChainingConfig")
-"""Fields of the request that DescribeTrainingJob does not have (botocore's model; a test compares)."""
+"""Fields of the request that DescribeTrainingJob does not return (botocore's model; a test compares)."""
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SageMaker's operations on training jobs, from document to document."""
+"""SageMaker's operations on training jobs: each takes a request document and returns a response document."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TrainingJobs:
 
     Args:
         region: Its region.
-        clock: What the time is.
-        start: Told about each new job; from then on the job is alive.
-        trust: Returns a role's trust policy as JSON by its ARN, or None.
-        s3: boto3 client that looks whether inputs are there.
+        clock: Callback that returns the time in seconds since the epoch.
+        on_create: Called with each new job; it starts the job.
+        get_trust_policy: Callback that returns the trust policy (JSON) of a role ARN; None if the role does not exist.
+        s3: boto3 client that checks whether inputs exist.
     """
 
     def __init__(
@@ -46,46 +46,44 @@ class TrainingJobs:
         region: str,
         clock: Clock,
         *,
-        start: Callable[[TrainingJob], None],
-        trust: Callable[[str], str | None],
+        on_create: Callable[[TrainingJob], None],
+        get_trust_policy: Callable[[str], str | None],
         s3: Any,
     ) -> None:
         self._region = region
         self._clock = clock
-        self._start = start
-        self._trust = trust
+        self._on_create = on_create
+        self._get_trust_policy = get_trust_policy
         self._s3 = s3
         self._lock = threading.Lock()
         self._jobs: dict[str, TrainingJob] = {}
 
-    def answers(self, operation: str, document: Document) -> bool:
-        """Whether this operation is one of ours."""
+    def can_handle(self, operation: str, document: Document) -> bool:
+        """Whether an operation concerns training jobs."""
         if operation in ("ListTags", "AddTags", "DeleteTags"):
             return _ARN_PART in str(document.get("ResourceArn", ""))
         if operation == "Search":
             return document.get("Resource") == "TrainingJob"
         return operation in _OPERATIONS
 
-    def answer(self, operation: str, document: Document) -> Document:
-        """Do an operation; return its answer.
+    def handle(self, operation: str, document: Document) -> Document:
+        """Execute an operation; return its response.
 
         Raises:
-            ServiceError: SageMaker would refuse it.
+            ServiceError: SageMaker would reject the request.
         """
         return _OPERATIONS[operation](self, document)
-
-    # ------------------------------------------------------------ one job
 
     def _create(self, request: Document) -> Document:
         check_create(request)
         name = str(request["TrainingJobName"])
         self._refuse_duplicate(name)
-        check_role(request, self._trust(str(request["RoleArn"])))
+        check_role(request, self._get_trust_policy(str(request["RoleArn"])))
         self._check_inputs(request)
         with self._lock:
             self._refuse_duplicate(name)
             job = self._jobs[name] = TrainingJob(request, self._region, self._clock)
-        self._start(job)
+        self._on_create(job)
         return {"TrainingJobArn": job.arn}
 
     def _refuse_duplicate(self, name: str) -> None:
@@ -101,13 +99,13 @@ class TrainingJobs:
 
         for channel in request.get("InputDataConfig", ()):
             uri = str(channel["DataSource"]["S3DataSource"]["S3Uri"])
-            said = "The S3 prefix has no objects."
+            cause = "The S3 prefix has no objects."
             try:
                 if next(find_objects(self._s3, uri), None) is not None:
                     continue
             except ClientError as error:
-                said = str(error.response["Error"]["Message"])
-            raise missing_input_error(uri, self._region, str(request["RoleArn"]), said)
+                cause = str(error.response["Error"]["Message"])
+            raise missing_input_error(uri, self._region, str(request["RoleArn"]), cause)
 
     def _describe(self, request: Document) -> Document:
         return self._find(request).describe()
@@ -116,16 +114,16 @@ class TrainingJobs:
         job = self._find(request)
         if job.is_final:
             raise validation_error(f"The request was rejected because the training job is in status {job.status}.")
-        job.stop_asked.set()
+        job.is_stop_requested.set()
         return {}
 
     def _update(self, request: Document) -> Document:
         job = self._find(request)
         others = sorted(set(request) - {"TrainingJobName", "ResourceConfig"})
         if others or "ResourceConfig" not in request:
-            what = ", ".join(others) or "nothing"
+            fields = ", ".join(others) or "no field"
             raise validation_error(
-                f"cloudtrain sandbox: UpdateTrainingJob changes KeepAlivePeriodInSeconds only, got {what}"
+                f"cloudtrain sandbox: UpdateTrainingJob supports only KeepAlivePeriodInSeconds, got {fields}"
             )
         seconds = request["ResourceConfig"]["KeepAlivePeriodInSeconds"]
         most = limit_of("ResourceConfig", "KeepAlivePeriodInSeconds")["max"]
@@ -142,8 +140,6 @@ class TrainingJobs:
             raise validation_error("Requested resource not found.")
         return job
 
-    # ------------------------------------------------------------ many
-
     def _list(self, request: Document) -> Document:
         size = request.get("MaxResults", _PAGE)
         _check_size("maxResults", size, 1, _MAX_PAGE)
@@ -152,19 +148,19 @@ class TrainingJobs:
         with self._lock:
             jobs = list(self._jobs.values())
         found = sorted((job for job in jobs if _is_wanted(job, request)), key=key, reverse=is_descending)
-        # The token names the last job told, so that new jobs neither repeat nor hide one on the next page.
-        last_told = _read_token(request.get("NextToken"))
-        if last_told is not None:
-            last = self._jobs.get(last_told)
+        # The token holds the last job of the page, so that new jobs do not shift the next page.
+        last_name = _read_token(request.get("NextToken"))
+        if last_name is not None:
+            last = self._jobs.get(last_name)
             if last is None:
                 raise validation_error("Invalid NextToken")
             found = [job for job in found if (key(job) < key(last) if is_descending else key(job) > key(last))]
         page = found[:size]
         more = {"NextToken": _make_token(page[-1].name)} if len(found) > size else {}
-        # A status is looked for among the jobs of the page: so the API reference, ListTrainingJobs.
+        # StatusEquals filters only the jobs of the page. Source: API reference, ListTrainingJobs.
         status = request.get("StatusEquals")
-        told = [job.summary() for job in page if status is None or job.status == status]
-        return {"TrainingJobSummaries": told, **more}
+        summaries = [job.summary() for job in page if status is None or job.status == status]
+        return {"TrainingJobSummaries": summaries, **more}
 
     def _search(self, request: Document) -> Document:
         size = request.get("MaxResults", _MAX_PAGE)
@@ -172,33 +168,31 @@ class TrainingJobs:
         with self._lock:
             jobs = list(self._jobs.values())
         records = search_jobs(jobs, request)
-        told = _read_token(request.get("NextToken"))
+        last_name = _read_token(request.get("NextToken"))
         names = [record["TrainingJobName"] for record in records]
-        if told is not None:
-            if told not in names:
+        if last_name is not None:
+            if last_name not in names:
                 raise validation_error("Invalid NextToken")
-            records = records[names.index(told) + 1 :]
+            records = records[names.index(last_name) + 1 :]
         page = records[:size]
         more = {"NextToken": _make_token(page[-1]["TrainingJobName"])} if len(records) > size else {}
         return {"Results": [{"TrainingJob": record} for record in page], **more}
 
-    # ------------------------------------------------------------ tags
-
     def _list_tags(self, request: Document) -> Document:
-        return {"Tags": list(self._by_arn(request).tags)}
+        return {"Tags": list(self._find_by_arn(request).tags)}
 
     def _add_tags(self, request: Document) -> Document:
-        job = self._by_arn(request)
+        job = self._find_by_arn(request)
         added = {tag["Key"]: dict(tag) for tag in request["Tags"]}
         job.tags = [tag for tag in job.tags if tag["Key"] not in added] + list(added.values())
         return {"Tags": list(job.tags)}
 
     def _delete_tags(self, request: Document) -> Document:
-        job = self._by_arn(request)
+        job = self._find_by_arn(request)
         job.tags = [tag for tag in job.tags if tag["Key"] not in request["TagKeys"]]
         return {}
 
-    def _by_arn(self, request: Document) -> TrainingJob:
+    def _find_by_arn(self, request: Document) -> TrainingJob:
         name = str(request["ResourceArn"]).partition(_ARN_PART)[2]
         return self._find({"TrainingJobName": name})
 

@@ -1,4 +1,4 @@
-"""Search over training jobs: filters joined by And over their properties and tags, an order, and pages."""
+"""SageMaker's Search over training jobs: filters joined by And over properties and tags, and sort order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain.backends.sandbox.training_job import TrainingJob
 Document = Mapping[str, Any]
 
 _ONLY_DESCRIBED = ("MlflowConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig", "InfraCheckConfig")
-"""What DescribeTrainingJob tells and a search record does not (botocore's model; a test compares)."""
+"""Fields of DescribeTrainingJob that a search record lacks (botocore's model; a test compares)."""
 
 _TEXT: Mapping[str, Callable[[str, str], bool]] = {
     "Equals": operator.eq,
@@ -32,28 +32,28 @@ _NUMBERS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def record_of(job: TrainingJob) -> dict[str, Any]:
-    """Return the whole of a job as Search tells it."""
+    """Return the search record of a job."""
     described = {name: value for name, value in job.describe().items() if name not in _ONLY_DESCRIBED}
     return {**described, "Tags": list(job.tags)}
 
 
 def search_jobs(jobs: Iterable[TrainingJob], request: Document) -> list[dict[str, Any]]:
-    """Return the records that a request asks for, in its order.
+    """Return the records that match a request, in its sort order.
 
     Raises:
-        ServiceError: it asks for what Search, or this one, does not do.
+        ServiceError: The request is invalid, or uses a feature that the sandbox lacks.
     """
     expression = request.get("SearchExpression", {})
     if expression.get("Operator", "And") != "And" or set(expression) - {"Filters", "Operator"}:
-        raise validation_error("cloudtrain sandbox: Search takes Filters, joined by And, only")
+        raise validation_error("cloudtrain sandbox: Search supports only Filters that are joined by And")
     filters = expression.get("Filters", ())
-    records = [record for record in map(record_of, jobs) if all(_holds(record, each) for each in filters)]
+    records = [record for record in map(record_of, jobs) if all(_matches(record, each) for each in filters)]
     key = request.get("SortBy", "LastModifiedTime")
     is_descending = request.get("SortOrder", "Descending") == "Descending"
     return sorted(records, key=lambda record: (record.get(key, 0), record["TrainingJobName"]), reverse=is_descending)
 
 
-def _holds(record: Document, condition: Document) -> bool:
+def _matches(record: Document, condition: Document) -> bool:
     name, wanted = str(condition["Name"]), str(condition.get("Value", ""))
     test = str(condition.get("Operator", "Equals"))
     actual = _property(record, name)
@@ -77,12 +77,12 @@ def _property(record: Document, name: str) -> Any:
         return record.get(head, {}).get(rest)
     value = record.get(name)
     if rest or isinstance(value, dict | list):
-        raise validation_error(f"cloudtrain sandbox: Search does not look into {name}")
+        raise validation_error(f"cloudtrain sandbox: Search does not support nested properties of {name}")
     return value
 
 
 def _number(name: str, text: str) -> float:
-    """Return a number, or for a time the seconds since the epoch."""
+    """Return the number in a text; for a property that is a time, seconds since the epoch."""
     try:
         if name.endswith("Time"):
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()

@@ -1,4 +1,4 @@
-"""The warm pools of an account, and the job that each goes to."""
+"""Allocation of an account's warm pools to new jobs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from cloudtrain.planning.warm_pool import AVAILABLE, differences
 
 
 class WarmPools:
-    """The pools of an account: each is taken by one job only."""
+    """The warm pools of an account. Each can be reused by one job only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: list[TrainingJob] = []
 
     def add(self, job: TrainingJob) -> None:
-        """Keep in mind a job that may leave a pool behind."""
+        """Register a job, which may leave a warm pool."""
         with self._lock:
             self._jobs.append(job)
 
     def take(self, job: TrainingJob) -> bool:
-        """Move the newest pool that matches to a job; return whether there was one."""
+        """Give a job the newest matching pool; return whether one matched."""
         with self._lock:
             jobs = list(reversed(self._jobs))
-        waiting = (other for other in jobs if other is not job and other.pool_status == AVAILABLE)
-        return any(other.give_pool_to(job) for other in waiting if not _unequal(other, job))
+        available = (other for other in jobs if other is not job and other.pool_status == AVAILABLE)
+        return any(other.give_pool_to(job) for other in available if _matches(other, job))
 
 
-def _unequal(other: TrainingJob, job: TrainingJob) -> bool:
-    left_behind = {**other.request, "ResourceConfig": other.describe()["ResourceConfig"]}
-    return bool(differences(left_behind, job.request))
+def _matches(other: TrainingJob, job: TrainingJob) -> bool:
+    pool_request = {**other.request, "ResourceConfig": other.describe()["ResourceConfig"]}
+    return not differences(pool_request, job.request)
