@@ -83,14 +83,14 @@ def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
     assert told(found["role"]) == {
         "training": (True, ""),
         "function": (False, "does not trust sagemaker.amazonaws.com, so SageMaker cannot assume it"),
-        "stranger": (False, f"trusts SageMaker only under conditions that this job does not meet: {STRANGER}"),
-        "linked": (False, "belongs to a service of AWS"),
+        "stranger": (False, f"trusts SageMaker only under conditions that this job does not satisfy: {STRANGER}"),
+        "linked": (False, "belongs to an AWS service"),
     }
     assert told(found["bucket"]) == {
         "cloudtrain-test": (True, "encrypted with AES256"),
         "encrypted-bucket": (True, f"encrypted with its key {KEY}"),
         "european-bucket": (False, "is in eu-west-1, not in us-west-2"),
-        "plain-bucket": (False, "does not encrypt what is put into it"),
+        "plain-bucket": (False, "has no default encryption"),
     }
     assert [each.fits for each in found["bucket"].found] == [True, True, False, False]
     assert [each.kms_key for each in found["bucket"].fitting] == [None, KEY]
@@ -112,7 +112,7 @@ def test_of_many_roles_the_first_are_looked_at(front: Front, monkeypatch: pytest
     monkeypatch.setattr("cloudtrain.preflight.account.MAX_ROLES", 2)
     found = cloudtrain.find_candidates("us-west-2")["role"]
     assert len(found.found) == 2
-    assert (found.unanswered, found.fix) == ("only 2 roles were looked at", "give the role's ARN")
+    assert (found.unanswered, found.fix) == ("only 2 roles were examined", "give the role's ARN")
 
 
 def test_what_may_not_be_seen_is_said(front: Front) -> None:
@@ -121,14 +121,14 @@ def test_what_may_not_be_seen_is_said(front: Front) -> None:
     front.say("HEAD /plain-bucket", Answer(b"", 403))
     found = cloudtrain.find_candidates("us-west-2")
     assert found["role"].found == found["bucket"].found == ()
-    assert found["role"].unanswered == "these credentials may not do iam:ListRoles"
-    assert found["bucket"].fix == "allow s3:ListAllMyBuckets to the credentials that run this"
+    assert found["role"].unanswered == "these credentials lack the permission iam:ListRoles"
+    assert found["bucket"].fix == "grant s3:ListAllMyBuckets to these credentials"
     del front.rules["GET /"]
     front.say("GET /cloudtrain-test", DENIED)
     seen = told(cloudtrain.find_candidates("us-west-2")["bucket"])
-    assert seen["plain-bucket"] == (False, "may not be looked at: s3:ListBucket")
+    assert seen["plain-bucket"] == (False, "cannot be examined without the permission s3:ListBucket")
     assert seen["cloudtrain-test"][0]
-    assert "its encryption is not known" in seen["cloudtrain-test"][1]
+    assert "its encryption is unknown" in seen["cloudtrain-test"][1]
 
 
 # ---------------------------------------------------------------- values that the account knows better
@@ -164,12 +164,12 @@ def test_true_values_are_stored(front: Front) -> None:
     [
         ({"role": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, "there is no role nobody"),
         ({"role": f"arn:aws:iam::{ACCOUNT}:role/function"}, "the role does not trust sagemaker.amazonaws.com"),
-        ({"role": "arn:aws:iam::999999999999:role/training"}, "the role is of account 999999999999"),
+        ({"role": "arn:aws:iam::999999999999:role/training"}, "the role belongs to account 999999999999"),
         ({"bucket": "european-bucket"}, "european-bucket is in eu-west-1, the job in us-west-2"),
         ({"bucket": "nobodys-bucket"}, "there is no bucket nobodys-bucket"),
         ({"subnets": "subnet-01234567", "security_groups": "group one"}, "1 subnet not in us-west-2"),
-        ({"subnets": "subnet one,subnet two", "security_groups": "group one"}, "the subnets are in 2 networks"),
-        ({"subnets": "subnet one", "security_groups": "group two"}, "not in the subnets' network"),
+        ({"subnets": "subnet one,subnet two", "security_groups": "group one"}, "the subnets are in 2 VPCs"),
+        ({"subnets": "subnet one", "security_groups": "group two"}, "not in the subnets' VPC"),
     ],
 )
 def test_untrue_values_are_refused_with_their_fix(front: Front, wrong: dict[str, str], message: str) -> None:
@@ -191,8 +191,8 @@ def test_what_may_not_be_asked_is_stored_and_said(cli: Cli, front: Front) -> Non
     front.say("HEAD /cloudtrain-test", Answer(b"", 403))
     done = cli("configure", "--set", f"role={ROLE}", "--bucket", "cloudtrain-test", "--region", "us-west-2")
     assert done.code == 0, done.err
-    assert "could not check role: these credentials may not do iam:GetRole" in done.err
-    assert "could not check bucket: cloudtrain-test may not be looked at" in done.err
+    assert "could not check role: these credentials lack the permission iam:GetRole" in done.err
+    assert "could not check bucket: cloudtrain-test cannot be read" in done.err
 
 
 def test_without_credentials_nothing_is_asked(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_it_asks_for_plain_values_where_nothing_may_be_seen(front: Front) -> Non
     shown = terminal()
     answer(shown, ("region [us-west-2]", ""))
     until(lambda: shown.shows("execution role:"), 60)
-    assert "these credentials may not do iam:ListRoles" in shown.text
+    assert "these credentials lack the permission iam:ListRoles" in shown.text
     answer(
         shown,
         ("execution role:", ROLE),

@@ -109,7 +109,7 @@ def test_a_well_set_account_passes_every_check(account: Front, checks: Checks) -
         "pass",
     )
     assert "3 objects, 15 B" in found["data.train"].detail
-    assert "0 of 8 in use, the job takes 2" in found["quota"].detail
+    assert "0 of 8 in use, the job needs 2" in found["quota"].detail
     assert all(not each.fix for each in found.values())
 
 
@@ -336,7 +336,7 @@ def test_a_bucket_that_may_not_be_looked_at(account: Front, checks: Checks) -> N
     account.say("HEAD /cloudtrain-test", Answer(b"", 403))
     found = checks(text=SCRIPT)
     assert found["bucket"].result is Result.UNKNOWN
-    assert "allow s3:ListBucket" in found["bucket"].fix
+    assert "grant s3:ListBucket" in found["bucket"].fix
 
 
 def test_only_our_bucket_is_queried_with_its_owner(account: Front, checks: Checks) -> None:
@@ -355,7 +355,7 @@ def test_only_our_bucket_is_queried_with_its_owner(account: Front, checks: Check
 def test_an_empty_prefix(account: Front, checks: Checks) -> None:
     put("nothing/")  # the console's empty folder
     failure = only_failure(checks("data.train=s3://cloudtrain-test/nothing"), "data.train")
-    assert failure.detail == "nothing lies below s3://cloudtrain-test/nothing"
+    assert failure.detail == "there are no objects below s3://cloudtrain-test/nothing"
     assert failure.fix == "aws s3 sync FOLDER s3://cloudtrain-test/nothing"
 
 
@@ -367,21 +367,21 @@ def test_a_prefix_that_takes_in_its_neighbours_fails(account: Front, checks: Che
     assert checks("data.train=s3://cloudtrain-test/numbers")["data.train"].result is Result.PASS
     put("numbers-old/four", b"1")
     failure = only_failure(checks("data.train=s3://cloudtrain-test/numbers"), "data.train")
-    assert "also brings s3://cloudtrain-test/numbers-old/" in failure.detail
-    assert failure.fix == "for the folder alone write s3://cloudtrain-test/numbers/"
+    assert "also includes s3://cloudtrain-test/numbers-old/" in failure.detail
+    assert failure.fix == "for the folder only, write s3://cloudtrain-test/numbers/"
     assert checks("data.train=s3://cloudtrain-test/numbers/")["data.train"].result is Result.PASS
 
 
 @pytest.mark.parametrize(
     ("uri", "detail", "fix"),
     [
-        ("single.csv", "also brings s3://cloudtrain-test/single.csv.bak", "into a folder of its own"),
+        ("single.csv", "also includes s3://cloudtrain-test/single.csv.bak", "move the object to a separate folder"),
         (
             "sing",
-            "no object and no folder is named s3://cloudtrain-test/sing;",
+            "there is no object or folder s3://cloudtrain-test/sing;",
             "write s3://cloudtrain-test/single.csv",
         ),
-        ("num", "no object and no folder is named s3://cloudtrain-test/num;", "write s3://cloudtrain-test/numbers/"),
+        ("num", "there is no object or folder s3://cloudtrain-test/num;", "write s3://cloudtrain-test/numbers/"),
     ],
 )
 def test_an_ambiguous_uri_names_the_remedy(account: Front, checks: Checks, uri: str, detail: str, fix: str) -> None:
@@ -499,7 +499,7 @@ def test_submit_prints_what_it_continues_from(account: Front, cli: Cli, job: Cal
     save(10, training={**own, "entry": "mine:Other"})
     refused = cli("submit", path)
     assert refused.code == 3
-    assert "another training's (step 10 of run other: entry is 'mine:Other' there and 'mine:Mine' here)" in refused.err
+    assert "another training (step 10 of run other: entry is 'mine:Other' there and 'mine:Mine' here)" in refused.err
 
     save(20, run="newer", training=own)
     environ = {"CLOUDTRAIN_TRANSPORT": "boto3"}
@@ -541,7 +541,9 @@ def test_the_folder_of_a_run_that_goes_on(account: Front, checks: Checks) -> Non
     for status in ("InProgress", "Stopping"):
         account.say("DescribeTrainingJob", Answer.json({"TrainingJobStatus": status, "CreationTime": 1.0}))
         failure = only_failure(checks(), "checkpoints")
-        assert failure.detail.startswith("run other goes on and saves to s3://cloudtrain-test/saved, too (step 10)")
+        assert failure.detail.startswith(
+            "run other is still running and also saves to s3://cloudtrain-test/saved (step 10)"
+        )
         assert "cloudtrain stop other" in failure.fix
         assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
         assert only_failure(checks(resumed), "checkpoints").detail == failure.detail
@@ -611,7 +613,7 @@ def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks:
 def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
     account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 0}))
     failure = only_failure(checks(), "quota")
-    assert failure.detail == "ml.m5.xlarge for training job usage: 0 in us-west-2, the job takes 2"
+    assert failure.detail == "ml.m5.xlarge for training job usage: 0 in us-west-2, the job needs 2"
     assert re.fullmatch(
         r"aws service-quotas request-service-quota-increase --service-code sagemaker "
         r"--quota-code L-\w{8} --desired-value 2 --region us-west-2",
@@ -624,7 +626,7 @@ def test_the_default_counts_where_nothing_else_is_known(account: Front, checks: 
     account.say("ListServiceQuotas", quotas({}))
     assert checks()["quota"].result is Result.UNKNOWN
     account.say("ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1}))
-    assert "1 in us-west-2, the job takes 2" in only_failure(checks(), "quota").detail
+    assert "1 in us-west-2, the job needs 2" in only_failure(checks(), "quota").detail
 
 
 def test_the_quota_of_every_preference_must_cover_the_job(account: Front, checks: Checks) -> None:
@@ -664,7 +666,7 @@ def test_what_is_in_use_counts_by_kind(account: Front, checks: Checks) -> None:
     start_job("busy", 6)
     start_job("spot", 5, EnableManagedSpotTraining=True)
     account.rules["ListTrainingJobs"] = still_runs
-    assert "6 of 8 in use, the job takes 2" in checks()["quota"].detail
+    assert "6 of 8 in use, the job needs 2" in checks()["quota"].detail
     failure = only_failure(checks("cluster.instances=3"), "quota")
     assert "aws sagemaker stop-training-job --training-job-name busy" in failure.fix
     assert "--desired-value 9" in failure.fix
@@ -735,7 +737,7 @@ def test_the_pool_that_is_taken_over_counts_towards_no_quota(account: Front, che
     account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3}))
     account.rules["ListTrainingJobs"] = with_pools("first", "second")
     account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second", InstanceCount=1, VolumeSizeInGB=1))
-    assert "1 of 3 in use, the job takes 2" in checks("cluster.keep_alive=30m")["quota"].detail
+    assert "1 of 3 in use, the job needs 2" in checks("cluster.keep_alive=30m")["quota"].detail
     account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second"))
     assert "2 of 3 in use" in only_failure(checks("cluster.keep_alive=30m"), "quota").detail
 
@@ -744,7 +746,7 @@ def test_a_quota_that_may_not_be_asked_for(account: Front, checks: Checks) -> No
     account.say("ListServiceQuotas", Answer.denied())
     found = checks()
     assert found["quota"].result is Result.UNKNOWN
-    assert found["quota"].fix == "allow servicequotas:ListServiceQuotas to the credentials that run this"
+    assert found["quota"].fix == "grant servicequotas:ListServiceQuotas to these credentials"
 
 
 # ---------------------------------------------------------------- queue
@@ -777,9 +779,9 @@ def batch_says(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_INST
 @pytest.mark.parametrize(
     ("queue", "changes", "detail"),
     [
-        ("ml", {}, "ml takes jobs, first in, first out"),
-        ("{name: ml, priority: 3}", {}, "ml takes jobs, first in, first out; the priority does not count"),
-        ("{name: ml, share: a}", POLICY, "ml takes jobs, by shares and priority"),
+        ("ml", {}, "ml accepts jobs, first in, first out"),
+        ("{name: ml, priority: 3}", {}, "ml accepts jobs, first in, first out; the priority has no effect"),
+        ("{name: ml, share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
     ],
 )
 def test_a_queue_that_takes_the_job(
@@ -789,17 +791,17 @@ def test_a_queue_that_takes_the_job(
     found = checks(f"cluster.queue={queue}")
     assert {name for name, each in found.items() if each.result is not Result.PASS} == set()
     assert found["queue"].detail == detail
-    assert found["queue capacity"].detail == "ml runs 2 instances at once, the job takes 2"
+    assert found["queue capacity"].detail == "ml has capacity for 2 instances, the job needs 2"
 
 
 @pytest.mark.parametrize(
     ("queue", "changes", "detail"),
     [
-        ("ml", {"jobQueueType": "ECS"}, "ml is of type ECS and takes no training jobs"),
-        ("ml", {"state": "DISABLED"}, "ml takes no jobs: DISABLED, VALID"),
-        ("ml", {"status": "INVALID", "statusReason": "broken"}, "ml takes no jobs: ENABLED, INVALID broken"),
-        ("ml", POLICY, "ml has a scheduling policy and takes no job without a share"),
-        ("{name: ml, share: a}", {}, "ml has no scheduling policy and takes no job with a share"),
+        ("ml", {"jobQueueType": "ECS"}, "ml is of type ECS and accepts no training jobs"),
+        ("ml", {"state": "DISABLED"}, "ml accepts no jobs: DISABLED, VALID"),
+        ("ml", {"status": "INVALID", "statusReason": "broken"}, "ml accepts no jobs: ENABLED, INVALID broken"),
+        ("ml", POLICY, "ml has a scheduling policy and accepts no job without a share"),
+        ("{name: ml, share: a}", {}, "ml has no scheduling policy and accepts no job with a share"),
     ],
 )
 def test_a_queue_that_does_not_take_the_job(
@@ -818,7 +820,7 @@ def test_a_queue_that_is_missing_or_too_small(account: Front, checks: Checks) ->
     assert found["queue capacity"].result is Result.UNKNOWN
     batch_says(account, [QUEUE])
     failure = only_failure(checks("cluster.queue=ml", "cluster.instances=3"), "queue capacity")
-    assert failure.detail == "ml runs 2 instances at once, the job takes 3"
+    assert failure.detail == "ml has capacity for 2 instances, the job needs 3"
     assert failure.fix.startswith("--instances 2")
     batch_says(account, [QUEUE], unit="ml.m5.xlarge")
     assert checks("cluster.queue=ml")["queue capacity"].result is Result.UNKNOWN
@@ -828,7 +830,7 @@ def test_a_queue_that_may_not_be_looked_at(account: Front, checks: Checks) -> No
     account.say("POST /v1/describejobqueues", Answer.denied())
     found = checks("cluster.queue=ml")
     assert found["queue"].result is found["queue capacity"].result is Result.UNKNOWN
-    assert found["queue"].fix == "allow batch:DescribeJobQueues to the credentials that run this"
+    assert found["queue"].fix == "grant batch:DescribeJobQueues to these credentials"
 
 
 def test_what_the_caller_and_the_role_need_for_a_queue(account: Front, checks: Checks) -> None:
@@ -926,7 +928,7 @@ def test_a_network_that_is_well_set(vpc: Vpc, checks: Checks) -> None:
     found = checks(vpc.override(), "cluster.instance_type=ml.p4d.24xlarge")
     assert [str(found[name].result) for name in ("subnets", "security groups", "way to s3")] == ["pass"] * 3
     assert "251 free addresses in 1 subnet of vpc-" in found["subnets"].detail
-    assert "the job takes 10" in found["subnets"].detail
+    assert "the job needs 10" in found["subnets"].detail
     assert "gateway endpoint" in found["way to s3"].detail
 
 
@@ -958,9 +960,7 @@ def test_a_group_without_reference_to_itself(vpc: Vpc, checks: Checks) -> None:
 
 def test_a_group_of_another_network(vpc: Vpc, checks: Checks) -> None:
     vpc.add_endpoint()
-    assert (
-        "not in the subnets' network" in only_failure(checks(vpc.override(group=Vpc().group)), "security groups").detail
-    )
+    assert "not in the subnets' VPC" in only_failure(checks(vpc.override(group=Vpc().group)), "security groups").detail
 
 
 def test_too_few_addresses(vpc: Vpc, checks: Checks) -> None:
@@ -1040,7 +1040,7 @@ def test_what_does_not_answer_in_time_is_unknown(account: Front, job: Callable[.
     plan = cloudtrain.plan(job(SCRIPT, train_py=""), settings=settings)
     found = {each.name: each for each in run_checks(plan, settings, boto3.Session(), seconds=8)}
     open_again.set()
-    assert found["budget"] == Check("budget", Result.UNKNOWN, "did not answer in 8 s", "ask again")
+    assert found["budget"] == Check("budget", Result.UNKNOWN, "did not answer in 8 s", "try again")
     assert {each.result for name, each in found.items() if name != "budget"} == {Result.PASS}
 
 

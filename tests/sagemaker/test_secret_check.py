@@ -87,7 +87,7 @@ def test_who_may_not_look_is_told_what_that_needs(front: Front, check: Callable[
     front.say("DescribeSecret", Answer.denied())
     told = check()
     assert told.result is Result.UNKNOWN
-    assert told.detail == "these credentials may not do secretsmanager:DescribeSecret"
+    assert told.detail == "these credentials lack the permission secretsmanager:DescribeSecret"
 
 
 @pytest.mark.usefixtures("front")

@@ -77,7 +77,7 @@ def test_two_that_start_at_once_use_one_sandbox(tmp_path: Path, cli: Cli) -> Non
     assert found is not None
     assert told == [str(found.process)] * 2
     refused = cli("sandbox")
-    assert (refused.code, "a sandbox runs already" in refused.err) == (2, True)
+    assert (refused.code, "a sandbox is already running" in refused.err) == (2, True)
     assert cli("sandbox", "--stop").code == 0
     with contextlib.suppress(psutil.NoSuchProcess):  # or nobody has asked for its exit code yet
         assert psutil.Process(found.process).status() == psutil.STATUS_ZOMBIE

@@ -34,7 +34,7 @@ def test_runs_that_share_a_uri_keep_their_trainings_apart(sandbox: Served, cli: 
     refused = cli(*submit, *other, environ=environ)
     assert refused.code == 3
     assert "train.learning_rate is 0.05 there and 0.5 here, train.seed is the default there and 1 here" in refused.err
-    assert f"--set checkpoint.resume={run}; to start anew: --set checkpoint.uri={uri}/" in refused.err
+    assert f"--set checkpoint.resume={run}; to start from scratch: --set checkpoint.uri={uri}/" in refused.err
     assert (started(), sandbox.keys("")) == before, "nothing is uploaded or started"
     unasked = cli(*submit, *other, "--skip-check", "--json", environ=environ).json["run"]
 

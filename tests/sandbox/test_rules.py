@@ -82,7 +82,10 @@ def test_the_plan_that_has_everything_is_valid() -> None:
             "Invalid regex for metric train/loss",
         ),
         (lambda r: r["HyperParameters"].pop("sagemaker_program"), "cloudtrain sandbox: the sandbox starts no image"),
-        (lambda r: r["InputDataConfig"][1].update(InputMode="Pipe"), "cloudtrain sandbox: channel train: there is no"),
+        (
+            lambda r: r["InputDataConfig"][1].update(InputMode="Pipe"),
+            "cloudtrain sandbox: channel train: Pipe mode is not supported",
+        ),
         (
             lambda r: r["InputDataConfig"][1]["DataSource"]["S3DataSource"].update(S3DataType="ManifestFile"),
             "cloudtrain sandbox: channel train: S3DataType ManifestFile is not supported",

@@ -1,7 +1,7 @@
-"""What SageMaker would report after provisioning, asked before: `run_checks`.
+"""Checks of the AWS account before a submit: `run_checks`.
 
-Every check is a question to the account; all are asked at the same time. A check that AWS does not answer is `unknown`,
-never a failure: only what is certain to fail stops a submit.
+They find problems that SageMaker would report only after provisioning. All checks run at the same time. A check without
+an answer from AWS is `unknown`, not a failure: only problems that are certain to fail the job stop a submit.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ __all__ = [
 ]
 
 DEADLINE_SECONDS = 15.0
-"""Longest time that all checks together take."""
+"""Time limit of all checks together."""
 
 
 _CHECKPOINTS = CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
 
 
 def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
-    """Ask the account everything that a plan needs of it.
+    """Run every check that a plan needs.
 
     Args:
         plan: A plan for SageMaker.
-        settings: The account; complete.
+        settings: Complete settings of the account.
         session: A boto3 session with credentials.
-        seconds: What has not answered by then is `unknown`.
+        seconds: Time limit; checks without an answer by then are `unknown`.
     """
     return start_checks(plan, settings, session, seconds=seconds).wait()
 
@@ -71,26 +71,26 @@ def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float =
 def start_checks(
     plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS, only_checkpoints: bool = False
 ) -> PendingChecks:
-    """Start asking, and return at once.
+    """Start the checks and return at once.
 
     Args:
         plan: A plan for SageMaker.
-        settings: The account; complete.
+        settings: Complete settings of the account.
         session: A boto3 session with credentials.
-        seconds: What has not answered by then is `unknown`.
-        only_checkpoints: Ask only whether the run can save where it will, and what it continues from.
+        seconds: Time limit; checks without an answer by then are `unknown`.
+        only_checkpoints: Check only the checkpoints: whether the run can save them, and what it resumes from.
     """
-    asked = (_CHECKPOINTS,) if only_checkpoints else check_groups(plan)
-    return PendingChecks(CheckContext(plan, settings, session), asked, seconds)
+    groups = (_CHECKPOINTS,) if only_checkpoints else check_groups(plan)
+    return PendingChecks(CheckContext(plan, settings, session), groups, seconds)
 
 
 def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, ...]:
-    """Ask only whether there is something that the plan can go on from."""
+    """Check only whether there is a checkpoint that the plan can resume from."""
     return start_checks(plan, settings, session, only_checkpoints=True).wait()
 
 
 def check_groups(plan: Plan) -> tuple[CheckGroup, ...]:
-    """Return what is asked, in the order in which it is told."""
+    """Return the checks of a plan, in the order in which they are reported."""
     return (
         CheckGroup(("identity",), caller.check_identity),
         CheckGroup(("caller",), role.check_caller),
@@ -110,31 +110,31 @@ def check_groups(plan: Plan) -> tuple[CheckGroup, ...]:
 
 
 class PendingChecks:
-    """Questions that are being asked. Threads are daemons: one that hangs does not keep the command from ending."""
+    """Checks that are running. Their threads are daemons, so that a hanging call does not block the command's exit."""
 
-    def __init__(self, context: CheckContext, asked: tuple[CheckGroup, ...], seconds: float) -> None:
-        self._asked = asked
+    def __init__(self, context: CheckContext, groups: tuple[CheckGroup, ...], seconds: float) -> None:
+        self._groups = groups
         self._seconds = seconds
-        self._ends = time.monotonic() + seconds
-        self._answers: queue.SimpleQueue[tuple[int, tuple[Check, ...]]] = queue.SimpleQueue()
-        for index, question in enumerate(asked):
-            threading.Thread(target=self._ask, args=(index, question, context), daemon=True).start()
+        self._deadline = time.monotonic() + seconds
+        self._results: queue.SimpleQueue[tuple[int, tuple[Check, ...]]] = queue.SimpleQueue()
+        for index, group in enumerate(groups):
+            threading.Thread(target=self._run, args=(index, group, context), daemon=True).start()
 
-    def _ask(self, index: int, question: CheckGroup, context: CheckContext) -> None:
-        self._answers.put((index, question.answer(context)))
+    def _run(self, index: int, group: CheckGroup, context: CheckContext) -> None:
+        self._results.put((index, group.run(context)))
 
     def wait(self) -> tuple[Check, ...]:
-        """Return every check; what has not answered when the time is over is `unknown`."""
-        answers: dict[int, tuple[Check, ...]] = {}
-        while len(answers) < len(self._asked):
+        """Return every check; checks without an answer at the deadline are `unknown`."""
+        results: dict[int, tuple[Check, ...]] = {}
+        while len(results) < len(self._groups):
             try:
-                index, checks = self._answers.get(timeout=max(0.0, self._ends - time.monotonic()))
+                index, checks = self._results.get(timeout=max(0.0, self._deadline - time.monotonic()))
             except queue.Empty:
                 break
-            answers[index] = checks
-        late = f"did not answer in {self._seconds:g} s"
+            results[index] = checks
+        timeout = f"did not answer in {self._seconds:g} s"
         return tuple(
             check
-            for index, question in enumerate(self._asked)
-            for check in answers.get(index, tuple(unknown(name, late, "ask again") for name in question.names))
+            for index, group in enumerate(self._groups)
+            for check in results.get(index, tuple(unknown(name, timeout, "try again") for name in group.names))
         )

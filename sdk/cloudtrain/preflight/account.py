@@ -1,4 +1,4 @@
-"""What an account has for cloudtrain before there is a job: roles and buckets that fit, and whether settings are so."""
+"""Roles and buckets of an account that can be settings, and checks of settings without a job."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from cloudtrain.settings.settings import Settings
 
 MAX_ROLES = 1000
 MAX_BUCKETS = 100
-"""How many are asked for; who has more names them."""
+"""Most roles and buckets that are examined; users with more must name theirs."""
 
-_SERVICE_PATHS = ("/aws-service-role/", "/aws-reserved/")
-_OF_A_SERVICE = "belongs to a service of AWS"
-_UNENCRYPTED = "ServerSideEncryptionConfigurationNotFoundError"
+_SERVICE_ROLE_PATHS = ("/aws-service-role/", "/aws-reserved/")
+_SERVICE_ROLE_DETAIL = "belongs to an AWS service"
+_UNENCRYPTED_CODE = "ServerSideEncryptionConfigurationNotFoundError"
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Candidate:
     Attributes:
         value: The role's ARN, the bucket's name.
         fits: Whether it can be the setting.
-        detail: Why it does not fit; of one that does what is to be known of it, or an empty text.
-        kms_key: Of a bucket the key that encrypts what is put into it, if it is one of the account's own.
+        detail: Why it does not fit, or context_keys about one that fits; may be empty.
+        kms_key: Customer managed KMS key that encrypts a bucket, or None.
     """
 
     value: str
@@ -51,18 +51,18 @@ class Candidate:
     kms_key: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return an object for programs."""
+        """Return a JSON object."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What was found for one setting.
+    """Candidates for one setting.
 
     Attributes:
-        found: Those that fit first.
-        unanswered: Why not all could be looked at, or an empty text.
-        fix: What would let them be seen.
+        found: Candidates; those that fit come first.
+        unanswered: Why some could not be examined, or an empty string.
+        fix: How to make them visible.
     """
 
     found: tuple[Candidate, ...] = ()
@@ -71,19 +71,19 @@ class Candidates:
 
     @property
     def fitting(self) -> tuple[Candidate, ...]:
-        """Those that fit."""
+        """Candidates that fit."""
         return tuple(each for each in self.found if each.fits)
 
 
 def open_account(settings: Settings, session: Any = None) -> Account:
-    """Return the account of the credentials at hand.
+    """Return the account of the current credentials.
 
     Args:
-        settings: Its settings as far as they are known, the region among them.
+        settings: Its known settings, with the region.
         session: A boto3 session; by default one from the environment.
 
     Raises:
-        CloudError: there are no credentials.
+        CloudError: There are no credentials.
     """
     import boto3
 
@@ -95,103 +95,101 @@ def open_account(settings: Settings, session: Any = None) -> Account:
 
 
 def find_roles(account: Account) -> Candidates:
-    """Return the account's roles, those first that SageMaker may assume."""
+    """Return the account's roles; those that SageMaker may assume come first."""
     return _found(_roles(account))
 
 
 def find_buckets(account: Account) -> Candidates:
-    """Return the account's buckets, those first that are in the region and encrypt what is put into them."""
+    """Return the account's buckets; encrypted ones in the region come first."""
     return _found(_buckets(account))
 
 
 def check_settings(settings: Settings) -> tuple[Check, ...]:
-    """Ask whether settings are what they seem, side by side; what cannot be asked is `unknown`."""
+    """Check settings against the account; checks without an answer are `unknown`."""
     if settings.region is None:
-        return (unknown("identity", "no region is known to ask in", "give a region, too"),)
+        return (unknown("identity", "the region is unknown", "give a region, too"),)
     try:
         account = open_account(settings)
     except CloudError as error:
         return (unknown("identity", error.message, error.hint),)
-    asked = [CheckGroup(("identity",), caller.check_identity)]
-    asked += [CheckGroup(("role", "trust"), check_role)] if settings.role else []
-    asked += [CheckGroup(("bucket",), storage.check_bucket)] if settings.bucket else []
-    asked += [CheckGroup(("subnets", "security groups"), network.check_network_settings)] if settings.subnets else []
-    answers = run_concurrently([functools.partial(question.answer, account) for question in asked])
-    return tuple(check for answer in answers for check in answer)
+    groups = [CheckGroup(("identity",), caller.check_identity)]
+    groups += [CheckGroup(("role", "trust"), check_role)] if settings.role else []
+    groups += [CheckGroup(("bucket",), storage.check_bucket)] if settings.bucket else []
+    groups += [CheckGroup(("subnets", "security groups"), network.check_network_settings)] if settings.subnets else []
+    results = run_concurrently([functools.partial(group.run, account) for group in groups])
+    return tuple(check for checks in results for check in checks)
 
 
 def _found(candidates: Iterator[Candidate]) -> Candidates:
-    """Collect candidates until one cannot be had."""
+    """Collect candidates until an error."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
     found: list[Candidate] = []
     unanswered = fix = ""
     try:
-        found.extend(candidates)  # what was answered before an error stays
+        found.extend(candidates)  # keeps the candidates before an error
     except (BotoCoreError, ClientError, ResponseParserError, UnansweredError, ValueError) as error:
         unanswered, fix = describe_error(error)
-    found.sort(key=lambda each: (not each.fits, each.detail == _OF_A_SERVICE, each.value))
+    found.sort(key=lambda each: (not each.fits, each.detail == _SERVICE_ROLE_DETAIL, each.value))
     return Candidates(tuple(found), unanswered, fix)
-
-
-# ---------------------------------------------------------------- roles
 
 
 def _roles(account: Account) -> Iterator[Candidate]:
     caller = account.caller
-    facts = job_context_keys(caller["Arn"].split(":")[1], caller["Account"], account.region)
+    context_keys = job_context_keys(caller["Arn"].split(":")[1], caller["Account"], account.region)
     pages = account.client("iam").get_paginator("list_roles").paginate(PaginationConfig={"MaxItems": MAX_ROLES})
     for page in pages:
         for role in page["Roles"]:
-            yield _judge_role(role, facts)
+            yield _evaluate_role(role, context_keys)
     if pages.resume_token is not None:
-        raise UnansweredError(f"only {MAX_ROLES:,} roles were looked at", "give the role's ARN")
+        raise UnansweredError(f"only {MAX_ROLES:,} roles were examined", "give the role's ARN")
 
 
-def _judge_role(role: Mapping[str, Any], facts: Mapping[str, str]) -> Candidate:
-    if role["Path"].startswith(_SERVICE_PATHS):
-        return Candidate(role["Arn"], fits=False, detail=_OF_A_SERVICE)
-    trusts, why = evaluate_trust(role["AssumeRolePolicyDocument"], facts)
+def _evaluate_role(role: Mapping[str, Any], context_keys: Mapping[str, str]) -> Candidate:
+    if role["Path"].startswith(_SERVICE_ROLE_PATHS):
+        return Candidate(role["Arn"], fits=False, detail=_SERVICE_ROLE_DETAIL)
+    trusts, why = evaluate_trust(role["AssumeRolePolicyDocument"], context_keys)
     return Candidate(role["Arn"], fits=trusts is not False, detail=why)
-
-
-# ---------------------------------------------------------------- buckets
 
 
 def _buckets(account: Account) -> Iterator[Candidate]:
     owner = {"ExpectedBucketOwner": account.caller["Account"]}
-    # Only an answer that may come in parts tells regions.
+    # ListBuckets returns regions only if MaxBuckets is given.
     listed = account.client("s3").list_buckets(MaxBuckets=1000)["Buckets"]
     elsewhere = [each for each in listed if each.get("BucketRegion", account.region) != account.region]
     for each in elsewhere:
         yield _in_another_region(each["Name"], each["BucketRegion"], account.region)
     near = [each["Name"] for each in listed if each not in elsewhere]
-    yield from run_concurrently([functools.partial(_judge_bucket, account, name, owner) for name in near[:MAX_BUCKETS]])
+    yield from run_concurrently(
+        [functools.partial(_evaluate_bucket, account, name, owner) for name in near[:MAX_BUCKETS]]
+    )
     if len(near) > MAX_BUCKETS:
-        raise UnansweredError(f"{len(near) - MAX_BUCKETS} more buckets were not looked at", "give the bucket's name")
+        raise UnansweredError(f"{len(near) - MAX_BUCKETS} more buckets were not examined", "give the bucket's name")
 
 
 def _in_another_region(name: str, region: str, wanted: str) -> Candidate:
     return Candidate(name, fits=False, detail=f"is in {region}, not in {wanted}")
 
 
-def _judge_bucket(account: Account, name: str, owner: Mapping[str, str]) -> Candidate:
+def _evaluate_bucket(account: Account, name: str, owner: Mapping[str, str]) -> Candidate:
     from botocore.exceptions import ClientError
 
     try:
         region = bucket_region(account, name, owner)
     except ClientError as error:
-        why = "may not be looked at: s3:ListBucket" if is_denied(error) else describe_error(error)[0]
+        why = (
+            "cannot be examined without the permission s3:ListBucket" if is_denied(error) else describe_error(error)[0]
+        )
         return Candidate(name, fits=False, detail=why)
     if region != account.region:
         return _in_another_region(name, region, account.region)
     try:
         answer = account.client("s3").get_bucket_encryption(Bucket=name, **owner)
     except ClientError as error:
-        if error_code(error) == _UNENCRYPTED:
-            return Candidate(name, fits=False, detail="does not encrypt what is put into it")
-        return Candidate(name, fits=True, detail=f"its encryption is not known: {describe_error(error)[0]}")
+        if error_code(error) == _UNENCRYPTED_CODE:
+            return Candidate(name, fits=False, detail="has no default encryption")
+        return Candidate(name, fits=True, detail=f"its encryption is unknown: {describe_error(error)[0]}")
     return _encrypted(name, answer["ServerSideEncryptionConfiguration"]["Rules"])
 
 

@@ -1,4 +1,4 @@
-"""What a check is, what every check has at hand, and what is said when AWS does not answer."""
+"""Checks, the AWS account that they query, and descriptions of AWS errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 3
 READ_SECONDS = 10
 _ATTEMPTS = 3
-_AT_ONCE = 10
-_MESSAGE_CHARACTERS = 200
+_MAX_THREADS = 10
+_MAX_MESSAGE_CHARACTERS = 200
 
 ACTIONS = {
     "GetCallerIdentity": "sts:GetCallerIdentity",
@@ -53,25 +53,25 @@ ACTIONS = {
     "DescribeRouteTables": "ec2:DescribeRouteTables",
     "DescribeBudgets": "budgets:ViewBudget",
 }
-"""IAM action that each call needs. Names differ where AWS's Service Authorization Reference says so."""
+"""IAM action by API operation, from AWS's Service Authorization Reference."""
 
-_DENIED = (
+_DENIED_CODES = (
     *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"),
     *("UnauthorizedAccess", "403", "Forbidden", "AllAccessDisabled"),
 )
-_NOT_ACCEPTED = (
+_INVALID_CREDENTIALS_CODES = (
     *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure", "InvalidToken", "InvalidSignatureException"),
 )
-_THROTTLED = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
+_THROTTLED_CODES = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 
 SIGN_IN_HINT = "sign in again: aws sso login, or aws configure"
 
-_ROLE = re.compile(r"arn:(aws[\w-]*):iam::(\d{12}):role/((?:.*/)?)([\w+=,.@-]{1,64})")
+_ROLE_ARN = re.compile(r"arn:(aws[\w-]*):iam::(\d{12}):role/((?:.*/)?)([\w+=,.@-]{1,64})")
 
 
 class Result(StrEnum):
-    """How a check ended. `unknown` is said as `could not check` and blocks nothing."""
+    """Result of a check. `unknown` is printed as `could not check` and does not block a submit."""
 
     PASS = "pass"  # noqa: S105 (no password)
     FAIL = "fail"
@@ -80,15 +80,15 @@ class Result(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One question asked of the account, and its answer.
+    """One check of the account and its result.
 
     Attributes:
         name: What was checked, such as `role` or `data.train`.
-        result: How it ended.
+        result: Its result.
         detail: What was found, in one line.
         fix: What to type or where to click, or an empty string.
-        warning: What a submit warns of although the check passed, or an empty string.
-        is_shown: Whether a submit prints the detail although the check passed.
+        warning: Warning of a passed check, which a submit prints, or an empty string.
+        is_shown: Whether a submit prints the detail of a passed check.
     """
 
     name: str
@@ -111,22 +111,22 @@ def passed(name: str, detail: str, *, warning: str = "", is_shown: bool = False)
 
 
 def failed(name: str, detail: str, fix: str) -> Check:
-    """Return a check that failed: the submit, or the job, would fail for certain."""
+    """Return a check that failed: the submit or the job is certain to fail."""
     return Check(name, Result.FAIL, detail, fix)
 
 
 def unknown(name: str, detail: str, fix: str = "") -> Check:
-    """Return a check that could not be made."""
+    """Return a check without an answer."""
     return Check(name, Result.UNKNOWN, detail, fix)
 
 
 def command(*words: object) -> str:
-    """Return a command that can be pasted into a shell."""
+    """Return a shell command with quoted words."""
     return shlex.join(map(str, words))
 
 
 class UnansweredError(Exception):
-    """A check has no answer; says why and what would give it one."""
+    """A check has no answer. `detail` says why, `fix` how to get one."""
 
     def __init__(self, detail: str, fix: str = "") -> None:
         super().__init__(detail)
@@ -134,12 +134,9 @@ class UnansweredError(Exception):
         self.fix = fix
 
 
-# ---------------------------------------------------------------- what every check has at hand
-
-
 @dataclass(frozen=True)
 class Role:
-    """An execution role, read off its ARN. `path` ends with a slash where there is one."""
+    """Parts of an execution role's ARN. `path` is empty or ends with a slash."""
 
     partition: str
     account: str
@@ -148,10 +145,10 @@ class Role:
 
 
 class Account:
-    """An account that is asked. Clients are made once and shared by the threads."""
+    """An AWS account that checks query. Threads share its clients."""
 
     job = "*"
-    """The job that is asked for in a role's trust, where it is known."""
+    """Name of the job for conditions of trust policies; `*` if unknown."""
 
     def __init__(self, settings: Settings, session: Any) -> None:
         self.settings = settings
@@ -161,12 +158,12 @@ class Account:
         self._lock = threading.Lock()
 
     def client(self, service: str, *, is_owned: bool = True) -> Any:
-        """Return a client that gives up soon. Making one is not thread-safe in boto3; using one is.
+        """Return a client with short timeouts. In boto3 only the creation of a client is not thread-safe.
 
         Args:
-            service: AWS's name of it.
-            is_owned: Whether S3 is to refuse our own bucket where it belongs to another account. The user's data may
-                lie in a bucket that somebody else has shared.
+            service: AWS's name of the service.
+            is_owned: Whether S3 must reject the settings' bucket if it belongs to another account. Buckets of the
+                user's data may belong to other accounts.
         """
         with self._lock:
             if (service, is_owned) not in self._clients:
@@ -176,7 +173,7 @@ class Account:
                     connect_timeout=CONNECT_SECONDS,
                     read_timeout=READ_SECONDS,
                     retries=client_retries(_ATTEMPTS),
-                    max_pool_connections=2 * _AT_ONCE,
+                    max_pool_connections=2 * _MAX_THREADS,
                 )
                 client = make_client(self._session, service, region_name=self.region, config=config)
                 if service == "s3" and is_owned:
@@ -186,30 +183,30 @@ class Account:
 
     @cached_property
     def caller(self) -> dict[str, str]:
-        """Who asks: `Account` and `Arn`, as STS tells."""
-        answer: dict[str, str] = self.client("sts").get_caller_identity()
-        return answer
+        """`Account` and `Arn` of the credentials, from STS."""
+        identity: dict[str, str] = self.client("sts").get_caller_identity()
+        return identity
 
     @property
     def role_arn(self) -> str:
-        """The execution role."""
+        """ARN of the execution role."""
         return str(self.settings.role)
 
     @cached_property
     def role(self) -> Role:
-        """The execution role's parts.
+        """Parts of the execution role's ARN.
 
         Raises:
-            UnansweredError: it is no ARN of a role; the check of the role says so.
+            UnansweredError: The ARN is not a role's; the check of the role reports that.
         """
-        match = _ROLE.fullmatch(self.role_arn)
+        match = _ROLE_ARN.fullmatch(self.role_arn)
         if match is None:
             raise UnansweredError("needs the ARN of a role")
         return Role(*match.groups())
 
 
 class CheckContext(Account):
-    """What the checks of a plan ask with."""
+    """The account and the plan that checks need."""
 
     def __init__(self, plan: Plan, settings: Settings, session: Any) -> None:
         super().__init__(settings, session)
@@ -218,12 +215,12 @@ class CheckContext(Account):
 
     @property
     def role_arn(self) -> str:
-        """The execution role that the plan names."""
+        """ARN of the plan's execution role."""
         return str(self.plan.request["RoleArn"])
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """The type asked for, or those preferred, in their order."""
+        """The instance type, or the preferred types in order."""
         resources = self.plan.request["ResourceConfig"]
         preferences = resources.get("InstancePreferences")
         if preferences:
@@ -232,12 +229,12 @@ class CheckContext(Account):
 
 
 def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None = None) -> str:
-    """Return the region of a bucket. S3 tells it whoever asks; servers that do not tell it are asked again.
+    """Return the region of a bucket, from HeadBucket, or from GetBucketLocation for servers that omit it.
 
     Args:
-        context: Whom to ask.
-        bucket: Its name.
-        owner: The argument that names its expected owner, where the client does not know it.
+        context: The account.
+        bucket: Name of the bucket.
+        owner: ExpectedBucketOwner argument, for clients that do not add it themselves.
     """
     owner = owner or {}
     answer = context.client("s3").head_bucket(Bucket=bucket, **owner)
@@ -247,57 +244,56 @@ def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None
     return str(location.get("LocationConstraint") or "us-east-1")
 
 
-# ---------------------------------------------------------------- asking
-
-
 @dataclass(frozen=True)
 class CheckGroup:
-    """What one thread asks. `names` are the checks that it answers, so that none is missing when it breaks off."""
+    """Checks that one thread runs. `names` lists them, so that none is missing after an error."""
 
     names: tuple[str, ...]
-    ask: Callable[[Any], Iterable[Check]]
+    check: Callable[[Any], Iterable[Check]]
 
-    def answer(self, context: Account) -> tuple[Check, ...]:
-        """Ask; whatever goes wrong becomes `could not check` of the checks that are not answered yet."""
+    def run(self, context: Account) -> tuple[Check, ...]:
+        """Run the checks; after an error the remaining checks are `unknown`."""
         checks: list[Check] = []
         try:
-            checks.extend(self.ask(context))  # what was answered before an error stays
-        except Exception as error:  # noqa: BLE001 (one check must not hide the others, not even by a bug of ours)
+            checks.extend(self.check(context))  # keeps the checks before an error
+        except Exception as error:  # noqa: BLE001 (an error in one check must not hide the others)
             detail, fix = describe_error(error)
-            told = {check.name for check in checks}
-            checks += [unknown(name, detail, fix) for name in self.names if name not in told]
+            reported = {check.name for check in checks}
+            checks += [unknown(name, detail, fix) for name in self.names if name not in reported]
         return tuple(checks)
 
 
 def describe_error(error: Exception) -> tuple[str, str]:
-    """Return why there is no answer, and what would give one."""
+    """Return why a check has no answer, and how to get one."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, UnansweredError):
         return error.detail, error.fix
     if isinstance(error, ClientError):
-        return _explain_refusal(error_code(error), error.operation_name, error.response["Error"].get("Message", ""))
+        return _describe_client_error(
+            error_code(error), error.operation_name, error.response["Error"].get("Message", "")
+        )
     if isinstance(error, BotoCoreError):
-        return f"no answer: {_first_line(str(error))}", "check the network, the region and AWS_ENDPOINT_URL"
+        return f"no answer: {_one_line(str(error))}", "check the network, the region and AWS_ENDPOINT_URL"
     if isinstance(error, ValueError) and "endpoint" in str(error).lower():
-        return f"no answer: {_first_line(str(error))}", "write AWS_ENDPOINT_URL as http://host:port"
+        return f"no answer: {_one_line(str(error))}", "write AWS_ENDPOINT_URL as http://host:port"
     if isinstance(error, ResponseParserError):
-        return "what answers does not know this call of AWS", "check AWS_ENDPOINT_URL"
-    return f"a bug in cloudtrain: {type(error).__name__}: {_first_line(str(error))}", "please report it"
+        return "the endpoint does not support this AWS operation", "check AWS_ENDPOINT_URL"
+    return f"a bug in cloudtrain: {type(error).__name__}: {_one_line(str(error))}", "please report it"
 
 
-def _explain_refusal(code: str, operation: str, message: str) -> tuple[str, str]:
+def _describe_client_error(code: str, operation: str, message: str) -> tuple[str, str]:
     action = ACTIONS.get(operation, operation)
-    if code in _DENIED:
-        return f"these credentials may not do {action}", f"allow {action} to the credentials that run this"
-    if code in _NOT_ACCEPTED:
-        return f"AWS does not accept the credentials: {code}", SIGN_IN_HINT
-    if code in _THROTTLED:
-        return f"AWS answers that it is asked too often ({action})", "ask again in a minute"
-    if code.startswith("5") and code.isdigit():  # no error of AWS's own: a page of some server on the way
-        return f"{action}: the server answers {code}", "ask again in a minute"
-    return f"{action}: AWS says {code}: {_first_line(message)}", ""
+    if code in _DENIED_CODES:
+        return f"these credentials lack the permission {action}", f"grant {action} to these credentials"
+    if code in _INVALID_CREDENTIALS_CODES:
+        return f"AWS rejected the credentials: {code}", SIGN_IN_HINT
+    if code in _THROTTLED_CODES:
+        return f"AWS throttled the request ({action})", "try again in a minute"
+    if code.startswith("5") and code.isdigit():  # not an AWS error, but the response of a proxy or another server
+        return f"{action}: the server returned status {code}", "try again in a minute"
+    return f"{action}: AWS returned {code}: {_one_line(message)}", ""
 
 
 def error_code(error: Any) -> str:
@@ -306,47 +302,47 @@ def error_code(error: Any) -> str:
 
 
 def is_denied(error: Any) -> bool:
-    """Whether the caller lacks a permission."""
-    return error_code(error) in _DENIED
+    """Whether the error is a missing permission."""
+    return error_code(error) in _DENIED_CODES
 
 
 def has_invalid_credentials(error: Any) -> bool:
-    """Whether the credentials themselves are refused, so that every call will be."""
-    return error_code(error) in _NOT_ACCEPTED
+    """Whether AWS rejected the credentials themselves, so that every call fails."""
+    return error_code(error) in _INVALID_CREDENTIALS_CODES
 
 
-def _first_line(text: str) -> str:
-    """Return a text as one line, cut where it grows long."""
+def _one_line(text: str) -> str:
+    """Return a text as one line of limited length, without secrets."""
     line = redact(" ".join(text.split()))
-    return line if len(line) <= _MESSAGE_CHARACTERS else line[:_MESSAGE_CHARACTERS] + "..."
+    return line if len(line) <= _MAX_MESSAGE_CHARACTERS else line[:_MAX_MESSAGE_CHARACTERS] + "..."
 
 
 def run_concurrently(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls at the same time, at most ten at once; return their results in order.
+    """Make calls in at most ten threads; return their results in order.
 
-    Threads are daemons: a call that hangs must not keep the command from ending.
+    The threads are daemons, so that a hanging call does not block the command's exit.
 
     Raises:
-        Exception: the first error in order, after all calls have ended.
+        Exception: The first error in order, after all calls have ended.
     """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    pending: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(calls)):
-        todo.put(index)
+        pending.put(index)
     results: dict[int, T] = {}
     errors: dict[int, Exception] = {}
 
     def work() -> None:
         while True:
             try:
-                index = todo.get_nowait()
+                index = pending.get_nowait()
             except queue.Empty:
                 return
             try:
                 results[index] = calls[index]()
-            except Exception as error:  # noqa: BLE001 (raised again in the thread that asked)
+            except Exception as error:  # noqa: BLE001 (raised again in the calling thread)
                 errors[index] = error
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_AT_ONCE, len(calls)))]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_MAX_THREADS, len(calls)))]
     for thread in threads:
         thread.start()
     for thread in threads:

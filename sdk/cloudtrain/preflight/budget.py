@@ -1,4 +1,4 @@
-"""Budgets of the account that this run would exceed."""
+"""Check of the account's budgets."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ _SAGEMAKER = "Amazon SageMaker"
 
 
 def check_budget(context: CheckContext) -> Iterator[Check]:
-    """Check that every cost budget which counts SageMaker has room for the most that the run may cost."""
+    """Check that the run's highest cost fits into every cost budget that includes SageMaker."""
     account = context.role.account
     pages = context.client("budgets").get_paginator("describe_budgets").paginate(AccountId=account)
-    budgets = [budget for page in pages for budget in page.get("Budgets") or [] if _counts(budget)]
+    budgets = [budget for page in pages for budget in page.get("Budgets") or [] if _includes_run(budget)]
     if not budgets:
-        yield passed("budget", "no budget of the account counts this run")
+        yield passed("budget", "no budget of the account includes this run")
         return
-    tightest = min(budgets, key=_left)
-    yield _judge(context, tightest, _left(tightest))
+    tightest = min(budgets, key=_remaining_usd)
+    yield _compare(context, tightest, _remaining_usd(tightest))
 
 
-def _counts(budget: Mapping[str, Any]) -> bool:
-    """Whether a budget counts what this run costs: money, in US dollars, of all services or of SageMaker."""
+def _includes_run(budget: Mapping[str, Any]) -> bool:
+    """Whether a budget includes the run's cost: a cost budget in US dollars for all services or SageMaker."""
     if budget.get("BudgetType") != "COST" or budget.get("BudgetLimit", {}).get("Unit") != "USD":
         return False
     filters = dict(budget.get("CostFilters") or {})
     services = filters.pop("Service", None)
-    # One that is filtered by tags, accounts or expressions may count it or not.
+    # A budget with filters by tags, accounts or expressions may or may not include the run.
     return not filters and not budget.get("FilterExpression") and (services is None or _SAGEMAKER in services)
 
 
-def _left(budget: Mapping[str, Any]) -> float:
+def _remaining_usd(budget: Mapping[str, Any]) -> float:
     spent = float(budget.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0))
     return float(budget["BudgetLimit"]["Amount"]) - spent
 
 
-def _judge(context: CheckContext, budget: Mapping[str, Any], left: float) -> Check:
+def _compare(context: CheckContext, budget: Mapping[str, Any], left_usd: float) -> Check:
     name, limit = budget["BudgetName"], float(budget["BudgetLimit"]["Amount"])
     cost = context.plan.cost.max_usd
     console = f"or raise it: Billing console, Budgets, {name}, Edit"
     period = str(budget.get("TimeUnit", "")).lower()
-    if left <= 0:
+    if left_usd <= 0:
         return failed("budget", f"{name} is spent: {limit:,.2f} USD {period}", f"wait, {console}")
     if cost is None:
-        return passed("budget", f"{left:,.2f} USD left of {name}; what the run costs is not known")
-    detail = f"{left:,.2f} of {limit:,.2f} USD {period} left of {name}, the run is estimated at {cost:,.2f} USD"
-    if cost > left:
-        return failed("budget", detail, f'--set "limits.cost={math.floor(left)} USD", {console}')
+        return passed("budget", f"{left_usd:,.2f} USD left of {name}; the cost of the run is unknown")
+    detail = f"{left_usd:,.2f} of {limit:,.2f} USD {period} left of {name}, the run is estimated at {cost:,.2f} USD"
+    if cost > left_usd:
+        return failed("budget", detail, f'--set "limits.cost={math.floor(left_usd)} USD", {console}')
     return passed("budget", detail)

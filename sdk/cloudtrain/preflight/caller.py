@@ -1,4 +1,4 @@
-"""Who asks."""
+"""Check of the credentials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudtrain.preflight.base import (
 
 
 def check_identity(context: Account) -> Iterator[Check]:
-    """Check that the credentials are accepted and belong to the role's account."""
+    """Check that AWS accepts the credentials and that they belong to the role's account."""
     from botocore.exceptions import ClientError
 
     try:
@@ -24,14 +24,14 @@ def check_identity(context: Account) -> Iterator[Check]:
     except ClientError as error:
         if not has_invalid_credentials(error):
             raise
-        yield failed("identity", f"AWS does not accept the credentials: {error_code(error)}", SIGN_IN_HINT)
+        yield failed("identity", f"AWS rejected the credentials: {error_code(error)}", SIGN_IN_HINT)
         return
     arn, account = caller["Arn"], caller["Account"]
     wanted = context.settings.account
     if wanted is not None and wanted != account:
         yield failed(
             "identity",
-            f"signed in to account {account} as {arn}; the role is of account {wanted}, "
+            f"signed in to account {account} as {arn}; the role belongs to account {wanted}, "
             "and a role cannot be passed to SageMaker from another account",
             f"sign in to account {wanted}, or set CLOUDTRAIN_ROLE to a role of account {account}",
         )

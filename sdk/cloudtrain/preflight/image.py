@@ -1,4 +1,4 @@
-"""The container image."""
+"""Check of the container image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MANIFESTS = (
 
 @dataclass(frozen=True)
 class ImageUri:
-    """An image in ECR. `identifier` is what ECR's calls take: a tag or a digest."""
+    """An image in ECR. `identifier` is the tag or digest for ECR's API."""
 
     account: str
     region: str
@@ -41,7 +41,7 @@ class ImageUri:
 
 
 def parse_image(uri: str) -> ImageUri | None:
-    """Return the parts of an image's uri, or None when it is not in ECR."""
+    """Return the parts of an image's URI, or None if it is not in ECR."""
     match = _ECR.fullmatch(uri)
     if match is None:
         return None
@@ -50,7 +50,7 @@ def parse_image(uri: str) -> ImageUri | None:
 
 
 def check_image(context: CheckContext) -> Iterator[Check]:
-    """Check that the image exists. That it is in ECR and in the job's region, the plan has seen to."""
+    """Check that the image exists. The plan has already checked that it is in ECR and in the job's region."""
     uri = context.plan.image
     image = parse_image(uri)
     if image is None:
@@ -59,7 +59,7 @@ def check_image(context: CheckContext) -> Iterator[Check]:
 
 
 def _check_registry(context: CheckContext, uri: str, image: ImageUri) -> Check:
-    """Ask ECR for the manifest, as a pull does: also AWS's registries allow that, not DescribeImages."""
+    """Request the manifest, as a pull does. AWS's registries allow this, but not DescribeImages."""
     from botocore.exceptions import ClientError
 
     try:
@@ -74,32 +74,36 @@ def _check_registry(context: CheckContext, uri: str, image: ImageUri) -> Check:
         listed = _find_listed(uri)
         if listed is not None and (is_missing or is_denied(error)):
             day = listed.sources["gpu"].date
-            return passed("image", f"{uri} is in AWS's list of {day}; its registry was not readable")
+            return passed("image", f"{uri} is in AWS's list of {day}; its registry could not be read")
         if not is_missing:
             raise
-        return failed("image", f"there is no repository {image.repository} in account {image.account}", _make(image))
+        return failed(
+            "image",
+            f"there is no repository {image.repository} in account {image.account}",
+            _create_repository_hint(image),
+        )
     if answer["images"]:
         digest = answer["images"][0].get("imageId", {}).get("imageDigest", "")
-        # What is pulled when the job starts is whatever the tag means then.
-        told = f" and is {digest} now" if digest and "imageTag" in image.identifier else ""
-        return passed("image", f"{uri} exists{told}")
-    return failed("image", f"there is no image {uri}", _list(image))
+        # The tag may point to another image when the job starts.
+        current = f" and is {digest} now" if digest and "imageTag" in image.identifier else ""
+        return passed("image", f"{uri} exists{current}")
+    return failed("image", f"there is no image {uri}", _list_images_hint(image))
 
 
 def _find_listed(uri: str) -> catalog.Image | None:
-    """Return the catalog's entry of an image, in whichever region."""
+    """Return the catalog's entry of an image, regardless of the region."""
     name = uri.partition("/")[2]
     return next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)
 
 
-def _make(image: ImageUri) -> str:
+def _create_repository_hint(image: ImageUri) -> str:
     make = ("aws", "ecr", "create-repository", "--repository-name", image.repository, "--region", image.region)
     return f"correct cluster.image, or {command(*make)} and push the image"
 
 
-def _list(image: ImageUri) -> str:
+def _list_images_hint(image: ImageUri) -> str:
     look = command(
         *("aws", "ecr", "list-images", "--registry-id", image.account, "--repository-name", image.repository),
         *("--region", image.region),
     )
-    return f"see what is there: {look}"
+    return f"list the images: {look}"

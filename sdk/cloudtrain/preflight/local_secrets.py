@@ -1,4 +1,4 @@
-"""Whether the secrets of a local run can be read, asked before anything is started."""
+"""Check of the secrets of a local run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def check_local_secrets(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> None:
-    """Ask for the secrets that a run on this machine will ask for; their values do not come here.
+    """Check that a run on this machine can read its secrets. Their values stay in a child process.
 
     Args:
-        secrets: Where the values of a run's variables lie.
-        environ: The environment: what it sets is not asked for.
+        secrets: Secrets by environment variable.
+        environ: The environment; variables that it sets need no secret.
 
     Raises:
-        UserError: one of them cannot be had.
+        UserError: A secret cannot be read.
     """
     wanted = {name: dataclasses.asdict(reference) for name, reference in secrets.items() if name not in environ}
     if not wanted:
         return
-    # -P: what lies in the working folder must not be imported.
+    # -P: Python must not import modules from the working directory.
     command = [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.secrets", "--check"]
     done = subprocess.run(
         command, input=dump_json(wanted), capture_output=True, encoding="utf-8", check=False, env=dict(environ)
     )
     problems = _problems(done)
     if problems:
-        hint = f"set {' and '.join(wanted)} in this shell to run without AWS, or mend what is said above"
+        hint = f"set {' and '.join(wanted)} in this shell to run without AWS, or fix the problems above"
         raise UserError("\n".join(problems), hint)
 
 
@@ -41,4 +41,4 @@ def _problems(done: subprocess.CompletedProcess[str]) -> list[str]:
     try:
         return [str(problem) for problem in json.loads(done.stdout.splitlines()[-1])["problems"]]
     except (ValueError, LookupError, TypeError):
-        return [f"the secrets could not be asked for:\n{done.stderr[-2000:].strip()}"]
+        return [f"the secrets could not be checked:\n{done.stderr[-2000:].strip()}"]

@@ -1,4 +1,4 @@
-"""Subnets, security groups, and the way from them to S3."""
+"""Checks of subnets, security groups, and the route to S3."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cloudtrain.preflight.base import (
     unknown,
 )
 
-_ADDRESSES = 2
-_ADDRESSES_WITH_EFA = 5
-# Private addresses per instance. Source: SageMaker developer guide, training jobs in a VPC, 2026-11.
+_ADDRESSES_PER_INSTANCE = 2
+_ADDRESSES_PER_EFA_INSTANCE = 5
+# Private addresses. Source: SageMaker developer guide, training jobs in a VPC, 2026-11.
 
 Document = Mapping[str, Any]
 
@@ -33,10 +33,10 @@ def network_check_names(plan: Plan) -> tuple[str, ...]:
 
 
 def check_network(context: CheckContext) -> Iterator[Check]:
-    """Check the network that the plan names, if it names one."""
+    """Check the plan's network, if it has one."""
     config = context.plan.request.get("VpcConfig")
     if config is None:
-        yield passed("network", "SageMaker's own: the job names no subnets")
+        yield passed("network", "SageMaker's own network: the job names no subnets")
         return
     subnets, missing = _find(context, "subnets", config["Subnets"])
     yield _check_subnets(context, subnets, missing)
@@ -45,27 +45,27 @@ def check_network(context: CheckContext) -> Iterator[Check]:
     yield _check_groups(context, groups, lost, vpcs)
     if not subnets:
         raise UnansweredError("needs the subnets")
-    yield _check_way_to_s3(context, subnets)
+    yield _check_route_to_s3(context, subnets)
 
 
 def check_network_settings(account: Account) -> Iterator[Check]:
-    """Check that the settings' subnets and groups exist and are of one network; no job is known yet."""
+    """Check that the settings' subnets and security groups exist and belong to one VPC. This needs no job."""
     subnets, missing = _find(account, "subnets", account.settings.subnets)
     fine = passed("subnets", f"{_count(subnets, 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
-    yield _judge_places(account, subnets, missing) or fine
+    yield _check_subnets_exist(account, subnets, missing) or fine
     groups, lost = _find(account, "security_groups", account.settings.security_groups)
     vpcs = {subnet["VpcId"] for subnet in subnets}
-    fine = passed("security groups", f"{_count(groups, 'group')} in the subnets' network")
-    yield _judge_groups(account, groups, lost, vpcs) or fine
+    fine = passed("security groups", f"{_count(groups, 'group')} in the subnets' VPC")
+    yield _check_groups_exist(account, groups, lost, vpcs) or fine
 
 
 def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
-    """Return what exists of these names, and the names that do not. One call each: EC2 refuses all for one."""
+    """Return the resources with these ids, and the missing ids. One call each, because a missing id fails a call."""
     from botocore.exceptions import ClientError
 
     ec2 = context.client("ec2")
 
-    def ask(name: str) -> Document | None:
+    def describe(name: str) -> Document | None:
         try:
             if kind == "subnets":
                 return dict(ec2.describe_subnets(SubnetIds=[name])["Subnets"][0])
@@ -75,40 +75,39 @@ def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Docum
                 raise
             return None
 
-    found = run_concurrently([lambda name=name: ask(name) for name in names])  # type: ignore[misc]
+    found = run_concurrently([lambda name=name: describe(name) for name in names])  # type: ignore[misc]
     return (
         [each for each in found if each is not None],
         [name for name, each in zip(names, found, strict=True) if each is None],
     )
 
 
-# ---------------------------------------------------------------- subnets
-
-
 def _check_subnets(context: CheckContext, subnets: Sequence[Document], missing: Sequence[str]) -> Check:
-    if (misplaced := _judge_places(context, subnets, missing)) is not None:
-        return misplaced
+    if (failure := _check_subnets_exist(context, subnets, missing)) is not None:
+        return failure
     vpc = str(subnets[0]["VpcId"])
     free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
-    needed = context.plan.cluster.instances * (_ADDRESSES_WITH_EFA if _has_efa(context) else _ADDRESSES)
-    detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpc}, the job takes {needed}"
+    needed = context.plan.cluster.instances * (
+        _ADDRESSES_PER_EFA_INSTANCE if _has_efa(context) else _ADDRESSES_PER_INSTANCE
+    )
+    detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpc}, the job needs {needed}"
     if free < needed:
-        return failed("subnets", detail, _larger(context, vpc))
+        return failed("subnets", detail, _larger_subnet_hint(context, vpc))
     return passed("subnets", detail)
 
 
-def _judge_places(context: Account, subnets: Sequence[Document], missing: Sequence[str]) -> Check | None:
-    """Return a failure when a subnet does not exist, or they are of several networks."""
+def _check_subnets_exist(context: Account, subnets: Sequence[Document], missing: Sequence[str]) -> Check | None:
+    """Return a failure if a subnet does not exist, or they belong to several VPCs."""
     if missing:
         look = command(
             *("aws", "ec2", "describe-subnets", "--region", context.region),
             *("--query", "Subnets[].[SubnetId,VpcId,AvailableIpAddressCount]", "--output", "table"),
         )
         detail = f"{_count(missing, 'subnet')} not in {context.region}: {', '.join(missing)}"
-        return failed("subnets", detail, f"correct CLOUDTRAIN_SUBNETS or cluster.network.subnets; yours: {look}")
+        return failed("subnets", detail, f"correct CLOUDTRAIN_SUBNETS or cluster.network.subnets; list them: {look}")
     vpcs = sorted({str(subnet["VpcId"]) for subnet in subnets})
     if len(vpcs) > 1:
-        detail = f"the subnets are in {len(vpcs)} networks: {', '.join(vpcs)}"
+        detail = f"the subnets are in {len(vpcs)} VPCs: {', '.join(vpcs)}"
         return failed("subnets", detail, "name subnets of one VPC in CLOUDTRAIN_SUBNETS or cluster.network.subnets")
     return None
 
@@ -122,20 +121,19 @@ def _has_efa(context: CheckContext) -> bool:
     return any(instance is not None and instance.efa for instance in found)
 
 
-def _larger(context: CheckContext, vpc: str) -> str:
+def _larger_subnet_hint(context: CheckContext, vpc: str) -> str:
     make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
-    return f"name more subnets, or make a larger one: {command(*make)}"
-
-
-# ---------------------------------------------------------------- security groups
+    return f"name more subnets, or create a larger one: {command(*make)}"
 
 
 def _check_groups(context: CheckContext, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check:
-    return _judge_groups(context, groups, missing, vpcs) or _check_self_reference(context, groups)
+    return _check_groups_exist(context, groups, missing, vpcs) or _check_self_reference(context, groups)
 
 
-def _judge_groups(context: Account, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check | None:
-    """Return a failure when a group does not exist, or is not of the subnets' network."""
+def _check_groups_exist(
+    context: Account, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]
+) -> Check | None:
+    """Return a failure if a group does not exist, or does not belong to the subnets' VPC."""
     name = "security groups"
     if missing:
         look = command(
@@ -143,24 +141,24 @@ def _judge_groups(context: Account, groups: Sequence[Document], missing: Sequenc
             *("--query", "SecurityGroups[].[GroupId,VpcId,GroupName]", "--output", "table"),
         )
         detail = f"{_count(missing, 'group')} not in {context.region}: {', '.join(missing)}"
-        return failed(name, detail, f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; yours: {look}")
-    strangers = [group["GroupId"] for group in groups if vpcs and group["VpcId"] not in vpcs]
-    if strangers:
-        detail = f"{', '.join(strangers)}: not in the subnets' network {', '.join(sorted(vpcs))}"
+        return failed(name, detail, f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; list them: {look}")
+    outside = [group["GroupId"] for group in groups if vpcs and group["VpcId"] not in vpcs]
+    if outside:
+        detail = f"{', '.join(outside)}: not in the subnets' VPC {', '.join(sorted(vpcs))}"
         return failed(name, detail, "name groups of the subnets' VPC in CLOUDTRAIN_SECURITY_GROUPS or cluster.network")
     return None
 
 
 def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> Check:
-    """Check that the instances can talk to each other: with EFA a group must allow all traffic from and to itself.
+    """Check that instances can reach each other: with EFA a group must allow all traffic from and to itself.
 
     Source: EC2 user guide, EFA security groups; SageMaker developer guide, training jobs in a VPC, 2026-11.
     """
     name = "security groups"
     ids = ", ".join(str(group["GroupId"]) for group in groups)
     if context.plan.cluster.instances == 1:
-        return passed(name, f"{ids}: in the subnets' network; one instance needs no rule")
-    # EFA bypasses addresses, so that a rule for an address range does not count for it.
+        return passed(name, f"{ids}: in the subnets' VPC; one instance needs no rule")
+    # EFA traffic does not use IP addresses, so a rule for an address range does not allow it.
     efa = _has_efa(context)
     lacking = {
         str(group["GroupId"]): [
@@ -171,7 +169,7 @@ def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> 
         for group in groups
     }
     if any(not directions for directions in lacking.values()):
-        return passed(name, f"{ids}: all traffic among the instances is allowed")
+        return passed(name, f"{ids}: all traffic between the instances is allowed")
     first, directions = next(iter(lacking.items()))
     fabric = "EFA needs" if efa else "ranks on several instances need"
     detail = f"{first} does not allow all traffic with itself ({' and '.join(directions)}), which {fabric}"
@@ -196,28 +194,26 @@ def _allow(context: CheckContext, group: str, direction: str) -> str:
     )
 
 
-# ---------------------------------------------------------------- the way to S3
-
-
-def _check_way_to_s3(context: CheckContext, subnets: Sequence[Document]) -> Check:
-    """Check that data, code and checkpoints can be reached from every subnet."""
+def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document]) -> Check:
+    """Check that every subnet has a route to S3, where data, code and checkpoints are."""
     vpc = str(subnets[0]["VpcId"])
     endpoints, tables = run_concurrently([lambda: _endpoints(context, vpc), lambda: _route_tables(context, vpc)])
     if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
         return passed("way to s3", f"an interface endpoint of S3 in {vpc}")
     routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
-    ways = {str(subnet["SubnetId"]): _way_out(str(subnet["SubnetId"]), tables, routed) for subnet in subnets}
-    shut = [subnet for subnet, way in ways.items() if way == ""]
-    table_ids = sorted({_table_of(subnet, tables).get("RouteTableId", "") for subnet in ways} - {""})
+    routes = {str(subnet["SubnetId"]): _route_to_s3(str(subnet["SubnetId"]), tables, routed) for subnet in subnets}
+    isolated = [subnet for subnet, route in routes.items() if route == ""]
+    table_ids = sorted({_table_of(subnet, tables).get("RouteTableId", "") for subnet in routes} - {""})
     fix = _make_endpoint(context, vpc, table_ids)
-    if shut:
-        return failed("way to s3", f"no way from {', '.join(shut)} to S3: neither endpoint nor NAT gateway", fix)
-    public = [subnet for subnet, way in ways.items() if way == "internet gateway"]
+    if isolated:
+        return failed(
+            "way to s3", f"no route from {', '.join(isolated)} to S3: neither an endpoint nor a NAT gateway", fix
+        )
+    public = [subnet for subnet, route in routes.items() if route == "internet gateway"]
     if public:
-        # SageMaker's network interfaces have no public address, so an internet gateway does not carry their traffic.
-        detail = f"{', '.join(public)}: an internet gateway only, and the job's interfaces have no public address"
+        detail = f"{', '.join(public)}: an internet gateway only, but the job's interfaces have no public address"
         return unknown("way to s3", detail, fix)
-    return passed("way to s3", ", ".join(f"{subnet} by {way}" for subnet, way in ways.items()))
+    return passed("way to s3", ", ".join(f"{subnet} by {route}" for subnet, route in routes.items()))
 
 
 def _endpoints(context: CheckContext, vpc: str) -> list[Document]:
@@ -234,7 +230,7 @@ def _route_tables(context: CheckContext, vpc: str) -> list[Document]:
 
 
 def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
-    """Return a subnet's own route table, or its network's main one."""
+    """Return a subnet's own route table, or the VPC's main one."""
     main: Document = {}
     for table in tables:
         for association in table.get("Associations", []):
@@ -245,8 +241,8 @@ def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
     return main
 
 
-def _way_out(subnet: str, tables: Sequence[Document], with_endpoint: set[str]) -> str:
-    """Return how a subnet reaches S3, or an empty text."""
+def _route_to_s3(subnet: str, tables: Sequence[Document], with_endpoint: set[str]) -> str:
+    """Return how a subnet reaches S3, or an empty string."""
     table = _table_of(subnet, tables)
     if table.get("RouteTableId") in with_endpoint:
         return "gateway endpoint"

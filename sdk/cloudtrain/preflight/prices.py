@@ -1,4 +1,4 @@
-"""Refresh prices from the AWS Price List API, into a file beside the user's profile."""
+"""Refresh of prices from the AWS Price List API, into a file beside the user's profile."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _API_REGION = "us-east-1"
-"""One of the API's three endpoints (the others: eu-central-1, ap-south-1); each knows the prices of all regions."""
+"""One of the API's three endpoints (the others: eu-central-1, ap-south-1); each returns the prices of all regions."""
 
 _SERVICE = "AmazonSageMaker"
 _PRODUCT_FAMILY = "ML Instance"
-_PAGE = 100  # the most that GetProducts gives at once (API reference, MaxResults)
+_PAGE = 100  # largest MaxResults of GetProducts (API reference)
 
-# `USW2-Train:ml.p4d.24xlarge`. Others must not pass: TrSpt (spot), Host, Notebk, Studio:JupyterLab-, Cluster, and
-# TrainingPlanUpfrontFee, a one-off fee that is lower than the price of an hour.
+# Matches `USW2-Train:ml.p4d.24xlarge`, and not TrSpt (spot), Host, Notebk, Studio:JupyterLab-, Cluster and
+# TrainingPlanUpfrontFee, a one-time fee that is lower than the hourly price.
 _TRAINING = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9.-]+)")
 _HOURS = "hrs"
 
 
 def refresh_prices(region: str, path: Path, *, today: date, session: Any = None) -> Prices:
-    """Fetch a region's training prices and write them to a file, whose other regions stay as they are.
+    """Fetch a region's training prices and write them to a file; its other regions are unchanged.
 
     Args:
-        region: The region whose prices are wanted.
+        region: The region.
         path: The file, which need not exist.
-        today: The day that the prices get.
+        today: Date of the prices.
         session: A boto3 session; by default one from the environment.
 
     Returns:
-        What the file holds now.
+        All prices of the file.
 
     Raises:
-        CloudError: AWS refused, cannot be reached or has no prices for this region; the file is as it was.
-        SettingsError: the file cannot be read or written.
+        CloudError: AWS rejected the request, is unreachable, or lacks prices for this region; the file is unchanged.
+        SettingsError: The file cannot be read or written.
     """
     if region.startswith("cn-"):
         raise CloudError(f"the prices of {region} are in CNY, in a price list of its own", "plan without limits.cost")
@@ -57,17 +57,17 @@ def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
     """Return a region's on-demand training prices from the AWS Price List API (pricing:GetProducts).
 
     Args:
-        region: The region whose prices are wanted.
-        today: The day that the prices get.
+        region: The region.
+        today: Date of the prices.
         session: A boto3 session; by default one from the environment.
 
     Raises:
-        CloudError: AWS refused, cannot be reached or has no prices for this region.
+        CloudError: AWS rejected the request, cannot be reached, or has no prices for this region.
     """
     found: dict[str, float] = {}
     for item in _products(session, region):
         for name, usd in _training_prices(item):
-            # Two offers for one type: the dearer one, so that a ceiling on the cost holds.
+            # With two offers for one type, take the higher price, so that a cost limit holds.
             found[name] = max(usd, found.get(name, 0.0))
     if not found:
         raise CloudError(f"AWS's price list has no training prices for {region}", "check the region's name")
@@ -80,7 +80,7 @@ def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
 
 
 def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
-    """Yield every ML instance that the price list has for a region, page after page."""
+    """Yield the ML instances of a region in the price list."""
     import boto3
     from botocore.config import Config
 
@@ -98,7 +98,7 @@ def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse(text: str) -> Mapping[str, Any]:
-    """Return one product of the price list, which comes as JSON within JSON."""
+    """Return one product of the price list, which is JSON within JSON."""
     try:
         item: dict[str, Any] = json.loads(text)
         item["product"]["attributes"].items()
@@ -108,7 +108,7 @@ def _parse(text: str) -> Mapping[str, Any]:
 
 
 def _training_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield instance type and USD per hour of a product, which is nothing unless it is training on demand."""
+    """Yield instance type and USD per hour of a product; nothing for products other than on-demand training."""
     usage = _TRAINING.fullmatch(str(item["product"]["attributes"].get("usagetype", "")))
     if usage is None:
         return
@@ -123,7 +123,7 @@ def _training_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
@@ -131,13 +131,11 @@ def _write(path: Path, text: str) -> None:
         raise SettingsError(f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
 
 
-# ---------------------------------------------------------------- errors
-
 _HINTS = {"AccessDeniedException": "the credentials need the permission pricing:GetProducts on *"}
 
 
 def _unreadable(text: str) -> CloudError:
     return CloudError(
-        f"could not read the price list: an entry is not as documented: {text[:200]}",
-        "nothing was written; an endpoint that is not AWS's may have answered",
+        f"could not read the price list: an entry has an unknown format: {text[:200]}",
+        "no file was written; check AWS_ENDPOINT_URL",
     )

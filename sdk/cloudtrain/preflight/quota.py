@@ -1,4 +1,4 @@
-"""Quotas of the instance types, by kind, and what is in use now."""
+"""Check of the quotas of instance types, and of the instances in use."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from cloudtrain.preflight.warm_pools import find_available_pools
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
 _WARM_POOL = "training warm pool usage"
-# Quotas are called `<type> for <kind>`; CreateTrainingJob names them so when it refuses (ResourceLimitExceeded).
+# Quota names are `<type> for <kind>`, as in CreateTrainingJob's ResourceLimitExceeded errors.
 
 _MAX_JOBS = 50
-"""Jobs that are described to count the instances in use; beyond them the count is a lower bound."""
+"""Most jobs whose instances are counted; with more jobs the count is a lower bound."""
 
 
 @dataclass(frozen=True)
 class Quota:
-    """One quota of the account. `code` is what Service Quotas calls it."""
+    """One quota of the account. `code` is its code in Service Quotas."""
 
     name: str
     code: str
@@ -40,8 +40,8 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class _Use:
-    """Instances in use now, by (type, is spot). `jobs` names the jobs that hold them."""
+class _Usage:
+    """Instances in use by (type, is spot). `jobs` names the jobs that use them."""
 
     instances: Counter[tuple[str, bool]]
     jobs: Mapping[tuple[str, bool], tuple[str, ...]]
@@ -54,48 +54,48 @@ def quota_check_names(plan: Plan) -> tuple[str, ...]:
 
 
 def check_quotas(context: CheckContext) -> Iterator[Check]:
-    """Check the quota of each type, and of the warm pool when the cluster is kept warm."""
+    """Check the quota of each type, and of warm pools if the cluster is kept warm."""
     plan = context.plan
     is_spot = bool(plan.request.get("EnableManagedSpotTraining"))
     kind = _SPOT if is_spot else _ON_DEMAND
     kinds = (kind, _WARM_POOL) if "warm pool" in quota_check_names(plan) else (kind,)
-    wanted = {_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
+    wanted = {_quota_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
     quotas, use = _look_up(context, wanted)
     checks = [_check_type(context, name, kind, quotas, use, is_spot=is_spot) for name in context.instance_types]
-    # With preferences the quota of every type must cover the job, whichever is taken: AWS refuses it else.
+    # With preferences, AWS rejects the job unless the quota of every type covers it.
     # Source: AWS's guide, "Instance preference lists for training jobs", Service quotas.
     yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
     if _WARM_POOL in kinds:
         yield _check_warm_pool(context, quotas)
 
 
-def _name(instance_type: str, kind: str) -> str:
+def _quota_name(instance_type: str, kind: str) -> str:
     return f"{instance_type} for {kind}"
 
 
-def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Use | None]:
-    """Return the quotas by name, and the use; no use where it may not be asked."""
-    answers: dict[str, Any] = {}
+def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Usage | None]:
+    """Return the quotas by name, and the usage if it can be counted."""
+    results: dict[str, Any] = {}
 
-    def ask(name: str, call: Callable[[], Any]) -> Callable[[], None]:
+    def task(name: str, call: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:
-            answers[name] = call()
+            results[name] = call()
 
         return run
 
     run_concurrently(
         [
-            ask("quotas", lambda: _find(context, "list_service_quotas", wanted)),
-            # Of a quota that was never changed, some accounts have only the default.
-            ask("defaults", lambda: _optional(lambda: _find(context, "list_aws_default_service_quotas", wanted))),
-            ask("use", lambda: _optional(lambda: _count_use(context))),
+            task("quotas", lambda: _find(context, "list_service_quotas", wanted)),
+            # Some accounts list a quota only after it was changed; the default covers the others.
+            task("defaults", lambda: _optional(lambda: _find(context, "list_aws_default_service_quotas", wanted))),
+            task("use", lambda: _optional(lambda: _count_use(context))),
         ]
     )
-    return {**(answers["defaults"] or {}), **answers["quotas"]}, answers["use"]
+    return {**(results["defaults"] or {}), **results["quotas"]}, results["use"]
 
 
 def _find(context: CheckContext, operation: str, wanted: set[str]) -> dict[str, Quota]:
-    """Return the quotas of these names. SageMaker has thousands, so pages are read only until all are found."""
+    """Return the quotas with these names. SageMaker has thousands, so reading stops when all are found."""
     found: dict[str, Quota] = {}
     pages = context.client("service-quotas").get_paginator(operation)
     for page in pages.paginate(ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}):
@@ -108,7 +108,7 @@ def _find(context: CheckContext, operation: str, wanted: set[str]) -> dict[str, 
 
 
 def _optional(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or None when AWS does not answer it: it only adds to the answer."""
+    """Return the result of an optional call, or None after an AWS error."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -117,13 +117,13 @@ def _optional(call: Callable[[], Any]) -> Any:
         return None
 
 
-def _count_use(context: CheckContext) -> _Use:
-    """Count the instances of jobs that run or stop, and of warm pools, which count towards the same quota.
+def _count_use(context: CheckContext) -> _Usage:
+    """Count the instances of running and stopping jobs and of warm pools, which count towards the same quota.
 
-    A pool that the job will take over does not count: it needs no other instances then.
+    A pool that the job will reuse does not count, because the job then needs no other instances.
     """
     sagemaker = context.client("sagemaker")
-    # AWS looks for a status among the jobs of a page only, and begins with the oldest unless told otherwise.
+    # StatusEquals filters only the jobs of one page, and by default the oldest jobs come first.
     newest: Any = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
     answers = run_concurrently(
         [
@@ -134,7 +134,6 @@ def _count_use(context: CheckContext) -> _Use:
     )
     names = sorted({job["TrainingJobName"] for answer in answers[:2] for job in answer})[:_MAX_JOBS]
     pools = sorted(answers[2], key=lambda pool: bool(differences(pool, context.plan.request)))
-    # It takes one, where one matches.
     is_reused = bool(pools) and not differences(pools[0], context.plan.request)
     described = run_concurrently(
         [lambda name=name: sagemaker.describe_training_job(TrainingJobName=name) for name in names]  # type: ignore[misc]
@@ -146,13 +145,13 @@ def _count_use(context: CheckContext) -> _Use:
             key = (instance_type, bool(job.get("EnableManagedSpotTraining")))
             instances[key] += count
             jobs[key] = (*jobs.get(key, ()), job["TrainingJobName"])
-    return _Use(instances, jobs)
+    return _Usage(instances, jobs)
 
 
 def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for group in resources.get("InstanceGroups") or [resources]:
         name = group.get("SelectedInstanceType") or group.get("InstanceType")
-        if name:  # a job with preferences holds nothing before one of them is selected
+        if name:  # a job with preferences has no instances before one type is selected
             yield str(name), int(group.get("SelectedInstanceCount") or group.get("InstanceCount") or 0)
 
 
@@ -161,25 +160,27 @@ def _check_type(
     instance_type: str,
     kind: str,
     quotas: Mapping[str, Quota],
-    use: _Use | None,
+    use: _Usage | None,
     *,
     is_spot: bool,
 ) -> Check:
-    name = _name(instance_type, kind)
+    name = _quota_name(instance_type, kind)
     quota = quotas.get(name)
     wanted = context.plan.cluster.instances
     if quota is None:
         console = f"Service Quotas console, {context.region}, Amazon SageMaker AI: search for {name!r}"
         return unknown("quota", f"Service Quotas has no quota {name!r} in {context.region}", console)
     if quota.value < wanted:
-        detail = f"{name}: {quota.value} in {context.region}, the job takes {wanted}"
+        detail = f"{name}: {quota.value} in {context.region}, the job needs {wanted}"
         return failed("quota", detail, _increase(context, quota, wanted))
     if use is None:
-        return passed("quota", f"{name}: {quota.value}, the job takes {wanted}; what is in use could not be counted")
+        return passed(
+            "quota", f"{name}: {quota.value}, the job needs {wanted}; the instances in use could not be counted"
+        )
     used = use.instances[instance_type, is_spot]
-    detail = f"{name}: {used} of {quota.value} in use, the job takes {wanted}"
+    detail = f"{name}: {used} of {quota.value} in use, the job needs {wanted}"
     if used + wanted > quota.value:
-        # SageMaker does not queue: it refuses with ResourceLimitExceeded, `current utilization of N Instances`.
+        # SageMaker does not queue such a job, but rejects it with ResourceLimitExceeded.
         return failed("quota", detail, _make_room(context, quota, used + wanted, use.jobs[instance_type, is_spot]))
     return passed("quota", detail)
 
@@ -194,17 +195,17 @@ def _increase(context: CheckContext, quota: Quota, value: int) -> str:
 def _make_room(context: CheckContext, quota: Quota, value: int, jobs: Sequence[str]) -> str:
     stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", jobs[0], "--region", context.region)
     others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
-    return f"wait for {jobs[0]}{others} or end it: {stop}; or ask for more: {_increase(context, quota, value)}"
+    return f"wait for {jobs[0]}{others} or stop it: {stop}; or request more: {_increase(context, quota, value)}"
 
 
 def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Check:
-    """Check that the cluster can stay warm. Without the quota the job runs, and its pool is not kept."""
+    """Check the quota of warm pools. Without it the job runs, but its cluster is not kept warm."""
     wanted = context.plan.cluster.instances
-    found = [quotas[name] for each in context.instance_types if (name := _name(each, _WARM_POOL)) in quotas]
+    found = [quotas[name] for each in context.instance_types if (name := _quota_name(each, _WARM_POOL)) in quotas]
     if not found:
         return unknown("warm pool", f"Service Quotas has no warm pool quota of {', '.join(context.instance_types)}")
     best = max(found, key=lambda quota: quota.value)
-    detail = f"{best.name}: {best.value}, the job takes {wanted}"
+    detail = f"{best.name}: {best.value}, the job needs {wanted}"
     if best.value >= wanted:
         return passed("warm pool", detail)
     fix = f"{_increase(context, best, wanted)}; or --set cluster.keep_alive=null"

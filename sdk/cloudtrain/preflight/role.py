@@ -1,4 +1,4 @@
-"""The execution role: it exists, trusts SageMaker, and may do what the plan needs; the caller may pass it on."""
+"""Checks of the execution role (existence, trust, permissions) and of the caller's permissions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _POLICY_NAME_DIGITS = 8
 _ANY_OBJECT = "cloudtrain-check"
-"""Stands for any object below a prefix in a simulation, which takes no wildcards in a resource that is asked for."""
+"""Object name that represents all objects below a prefix: the simulator accepts no wildcards in resources."""
 
 Document = Mapping[str, Any]
-
-# ---------------------------------------------------------------- the role and whom it trusts
 
 
 def check_role(context: Account) -> Iterator[Check]:
@@ -49,9 +47,9 @@ def check_role(context: Account) -> Iterator[Check]:
     except UnansweredError:
         yield failed(
             "role",
-            f"{context.role_arn} is no ARN of a role",
+            f"{context.role_arn} is not the ARN of a role",
             "set CLOUDTRAIN_ROLE to one such as arn:aws:iam::123456789012:role/training; "
-            "yours are listed by: aws iam list-roles --query 'Roles[].Arn'",
+            "list your roles: aws iam list-roles --query 'Roles[].Arn'",
         )
         raise
     if context.caller["Account"] != role.account:
@@ -81,7 +79,7 @@ def _trust_statement(account: str) -> dict[str, Any]:
         "Effect": "Allow",
         "Principal": {"Service": _SERVICES[0]},
         "Action": "sts:AssumeRole",
-        # So that no other account's job can make SageMaker use this role.
+        # Prevents that SageMaker uses this role for a job of another account.
         "Condition": {"StringEquals": {"aws:SourceAccount": account}},
     }
 
@@ -97,25 +95,27 @@ def check_trust(context: Account, document: Document | str) -> Check:
     return failed("trust", f"the role {why}", _trust_command(role, _policy(document)))
 
 
-def evaluate_trust(document: Document | str, facts: Mapping[str, str]) -> tuple[bool | None, str]:
-    """Return whether a trust policy lets SageMaker assume its role, None where only AWS can tell; and why not.
+def evaluate_trust(document: Document | str, context_keys: Mapping[str, str]) -> tuple[bool | None, str]:
+    """Return whether a trust policy lets SageMaker assume its role (None if only AWS can decide), and why not.
 
     Args:
         document: The policy, as IAM sends it or decoded.
-        facts: What SageMaker's call will carry, by condition key in lower case.
+        context_keys: Values of SageMaker's call by condition key in lower case.
     """
-    about = [statement for statement in _list(_policy(document).get("Statement")) if _is_about_sagemaker(statement)]
-    allowed = [_conditions_hold(statement, facts) for statement in about if statement.get("Effect") == "Allow"]
-    denied = [_conditions_hold(statement, facts) for statement in about if statement.get("Effect") == "Deny"]
+    relevant = [statement for statement in _list(_policy(document).get("Statement")) if _is_about_sagemaker(statement)]
+    allowed = [
+        _conditions_hold(statement, context_keys) for statement in relevant if statement.get("Effect") == "Allow"
+    ]
+    denied = [_conditions_hold(statement, context_keys) for statement in relevant if statement.get("Effect") == "Deny"]
     if True in denied or not (True in allowed or None in allowed):
-        return False, _why_untrusted(about)
+        return False, _why_untrusted(relevant)
     if True not in allowed or None in denied:
-        return None, "trusts SageMaker under conditions that only AWS can judge"
+        return None, "trusts SageMaker under conditions that only AWS can evaluate"
     return True, ""
 
 
 def job_context_keys(partition: str, account: str, region: str, job: str = "*") -> dict[str, str]:
-    """Return what SageMaker's call carries when it assumes a role for a job of an account."""
+    """Return the condition keys of SageMaker's call when it assumes a role for a job."""
     arn = f"arn:{partition}:sagemaker:{region}:{account}:training-job/{job}"
     return {"aws:sourceaccount": account, "aws:sourcearn": arn}
 
@@ -135,25 +135,25 @@ def _is_about_sagemaker(statement: Document) -> bool:
     )
 
 
-def _conditions_hold(statement: Document, facts: Mapping[str, str]) -> bool | None:
-    """Whether a statement's conditions hold: None when one is of a kind that only AWS can judge."""
-    verdict: bool | None = True
+def _conditions_hold(statement: Document, context_keys: Mapping[str, str]) -> bool | None:
+    """Whether a statement's conditions hold; None if only AWS can evaluate one of them."""
+    result: bool | None = True
     for operator, entries in statement.get("Condition", {}).items():
         kind = operator.lower().removesuffix("ifexists")
         for key, values in entries.items():
-            fact = facts.get(key.lower())
-            if fact is None or kind not in ("stringequals", "stringlike", "arnlike", "arnequals"):
-                verdict = None
-            elif not any(fnmatchcase(fact, str(value)) for value in _list(values)):
+            actual = context_keys.get(key.lower())
+            if actual is None or kind not in ("stringequals", "stringlike", "arnlike", "arnequals"):
+                result = None
+            elif not any(fnmatchcase(actual, str(value)) for value in _list(values)):
                 return False
-    return verdict
+    return result
 
 
-def _why_untrusted(about: Sequence[Document]) -> str:
-    if not about:
+def _why_untrusted(relevant: Sequence[Document]) -> str:
+    if not relevant:
         return f"does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
-    conditions = dump_json([statement.get("Condition", {}) for statement in about])
-    return f"trusts SageMaker only under conditions that this job does not meet: {conditions}"
+    conditions = dump_json([statement.get("Condition", {}) for statement in relevant])
+    return f"trusts SageMaker only under conditions that this job does not satisfy: {conditions}"
 
 
 def _trust_command(role: Role, policy: Document) -> str:
@@ -171,41 +171,51 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-# ---------------------------------------------------------------- what the role may do
-
-
 @dataclass(frozen=True)
 class RequiredAccess:
-    """Actions that must be allowed on resources. `elsewhere` tells whether a policy of the resource may allow them."""
+    """Actions that must be allowed on resources.
+
+    Attributes:
+        actions: IAM actions.
+        resources: ARNs.
+        is_grantable_by_resource: Whether a policy of the resource can allow them, too.
+    """
 
     actions: tuple[str, ...]
     resources: tuple[str, ...]
-    elsewhere: bool = False
+    is_grantable_by_resource: bool = False
 
 
 @dataclass(frozen=True)
 class Denial:
-    """One action that a simulation does not allow. `certain` is false when something outside of it may."""
+    """One action that a simulation does not allow.
+
+    Attributes:
+        action: IAM action.
+        resource: ARN.
+        is_explicit: Whether a policy denies it explicitly.
+        is_certain: Whether nothing outside of the simulation can allow it.
+    """
 
     action: str
     resource: str
-    explicit: bool
-    certain: bool
+    is_explicit: bool
+    is_certain: bool
 
 
 def check_permissions(context: CheckContext) -> Iterator[Check]:
-    """Check by simulation that the role may do what the container and SageMaker do in its name."""
+    """Check by simulation that the role allows what the container and SageMaker do with it."""
     role = context.role
-    needs = required_access(context.plan, role, context.region)
+    accesses = required_access(context.plan, role, context.region)
     denials = simulate_policy(
-        context, context.role_arn, needs, _facts_of_container(context.plan.request, role, context.region)
+        context, context.role_arn, accesses, _container_context(context.plan.request, role, context.region)
     )
-    count = sum(len(need.actions) * len(need.resources) for need in needs)
-    yield check_denials("permissions", f"the role may do all {count} things that the job needs", denials, role.name)
+    count = sum(len(access.actions) * len(access.resources) for access in accesses)
+    yield check_denials("permissions", f"the role allows all {count} actions that the job needs", denials, role.name)
 
 
 def required_access(plan: Plan, role: Role, region: str) -> tuple[RequiredAccess, ...]:
-    """Return what the role must be allowed.
+    """Return the access that the role needs.
 
     Source: SageMaker developer guide, execution roles, permissions for CreateTrainingJob, 2026-11.
     """
@@ -215,18 +225,22 @@ def required_access(plan: Plan, role: Role, region: str) -> tuple[RequiredAccess
     outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
     outputs += [uri for uri in (plan.config.checkpoint.uri,) if uri.startswith("s3://") and uri not in outputs]
     if plan.locations.code not in inputs:
-        inputs.append(plan.locations.code)  # AWS's toolkit reads it itself
+        inputs.append(plan.locations.code)  # AWS's toolkit downloads it with the role
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
     return (
         RequiredAccess(
-            ("s3:ListBucket",), tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets), elsewhere=True
+            ("s3:ListBucket",),
+            tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets),
+            is_grantable_by_resource=True,
         ),
-        RequiredAccess(("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), elsewhere=True),
-        RequiredAccess(("s3:PutObject",), _objects(role, outputs), elsewhere=True),
+        RequiredAccess(
+            ("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), is_grantable_by_resource=True
+        ),
+        RequiredAccess(("s3:PutObject",), _objects(role, outputs), is_grantable_by_resource=True),
         RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (_log_stream(plan, role, region),)),
-        *_image_needs(plan, role),
-        *_network_needs(request, role, region),
-        *_key_needs(request, role, region),
+        *_image_access(plan, role),
+        *_network_access(request, role, region),
+        *_key_access(request, role, region),
     )
 
 
@@ -238,12 +252,12 @@ def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
 
 
 def _log_stream(plan: Plan, role: Role, region: str) -> str:
-    # AWS Batch names the job itself; what comes after its prefix no policy can know.
+    # AWS Batch chooses the job's name; only its prefix is known.
     job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
     return f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
 
 
-def _image_needs(plan: Plan, role: Role) -> tuple[RequiredAccess, ...]:
+def _image_access(plan: Plan, role: Role) -> tuple[RequiredAccess, ...]:
     image = parse_image(plan.image)
     if image is None:
         return ()
@@ -253,20 +267,20 @@ def _image_needs(plan: Plan, role: Role) -> tuple[RequiredAccess, ...]:
         RequiredAccess(
             ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"),
             (repository,),
-            # Within one account the repository's own policy suffices.
-            elsewhere=image.account == role.account,
+            # Within one account the repository's own policy is sufficient.
+            is_grantable_by_resource=image.account == role.account,
         ),
     )
 
 
-def _network_needs(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
+def _network_access(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
     if "VpcConfig" not in request:
         return ()
     base = f"arn:{role.partition}:ec2:{region}:{role.account}"
     subnets = tuple(f"{base}:subnet/{name}" for name in request["VpcConfig"]["Subnets"])
-    looks = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
+    described = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
     return (
-        RequiredAccess(tuple(f"ec2:Describe{what}" for what in looks), ("*",)),
+        RequiredAccess(tuple(f"ec2:Describe{what}" for what in described), ("*",)),
         RequiredAccess(("ec2:CreateNetworkInterface",), subnets),
         RequiredAccess(
             (
@@ -278,73 +292,79 @@ def _network_needs(request: Document, role: Role, region: str) -> tuple[Required
     )
 
 
-def _key_needs(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
-    """Return what a key must allow: a grant for the volumes, and the encryption of the outputs."""
+def _key_access(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
+    """Return the access to a KMS key: a grant for the volumes, and the encryption of the outputs."""
     key = str(request["OutputDataConfig"].get("KmsKeyId") or request["ResourceConfig"].get("VolumeKmsKeyId") or "")
     if not key or "alias/" in key:
-        return ()  # an alias is no resource of a policy
+        return ()  # policies cannot name an alias as a resource
     arn = key if key.startswith("arn:") else f"arn:{role.partition}:kms:{region}:{role.account}:key/{key}"
-    return (RequiredAccess(("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), elsewhere=True),)
-
-
-def _facts_of_container(request: Document, role: Role, region: str) -> tuple[Document, ...]:
-    """Return what SageMaker's calls in the role's name carry, for the conditions of its policies."""
-    subnets = request.get("VpcConfig", {}).get("Subnets", ())
-    base = f"arn:{role.partition}:ec2:{region}:{role.account}:subnet"
     return (
-        _fact("kms:GrantIsForAWSResource", "boolean", "true"),
-        *(_fact("ec2:Subnet", "string", f"{base}/{name}") for name in subnets[:1]),  # an interface is in one
+        RequiredAccess(
+            ("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), is_grantable_by_resource=True
+        ),
     )
 
 
-def _fact(name: str, kind: str, *values: object) -> Document:
+def _container_context(request: Document, role: Role, region: str) -> tuple[Document, ...]:
+    """Return the context entries of SageMaker's calls with the role."""
+    subnets = request.get("VpcConfig", {}).get("Subnets", ())
+    base = f"arn:{role.partition}:ec2:{region}:{role.account}:subnet"
+    return (
+        _context_entry("kms:GrantIsForAWSResource", "boolean", "true"),
+        *(
+            _context_entry("ec2:Subnet", "string", f"{base}/{name}") for name in subnets[:1]
+        ),  # an interface belongs to one subnet
+    )
+
+
+def _context_entry(name: str, kind: str, *values: object) -> Document:
     return {"ContextKeyName": name, "ContextKeyValues": [str(value) for value in values], "ContextKeyType": kind}
 
 
 def simulate_policy(
-    context: CheckContext, principal: str, needs: Sequence[RequiredAccess], facts: Sequence[Document] = ()
+    context: CheckContext, principal: str, accesses: Sequence[RequiredAccess], entries: Sequence[Document] = ()
 ) -> tuple[Denial, ...]:
-    """Return what IAM's policy simulator does not allow a principal."""
+    """Return what IAM's policy simulator denies a principal."""
 
-    def ask(need: RequiredAccess) -> list[Denial]:
+    def simulate(access: RequiredAccess) -> list[Denial]:
         pages = (
             context.client("iam")
             .get_paginator("simulate_principal_policy")
             .paginate(
                 PolicySourceArn=principal,
-                ActionNames=list(need.actions),
-                ResourceArns=list(need.resources),
-                ContextEntries=list(facts),
+                ActionNames=list(access.actions),
+                ResourceArns=list(access.resources),
+                ContextEntries=list(entries),
             )
         )
-        return [denial for page in pages for result in page["EvaluationResults"] for denial in _denials(result, need)]
+        return [denial for page in pages for result in page["EvaluationResults"] for denial in _denials(result, access)]
 
-    answers = run_concurrently([lambda need=need: ask(need) for need in needs])  # type: ignore[misc]
-    return _unless_bucket_allows(context, [denial for answer in answers for denial in answer])
+    results = run_concurrently([lambda access=access: simulate(access) for access in accesses])  # type: ignore[misc]
+    return _apply_bucket_policies(context, [denial for denials in results for denial in denials])
 
 
-def _denials(result: Document, need: RequiredAccess) -> Iterator[Denial]:
-    """Yield what one result denies, resource by resource where it tells them apart."""
+def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
+    """Yield the denials of one simulation result, one for each resource if it lists them."""
     for entry in result.get("ResourceSpecificResults") or [result]:
         decision = entry.get("EvalResourceDecision") or entry.get("EvalDecision")
         if decision == "allowed":
             continue
-        explicit = decision == "explicitDeny"
-        is_open = bool(entry.get("MissingContextValues") or result.get("MissingContextValues"))
+        is_explicit = decision == "explicitDeny"
+        has_missing_keys = bool(entry.get("MissingContextValues") or result.get("MissingContextValues"))
         yield Denial(
             str(result["EvalActionName"]),
             str(entry.get("EvalResourceName") or "*"),
-            explicit,
-            certain=not is_open and (explicit or not need.elsewhere),
+            is_explicit,
+            is_certain=not has_missing_keys and (is_explicit or not access.is_grantable_by_resource),
         )
 
 
-def _unless_bucket_allows(context: CheckContext, denials: Sequence[Denial]) -> tuple[Denial, ...]:
-    """Make a denial in S3 certain where the bucket has no policy of its own that could allow it."""
+def _apply_bucket_policies(context: CheckContext, denials: Sequence[Denial]) -> tuple[Denial, ...]:
+    """Mark denials of S3 actions as certain if the bucket has no policy, which could allow them."""
     arns = {denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")}
     without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
     return tuple(
-        Denial(denial.action, denial.resource, denial.explicit, certain=True)
+        Denial(denial.action, denial.resource, denial.is_explicit, is_certain=True)
         if denial.resource.partition("/")[0] in without
         else denial
         for denial in denials
@@ -359,22 +379,22 @@ def _has_policy(context: CheckContext, bucket: str) -> bool:
     except ClientError as error:
         return error_code(error) != "NoSuchBucketPolicy"
     except BotoCoreError:
-        return True  # unknown, so nothing is certain
+        return True  # unknown, so no denial is certain
     return True
 
 
-def check_denials(name: str, fine: str, denials: Sequence[Denial], role_name: str | None) -> Check:
-    """Return the check that a simulation's denials make."""
+def check_denials(name: str, detail_if_allowed: str, denials: Sequence[Denial], role_name: str | None) -> Check:
+    """Return the check for the denials of a simulation."""
     if not denials:
-        return passed(name, fine)
-    certain = [denial for denial in denials if denial.certain]
-    told = certain or denials
-    detail = "not allowed: " + "; ".join(f"{denial.action} on {denial.resource}" for denial in told)
-    explicit = [denial.action for denial in told if denial.explicit]
-    fix = f"remove what denies {', '.join(explicit)}" if explicit else _grant_command(told, role_name)
+        return passed(name, detail_if_allowed)
+    certain = [denial for denial in denials if denial.is_certain]
+    reported = certain or denials
+    detail = "not allowed: " + "; ".join(f"{denial.action} on {denial.resource}" for denial in reported)
+    explicit = [denial.action for denial in reported if denial.is_explicit]
+    fix = f"remove the Deny statement for {', '.join(explicit)}" if explicit else _grant_command(reported, role_name)
     if certain:
         return failed(name, detail, fix)
-    return unknown(name, f"{detail}; a policy of the resource, or a condition, may still allow it", fix)
+    return unknown(name, f"{detail}; a policy of the resource or a condition may still allow it", fix)
 
 
 def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
@@ -392,7 +412,7 @@ def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
         }
     )
     if role_name is None:
-        return f"ask for these permissions of the credentials: {document}"
+        return f"grant the credentials these permissions: {document}"
     digest = hashlib.sha256(document.encode()).hexdigest()[:_POLICY_NAME_DIGITS]
     return command(
         *("aws", "iam", "put-role-policy", "--role-name", role_name),
@@ -400,71 +420,70 @@ def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
     )
 
 
-# ---------------------------------------------------------------- what the caller may do
-
-
 def check_caller(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the caller may create the job, pass the role and upload the code."""
     role = context.role
     arn = context.caller["Arn"]
     if arn.endswith(":root"):
-        yield passed("caller", "the root user may do everything")
+        yield passed("caller", "the root user has all permissions")
         return
     base = f"arn:{role.partition}"
     job = f"{base}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
     queue = context.plan.queue
     create = RequiredAccess(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,))
-    if queue is not None:  # AWS Batch creates the job with a role of its own
+    if queue is not None:  # AWS Batch creates the job with its own role
         name = str(queue["jobQueue"])
         arn_of_queue = name if ":" in name else f"{base}:batch:{context.region}:{role.account}:job-queue/{name}"
         create = RequiredAccess(("batch:SubmitServiceJob",), (arn_of_queue,))
-    needs = (
+    accesses = (
         create,
         RequiredAccess(("iam:PassRole",), (context.role_arn,)),
         RequiredAccess(
-            ("s3:PutObject", "s3:GetObject"), _objects(role, (context.plan.locations.code,)), elsewhere=True
+            ("s3:PutObject", "s3:GetObject"),
+            _objects(role, (context.plan.locations.code,)),
+            is_grantable_by_resource=True,
         ),
     )
-    denials = simulate_policy(context, _policy_source(context, arn), needs, _facts_of_caller(context))
+    denials = simulate_policy(context, _policy_source(context, arn), accesses, _caller_context(context))
     yield check_denials("caller", "may create the job, pass the role and upload the code", denials, None)
 
 
-def _facts_of_caller(context: CheckContext) -> tuple[Document, ...]:
-    """Return what CreateTrainingJob tells IAM of the request, so that policies which bound it can be judged.
+def _caller_context(context: CheckContext) -> tuple[Document, ...]:
+    """Return the context entries of CreateTrainingJob, for policies with conditions on the request.
 
     Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
     """
     request = context.plan.request
     network, output, resources = (request.get(name, {}) for name in ("VpcConfig", "OutputDataConfig", "ResourceConfig"))
     encrypted = str(bool(request.get("EnableInterContainerTrafficEncryption"))).lower()
-    facts = (
-        _fact("iam:PassedToService", "string", _SERVICES[0]),
-        _fact("sagemaker:TaggingAction", "string", "CreateTrainingJob"),
-        _fact("sagemaker:InstanceTypes", "stringList", *context.instance_types),
-        _fact("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
-        _fact("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
-        *_keys("OutputKmsKey", output.get("KmsKeyId")),
-        *_keys("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
-        _fact("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
-        _fact("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
+    entries = (
+        _context_entry("iam:PassedToService", "string", _SERVICES[0]),
+        _context_entry("sagemaker:TaggingAction", "string", "CreateTrainingJob"),
+        _context_entry("sagemaker:InstanceTypes", "stringList", *context.instance_types),
+        _context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
+        _context_entry("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
+        *_kms_key_entries("OutputKmsKey", output.get("KmsKeyId")),
+        *_kms_key_entries("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
+        _context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
+        _context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
     )
-    return tuple(fact for fact in facts if fact["ContextKeyValues"])
+    return tuple(entry for entry in entries if entry["ContextKeyValues"])
 
 
-def _keys(name: str, key: str | None) -> tuple[Document, ...]:
-    """Return a key of KMS under the name that AWS compares, and under the one of old that some policies still have."""
-    return () if key is None else tuple(_fact(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
+def _kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
+    """Return the context entries of a KMS key: the current condition key and the old one, which some policies use."""
+    return () if key is None else tuple(_context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
 
 
 def _policy_source(context: CheckContext, arn: str) -> str:
-    """Return the user or role whose policies bind a caller; a session's own ARN is none that IAM simulates.
+    """Return the user or role whose policies apply to a caller; IAM cannot simulate a session's ARN.
 
     Raises:
-        UnansweredError: a federated user, whose policies IAM cannot look up.
+        UnansweredError: The caller is a federated user, whose policies IAM cannot simulate.
     """
     kind, _, rest = arn.rpartition(":")[2].partition("/")
     if kind == "assumed-role":
-        # The session's ARN leaves out the role's path.
+        # The session's ARN lacks the role's path.
         return str(context.client("iam").get_role(RoleName=rest.partition("/")[0])["Role"]["Arn"])
     if kind != "user":
         raise UnansweredError(f"IAM cannot simulate the policies of {arn}")

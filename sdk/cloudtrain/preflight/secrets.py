@@ -1,4 +1,4 @@
-"""The secrets that the job's variables name: they are there, and the role may read them. No value is asked for."""
+"""Check of the job's secrets: they exist and the role may read them. No value is read."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
 
 
 def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
-    """Return what Secrets Manager tells of a secret without its value, or why there is none."""
+    """Return the description of a secret without its value, or a failed check."""
     from botocore.exceptions import ClientError
 
     place = reference.secret.split(":")
     if place[0] == "arn" and place[3] != context.region:
-        raise UnansweredError(f"{reference.secret} is in {place[3]}, where this check does not look")
+        raise UnansweredError(f"{reference.secret} is in {place[3]}; this check covers only {context.region}")
     try:
         found: dict[str, Any] = context.client("secretsmanager").describe_secret(SecretId=reference.secret)
     except ClientError as error:
@@ -53,9 +53,9 @@ def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str
         return failed("secrets", f"{name}: there is no secret {reference.secret} in {context.region}", make)
     stages = {stage for version in found.get("VersionIdsToStages", {}).values() for stage in version}
     if reference.stage is not None and reference.stage not in stages:
-        there = ", ".join(sorted(stages)) or "none"
+        existing = ", ".join(sorted(stages)) or "none"
         message = f"{name}: the secret {reference.secret} has no version with the stage {reference.stage}"
-        return failed("secrets", message, f"name one that it has: {there}")
+        return failed("secrets", message, f"use an existing stage: {existing}")
     if "DeletedDate" in found:
         message = f"{name}: the secret {reference.secret} is being deleted"
         restore = command("aws", "secretsmanager", "restore-secret", "--secret-id", reference.secret)
@@ -64,10 +64,10 @@ def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str
 
 
 def _needs(found: dict[str, Any] | Check) -> Iterator[RequiredAccess]:
-    """Yield what a role must be allowed to read a secret. A policy of the secret, or of its key, may allow it, too."""
+    """Yield the access that a role needs to read a secret. A policy of the secret or of its key may grant it, too."""
     if isinstance(found, Check):
         return
-    yield RequiredAccess(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), elsewhere=True)
+    yield RequiredAccess(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), is_grantable_by_resource=True)
     key = str(found.get("KmsKeyId") or "")
     if key.startswith("arn:") and ":key/" in key:
-        yield RequiredAccess(("kms:Decrypt",), (key,), elsewhere=True)
+        yield RequiredAccess(("kms:Decrypt",), (key,), is_grantable_by_resource=True)

@@ -1,4 +1,4 @@
-"""The bucket, the data, and whether the data fits the instances' volumes."""
+"""Checks of the bucket, the data, and the size of the instances' volumes."""
 
 from __future__ import annotations
 
@@ -31,35 +31,34 @@ from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
 PAGES = 20
-"""Pages of 1,000 objects that are counted in each prefix; beyond them the count is a lower bound."""
+"""Most pages of 1,000 objects that are counted per prefix; with more pages the count is a lower bound."""
 
-_SLACK = 1.1
-"""Room beside the data: the file system's own needs, the model, the outputs."""
-_GIB = 2**30  # AWS counts volumes in GiB and calls them GB
-_MISSING = ("NoSuchBucket", "404", "NotFound")
+_SIZE_FACTOR = 1.1
+"""Needed volume per byte of data, to leave space for the file system, the model and the outputs."""
+_GIB = 2**30  # the unit of VolumeSizeInGB
+_MISSING_BUCKET_CODES = ("NoSuchBucket", "404", "NotFound")
 
-_NVME = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
-"""Families with local NVMe, where SageMaker mounts that and ignores VolumeSizeInGB.
+_NVME_TYPES = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
+"""Types with local NVMe storage, which SageMaker mounts instead of a volume of VolumeSizeInGB.
 
 Source: API reference of ResourceConfig, and EC2's pages of instance types, 2026-11. The catalog's sizes come first.
 """
 
 
-# ---------------------------------------------------------------- the bucket
-
-
 def check_bucket(context: Account) -> Iterator[Check]:
-    """Check that our bucket exists, is in the job's region and belongs to the role's account."""
+    """Check that the settings' bucket exists, is in the job's region and belongs to the role's account."""
     from botocore.exceptions import ClientError
 
     bucket = str(context.settings.bucket)
     try:
         region = bucket_region(context, bucket)
     except ClientError as error:
-        yield _judge_refusal(context, bucket, error)
+        yield _check_bucket_error(context, bucket, error)
         return
     if region != context.region:
-        yield failed("bucket", f"{bucket} is in {region}, the job in {context.region}", _elsewhere(context, region))
+        yield failed(
+            "bucket", f"{bucket} is in {region}, the job in {context.region}", _other_region_hint(context, region)
+        )
         return
     yield passed("bucket", f"s3://{bucket} is in {region}" + _owned_by(context))
 
@@ -68,19 +67,19 @@ def _owned_by(context: Account) -> str:
     return f" and belongs to account {context.settings.account}" if context.settings.account else ""
 
 
-def _elsewhere(context: Account, region: str) -> str:
+def _other_region_hint(context: Account, region: str) -> str:
     bucket = context.settings.bucket
     make = command("aws", "s3", "mb", f"s3://{bucket}-{context.region}", "--region", context.region)
     return f"{make} && export CLOUDTRAIN_BUCKET={bucket}-{context.region}, or export CLOUDTRAIN_REGION={region}"
 
 
-def _judge_refusal(context: Account, bucket: str, error: Any) -> Check:
-    if error_code(error) in _MISSING:
+def _check_bucket_error(context: Account, bucket: str, error: Any) -> Check:
+    if error_code(error) in _MISSING_BUCKET_CODES:
         make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
         return failed("bucket", f"there is no bucket {bucket}", make)
     if not is_denied(error):
         raise error
-    if _is_anothers(context, bucket):
+    if _has_other_owner(context, bucket):
         return failed(
             "bucket",
             f"{bucket} belongs to another account than {context.settings.account}",
@@ -88,13 +87,13 @@ def _judge_refusal(context: Account, bucket: str, error: Any) -> Check:
         )
     return unknown(
         "bucket",
-        f"{bucket} may not be looked at: it is another account's, or s3:ListBucket is not allowed",
-        "allow s3:ListBucket on it to the credentials that run this; submit needs it to find code that is there",
+        f"{bucket} cannot be read: it belongs to another account, or s3:ListBucket is not allowed",
+        "grant s3:ListBucket on it to these credentials; submit needs it to find uploaded code",
     )
 
 
-def _is_anothers(context: Account, bucket: str) -> bool:
-    """Whether a bucket that S3 refuses with our account as its owner answers without that condition."""
+def _has_other_owner(context: Account, bucket: str) -> bool:
+    """Whether a bucket that S3 rejects with the expected owner exists under another owner."""
     from botocore.exceptions import ClientError
 
     try:
@@ -104,38 +103,35 @@ def _is_anothers(context: Account, bucket: str) -> bool:
     return context.settings.account is not None
 
 
-# ---------------------------------------------------------------- the data
-
-
 @dataclass(frozen=True)
 class Listing:
-    """What lies below a prefix. `is_whole` is false when there was more than was counted."""
+    """Objects below a prefix. `is_complete` is false if there are more objects than were counted."""
 
     sizes: Mapping[str, int]
-    is_whole: bool
+    is_complete: bool
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects that were counted."""
+        """Total size of the counted objects."""
         return sum(self.sizes.values())
 
     def __str__(self) -> str:
-        at_least = "" if self.is_whole else "at least "
+        at_least = "" if self.is_complete else "at least "
         count = f"{len(self.sizes):,} object{'s' if len(self.sizes) != 1 else ''}"
         return f"{at_least}{count}, {format_size(self.total_bytes)}"
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """A channel's check, and the bytes that it puts on each instance's volume (None: not known)."""
+    """A channel's check, and the bytes that it needs on each instance's volume (None if unknown)."""
 
     check: Check
     bytes: float | None
-    is_whole: bool = True
+    is_complete: bool = True
 
 
 def list_objects(context: CheckContext, uri: str, *, pages: int = PAGES) -> Listing:
-    """Return the objects whose keys begin with a uri's key, as SageMaker's S3Prefix does; empty folders left out."""
+    """Return the objects whose keys begin with a URI's key, as SageMaker's S3Prefix does, without folder markers."""
     place = split_uri(uri)
     sizes: dict[str, int] = {}
     arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key}
@@ -143,9 +139,9 @@ def list_objects(context: CheckContext, uri: str, *, pages: int = PAGES) -> List
         page = context.client("s3").list_objects_v2(**arguments)
         sizes |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", []) if not entry["Key"].endswith("/")}
         if not page.get("IsTruncated"):
-            return Listing(sizes, is_whole=True)
+            return Listing(sizes, is_complete=True)
         arguments["ContinuationToken"] = page["NextContinuationToken"]
-    return Listing(sizes, is_whole=False)
+    return Listing(sizes, is_complete=False)
 
 
 def data_check_names(plan: Plan) -> tuple[str, ...]:
@@ -154,7 +150,7 @@ def data_check_names(plan: Plan) -> tuple[str, ...]:
 
 
 def _channels(plan: Plan) -> list[dict[str, Any]]:
-    """Return the channels whose objects must be there already; the rest is uploaded by the submit."""
+    """Return the channels whose objects must exist; a submit uploads the others."""
     uploaded = {upload.uri for upload in plan.uploads}
     return [
         channel
@@ -168,7 +164,7 @@ def _uri(channel: Mapping[str, Any]) -> str:
 
 
 def check_data(context: CheckContext) -> Iterator[Check]:
-    """Check each channel, then whether what is downloaded fits the volume."""
+    """Check each channel, then whether the downloaded data fits the volume."""
     channels = _channels(context.plan)
     measured = run_concurrently([lambda channel=channel: _measure(context, channel) for channel in channels])  # type: ignore[misc]
     yield from (found.check for found in measured)
@@ -182,7 +178,7 @@ def _measure(context: CheckContext, channel: Mapping[str, Any]) -> _Measured:
     try:
         return _measure_objects(context, channel, name)
     except (ClientError, BotoCoreError) as error:
-        if isinstance(error, ClientError) and error_code(error) in _MISSING:
+        if isinstance(error, ClientError) and error_code(error) in _MISSING_BUCKET_CODES:
             bucket = split_uri(_uri(channel)).bucket
             fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', _uri(channel))}"
             return _Measured(failed(name, f"there is no bucket {bucket}", fix), None)
@@ -209,29 +205,29 @@ def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: st
     instances = context.plan.cluster.instances
     on_volume = listing.total_bytes / (instances if sharded else 1) if is_file else 0
     if neighbours and listing.sizes:
-        check = _judge_neighbours(name, uri, listing, neighbours)
+        check = _check_neighbours(name, uri, listing, neighbours)
     else:
-        check = _judge_listing(context, name, uri, listing, sharded=sharded)
-    return _Measured(check, on_volume, listing.is_whole)
+        check = _check_listing(context, name, uri, listing, sharded=sharded)
+    return _Measured(check, on_volume, listing.is_complete)
 
 
-def _judge_listing(context: CheckContext, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
+def _check_listing(context: CheckContext, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
     instances = context.plan.cluster.instances
     if not listing.sizes:
-        return failed(name, f"nothing lies below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
+        return failed(name, f"there are no objects below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
     if sharded and len(listing.sizes) < instances:
         return failed(
             name,
-            f"{listing} below {uri}, shared out among {instances} instances: some would have none",
+            f"{listing} below {uri}, sharded across {instances} instances: some would get no object",
             f"--set {name}.sharded=false, or store the data as at least {instances} objects",
         )
     return passed(name, f"{listing} below {uri}")
 
 
 def _neighbours(context: CheckContext, uri: str) -> tuple[str, ...]:
-    """Return what S3Prefix would take in beside the object or folder that a uri names: `train-old/` for `s3://b/train`.
+    """Return names that S3Prefix matches besides the URI's own object or folder: `train-old/` for `s3://b/train`.
 
-    At most 1,000 names come back: keys, and folders with a slash at the end.
+    Returns at most 1,000 names: keys, and folders with a slash at the end.
     """
     bucket, key = split_uri(uri)
     if not key or key.endswith("/"):
@@ -243,36 +239,33 @@ def _neighbours(context: CheckContext, uri: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if name != own))
 
 
-def _judge_neighbours(name: str, uri: str, listing: Listing, neighbours: tuple[str, ...]) -> Check:
+def _check_neighbours(name: str, uri: str, listing: Listing, neighbours: tuple[str, ...]) -> Check:
     bucket, key = split_uri(uri)
-    shown = ", ".join(f"s3://{bucket}/{each}" for each in neighbours[:3]) + (", ..." if len(neighbours) > 3 else "")  # noqa: PLR2004 (enough to recognise them)
-    message = f"SageMaker takes every key that begins with {key}, so {uri} also brings {shown}"
+    examples = ", ".join(f"s3://{bucket}/{each}" for each in neighbours[:3]) + (", ..." if len(neighbours) > 3 else "")  # noqa: PLR2004 (enough examples)
+    message = f"SageMaker takes every key that begins with {key}, so {uri} also includes {examples}"
     if any(found.startswith(f"{key}/") for found in listing.sizes):
-        return failed(name, message, f"for the folder alone write {uri}/")
+        return failed(name, message, f"for the folder only, write {uri}/")
     if key in listing.sizes:
         folder = uri.rpartition("/")[0]
         move = command("aws", "s3", "cp", uri, f"{folder}/FOLDER/")
-        return failed(name, message, f"put the object into a folder of its own ({move}) and write {folder}/FOLDER/")
+        return failed(name, message, f"move the object to a separate folder ({move}) and write {folder}/FOLDER/")
     nearest = next((each for each in neighbours if each.endswith("/")), neighbours[0])
-    return failed(name, f"no object and no folder is named {uri}; {message}", f"write s3://{bucket}/{nearest}")
-
-
-# ---------------------------------------------------------------- the volume
+    return failed(name, f"there is no object or folder {uri}; {message}", f"write s3://{bucket}/{nearest}")
 
 
 def _check_volume(context: CheckContext, measured: list[_Measured]) -> Check:
     known = [found.bytes for found in measured if found.bytes is not None]
     needed = sum(known) + _uploaded_bytes(context.plan) + context.plan.bundle.bytes
-    is_whole = len(known) == len(measured) and all(found.is_whole for found in measured)
-    shown = ("" if is_whole else "at least ") + f"{format_size(needed)} are downloaded to each instance"
-    volume, room = _room(context)
-    if room is None:
-        return passed("volume", f"{shown}; {volume}")
-    if needed * _SLACK > room:
-        return failed("volume", f"{shown}, and {volume} is too small", _more_room(context, needed))
-    if not is_whole:
-        return unknown("volume", f"{shown}, and not all of the data could be counted; {volume}")
-    return passed("volume", f"{shown}; {volume}")
+    is_complete = len(known) == len(measured) and all(found.is_complete for found in measured)
+    size = ("" if is_complete else "at least ") + f"{format_size(needed)} are downloaded to each instance"
+    volume, capacity_bytes = _volume_capacity(context)
+    if capacity_bytes is None:
+        return passed("volume", f"{size}; {volume}")
+    if needed * _SIZE_FACTOR > capacity_bytes:
+        return failed("volume", f"{size}, and {volume} is too small", _larger_volume_hint(context, needed))
+    if not is_complete:
+        return unknown("volume", f"{size}, and not all of the data could be counted; {volume}")
+    return passed("volume", f"{size}; {volume}")
 
 
 def _uploaded_bytes(plan: Plan) -> int:
@@ -283,24 +276,24 @@ def _uploaded_bytes(plan: Plan) -> int:
     return total
 
 
-def _room(context: CheckContext) -> tuple[str, int | None]:
-    """Return the name of the storage and its bytes on the smallest type; None when that is not known."""
+def _volume_capacity(context: CheckContext) -> tuple[str, int | None]:
+    """Return name and bytes of the storage on the type with the least of it; None if its size is unknown."""
     sizes = []
     for name in context.instance_types:
         local_gb = getattr(catalog.find_instance(name), "nvme_gb", None)
         if local_gb:
             sizes.append((f"the {local_gb} GB of local NVMe of {name}", int(local_gb) * 10**9))
-        elif _NVME.match(name):
-            return f"{name} has local NVMe, whose size is not known here", None
+        elif _NVME_TYPES.match(name):
+            return f"{name} has local NVMe, whose size is unknown", None
         else:
             volume = int(context.plan.request["ResourceConfig"]["VolumeSizeInGB"])
             sizes.append((f"the volume of {volume} GB", volume * _GIB))
     return min(sizes, key=lambda size: size[1])
 
 
-def _more_room(context: CheckContext, needed: float) -> str:
-    enough = 10 * math.ceil(needed * _SLACK / _GIB / 10 + 1)
+def _larger_volume_hint(context: CheckContext, needed: float) -> str:
+    volume_gb = 10 * math.ceil(needed * _SIZE_FACTOR / _GIB / 10 + 1)
     stream = "or stream it: mode: FastFile in the channel"
     if any(getattr(catalog.find_instance(name), "nvme_gb", None) for name in context.instance_types):
-        return f"take a type with more local storage, {stream}, or share it out: sharded: true"
-    return f"--set cluster.volume={enough}GB (in the job file: cluster.volume: {enough}GB), {stream}"
+        return f"use a type with more local storage, {stream}, or shard the data: sharded: true"
+    return f"--set cluster.volume={volume_gb}GB (in the job file: cluster.volume: {volume_gb}GB), {stream}"

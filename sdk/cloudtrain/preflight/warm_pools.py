@@ -1,4 +1,4 @@
-"""Warm pools that wait for a job like this one."""
+"""Check for a warm pool that the job can reuse."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from cloudtrain.preflight.base import (
     run_concurrently,
 )
 
-_MOST_POOLS = 20
+_MAX_POOLS = 20
 
 
 def warm_pool_check_names(plan: Plan) -> tuple[str, ...]:
-    """Return the name of the check, where a plan keeps its cluster warm."""
+    """Return the name of the check if the plan keeps its cluster warm."""
     return ("warm start",) if plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else ()
 
 
 def check_pools(context: CheckContext) -> Iterator[Check]:
-    """Tell whether the job starts in the cluster that another one has left behind. A cold start is no failure."""
+    """Report whether the job would start in a warm pool. A cold start is no failure."""
     now = datetime.now(UTC)
     jobs = find_available_pools(context.client("sagemaker"), now)
     yield passed("warm start", describe_start(jobs, context.plan.request, now), is_shown=True)
 
 
 def find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
-    """Return what is known of the jobs whose warm pools are available, the newest first.
+    """Return descriptions of the jobs with available warm pools, newest first.
 
     Args:
         client: boto3 client of SageMaker.
-        now: The present time, with a time zone.
+        now: Current time, with a time zone.
     """
     pages = client.get_paginator("list_training_jobs").paginate(
         WarmPoolStatusEquals=AVAILABLE,
         LastModifiedTimeAfter=now - timedelta(seconds=SEARCH_WINDOW_SECONDS),
         SortBy="CreationTime",
         SortOrder="Descending",
-        PaginationConfig={"PageSize": 100, "MaxItems": _MOST_POOLS},
+        PaginationConfig={"PageSize": 100, "MaxItems": _MAX_POOLS},
     )
-    # Named by their status, too: a server that does not know the filter lists every job.
+    # Filter by status here, too, because servers without this filter list every job.
     names = [
         str(job["TrainingJobName"])
         for page in pages
