@@ -1,4 +1,4 @@
-"""What a checkpoint costs: the step that waits for it, and the upload.
+"""Measure the cost of a checkpoint: the stall of the training step, and the upload.
 
     python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
 
@@ -6,8 +6,8 @@ Two ranks with Gloo train a layer of 42 million weights with AdamW (a state of 5
 turns in the same processes: blocking torch.save by rank 0, DCP's own async_save, async_save with its asynchronous
 stager, and ours. The stall is the time for which the training thread waits: in the call, and before the next step of
 the optimizer. Uploads take turns, too, without training beside: the same 504 MB through a raw s3torchconnector writer,
-boto3's upload_file, and a whole checkpoint of ours (from the call to the commit, in one process). All rows of S3 use
-one small S3 server on loopback.
+boto3's upload_file, and a complete checkpoint of cloudtrain (from the call to the commit, in one process). All rows of
+S3 use one small S3 server on loopback.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RANKS = 2
 
 
 def main() -> int:
-    """Measure in turns, and write the tables."""
+    """Measure alternately, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu", help="cpu or cuda: one rank on one GPU, with pinned memory")
@@ -61,7 +61,7 @@ def main() -> int:
         for place, uri in (("a folder", Path(folder).as_uri()), ("S3", s3)):
             options = {"uri": uri, "rounds": arguments.rounds, "device": arguments.device, "width": arguments.width}
             lines += stall_table(run_ranks("stall", options, ranks), place)
-            print("\n".join(lines), file=sys.stderr, flush=True)  # what is known so far
+            print("\n".join(lines), file=sys.stderr, flush=True)  # results so far
         options = {"uri": s3, "rounds": arguments.rounds, "device": "cpu", "width": arguments.width}
         lines += upload_table(run_ranks("upload", options, 1))
     lines += [f"Medians of {arguments.rounds} turns on {machine(arguments.device)}, torch {torch.__version__}."]
@@ -72,17 +72,17 @@ def main() -> int:
 
 
 def introduction() -> list[str]:
-    """Return what is measured, for the file."""
+    """Return the description of the measurement."""
     return [*(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(), ""]
 
 
 def machine(device: str) -> str:
-    """Return what was measured on."""
+    """Return the machine."""
     return f"{torch.cuda.get_device_name(0)}, {describe_machine()}" if device == "cuda" else describe_machine()
 
 
 def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[float]]:
-    """Run the ranks of one measurement; return what rank 0 has measured."""
+    """Run the ranks of one measurement; return the results of rank 0."""
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         text = json.dumps({**options, "what": what, "answer": answer.name})
         command = [
@@ -126,11 +126,8 @@ def upload_table(measured: dict[str, list[float]]) -> list[str]:
     return [*rows, ""]
 
 
-# ---------------------------------------------------------------- in the ranks
-
-
 def child(options: dict[str, Any]) -> None:
-    """Be a rank."""
+    """Run one rank."""
     warnings.simplefilter("ignore")
     device = options["device"]
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
@@ -165,13 +162,13 @@ class Trainer:
         return waited
 
     def states(self) -> dict[str, Any]:
-        """Return what is saved."""
+        """Return the state to save."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
 
 def stalls(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Save in each way in turns; return for how long training waited, in seconds by way."""
+    """Save with each variant alternately; return the stall of training in seconds by variant."""
     trainer = Trainer(options["width"], options["device"])
     background = dist.new_group(backend="gloo")
     ways: dict[str, Callable[[Trainer, str, Any], float]] = {
@@ -286,7 +283,7 @@ class Ours:
 
 
 def dcp_writer(place: str) -> Any:
-    """Return DCP's writer to a place."""
+    """Return DCP's writer for a location."""
     if place.startswith("s3://"):
         from s3torchconnector.dcp import S3StorageWriter
 
@@ -302,14 +299,14 @@ def connector() -> Any:
 
 
 def connector_config() -> Any:
-    """Return how to reach the server on loopback."""
+    """Return the client configuration of the server on loopback."""
     from s3torchconnector import S3ClientConfig
 
     return S3ClientConfig(force_path_style=True)
 
 
 def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Upload the same bytes in each way in turns; return seconds by way."""
+    """Upload the same bytes with each variant alternately; return seconds by variant."""
     import boto3
 
     trainer = Trainer(options["width"], "cpu")

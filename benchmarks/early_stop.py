@@ -1,10 +1,10 @@
-"""Measure in how much of a container's start a SIGTERM is lost: the entry command as PID 1, stopped at random times.
+"""Measure for how long a container's start loses SIGTERM: the entry command as PID 1, stopped at random times.
 
     .venv/bin/python benchmarks/early_stop.py [--starts N] [--write benchmarks/results/early_stop.md]
 
-The kernel drops a signal to PID 1 that has no handler for it. Needs util-linux's `unshare` and the right to make PID
-namespaces. Each start unpacks a bundle with this package and a script, and would then wait for a secret from an address
-that never answers. SIGTERM is sent once; a start that has not ended 5 s later has lost it, and is killed.
+The kernel drops a signal to PID 1 that has no handler for it. Needs util-linux's `unshare` and permission to create PID
+namespaces. Each start unpacks a bundle with this package and a script, and then waits for a secret from an address that
+never responds. SIGTERM is sent once; a start that has not ended 5 s later has lost it and is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Start:
 
 
 def make_tree(folder: Path, megabytes: int) -> MlTree:
-    """Write the channels that the entry command reads; the bundle has some megabytes that take a while to unpack."""
+    """Write the channels that the entry command reads; the bundle has some megabytes, so that unpacking takes time."""
     tree = MlTree(folder / "opt" / "ml")
     for each in (tree.run_config.parent, tree.data / "code"):
         each.mkdir(parents=True)
@@ -69,7 +69,7 @@ def make_tree(folder: Path, megabytes: int) -> MlTree:
 
 
 def start(tree: MlTree, environ: dict[str, str], seconds: float) -> Start:
-    """Start a container, send SIGTERM after some seconds, and see whether it ends."""
+    """Start a container, send SIGTERM after some seconds, and record whether it ends."""
     environ |= {"CLOUDTRAIN_ML_ROOT": str(tree.root), "PATH": f"{BIN}:{os.environ['PATH']}"}
     process = subprocess.Popen(
         [*UNSHARE, *CONTAINER_ENTRYPOINT], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -92,7 +92,7 @@ def start(tree: MlTree, environ: dict[str, str], seconds: float) -> Start:
 
 
 def report(starts: list[Start]) -> list[str]:
-    """Return a table of the starts by the program that was PID 1, and the estimated length of the gap."""
+    """Return a table of the starts by the program that was PID 1, and the estimated duration without a handler."""
     lines = ["| PID 1 when SIGTERM came | starts | lost |", "|---|---|---|"]
     for program in sorted({each.program for each in starts}):
         own = [each for each in starts if each.program == program]
@@ -108,7 +108,7 @@ def report(starts: list[Start]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and with --write put the table between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=500)
     parser.add_argument("--megabytes", type=int, default=10, help="random bytes in the bundle")

@@ -1,8 +1,8 @@
-"""Submit a folder with a SageMaker estimator, as one writes it by hand: what `submit.py` compares with.
+"""Submit a folder with a hand-written SageMaker estimator, the baseline of `submit.py`.
 
     python estimator_submit.py SOURCE_DIR ENTRY_POINT
 
-Everything is given that would otherwise be looked up or asked for: image, role, bucket. Telemetry is off.
+Image, role and bucket are given, so that the SDK does not look them up. Telemetry is off.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Measure what it costs to feed a step: ours beside a plain DataLoader with torch's DistributedSampler.
+"""Measure the cost of loading a step's data: cloudtrain, and a plain DataLoader with torch's DistributedSampler.
 
     .venv/bin/python benchmarks/feeding.py [--turns 5] [--write FILE]
 
-Microseconds of the rank's processor time per step of a whole epoch, with nothing done to the batches: what is left is
-the sampler, the loader and what brings them together. Ways take turns; a stream reads the same samples from files.
+Microseconds of the rank's CPU time per step of an entire epoch. The batches are not used, so that only sampler, loader
+and glue code count. The variants alternate; a stream reads the same samples from files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cloudtrain_runtime.process.run_context import read_context
 _SAMPLES, _BATCH, _FILES = 8_000, 32, 8
 
 
-class Whole(Dataset[Any]):
-    """Tensors that are indexed by a whole batch at once: next to nothing is left but the machinery."""
+class BatchIndexed(Dataset[Any]):
+    """Tensors that are indexed by an entire batch at once, so that mostly the loader's own cost remains."""
 
     def __init__(self, inputs: torch.Tensor) -> None:
         self.inputs = inputs
@@ -45,7 +45,7 @@ class Whole(Dataset[Any]):
 
 
 def main() -> None:
-    """Measure and print, or write into a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--write", type=Path, help="file whose marked part the figures replace")
@@ -68,9 +68,9 @@ def main() -> None:
 
 
 def _rows(inputs: torch.Tensor, folder: Path, turns: int) -> Iterator[str]:
-    pairs, whole = TensorDataset(inputs, inputs), Whole(inputs)
+    pairs, by_batch = TensorDataset(inputs, inputs), BatchIndexed(inputs)
     yield _row("pairs of tensors, 0", lambda: _ours(pairs, 0), lambda: _plain(pairs, 0), turns)
-    yield _row("indexed by the batch, 0", lambda: _ours(whole, 0), lambda: _plain(whole, 0), turns)
+    yield _row("indexed by the batch, 0", lambda: _ours(by_batch, 0), lambda: _plain(by_batch, 0), turns)
     yield _row("pairs of tensors, 1", lambda: _ours(pairs, 1), lambda: _plain(pairs, 1), turns)
     for shuffle in (0, 64):
         stream = FileStream(folder, _read, shuffle=shuffle)
@@ -91,12 +91,12 @@ def _row(what: str, ours: Callable[[], float], plain: Callable[[], float], turns
 
 def _ours(dataset: Dataset[Any], workers: int) -> float:
     place = replace(read_context({}), seed=3)
-    collate = _as_it_is if isinstance(dataset, Whole) else default_collate
+    collate = _as_it_is if isinstance(dataset, BatchIndexed) else default_collate
     feeder = make_feeder(
         dataset, collate, place, batch_size=_BATCH, accumulate=1, data_rank=0, data_size=1, workers=workers
     )
     if workers:
-        _epoch(feeder)  # its workers live on, and a run has many epochs
+        _epoch(feeder)  # workers are reused over the epochs of a run
     began = time.process_time()
     steps = _epoch(feeder)
     seconds = time.process_time() - began
@@ -121,7 +121,7 @@ def _plain(dataset: Dataset[Any], workers: int) -> float:
         sampler=sampler,
         num_workers=workers,
         persistent_workers=workers > 0,
-        collate_fn=_as_it_is if isinstance(dataset, Whole) else None,
+        collate_fn=_as_it_is if isinstance(dataset, BatchIndexed) else None,
     )
     if workers:
         sum(1 for _ in loader)

@@ -1,11 +1,11 @@
-"""Measure from the command to the first training step, and where the time goes: cloudtrain against plain torchrun.
+"""Measure the time from the command to the first training step, and its parts: cloudtrain and plain torchrun.
 
     .venv/bin/python benchmarks/first_step.py [--rounds 7] [--traced 3] [--write FILE]
 
-Two ranks on the CPU with DDP and Gloo. A Task (the example gpt-stdlib) is held against a script written by hand that
-does the same work, and the example script-ddp against itself; the ways take turns. The clock stops when the line of the
-first step is read from the command's output. The parts are taken in turns of their own, with each process writing down
-when it reaches which place (see marks/sitecustomize.py).
+Two ranks on the CPU with DDP and Gloo. A Task (the example gpt-stdlib) is compared with a hand-written script for the
+same work, and the example script-ddp with itself; the variants alternate. The clock stops when the line of the first
+step is read from the command's output. The parts are measured in separate turns, in which each process records when it
+reaches certain functions (see startup_trace/sitecustomize.py).
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ for step, batch in enumerate(loader, 1):
     if step == 2:
         break
 dist.barrier()
-os._exit(0)  # torch's shutdown with Gloo aborts now and then, and is not what is measured
+os._exit(0)  # torch's shutdown with Gloo sometimes aborts, and is not measured
 """
 _ADVANCES = "            sampler.advance()\n"
-_TELLS = '            if sampler.step == 1 and dist.get_rank() == 0:\n                print("first step", flush=True)\n'
+_PRINT_FIRST_STEP = (
+    '            if sampler.step == 1 and dist.get_rank() == 0:\n                print("first step", flush=True)\n'
+)
 _TRIES = 3
 _TASK, _HAND = "Task, `cloudtrain submit --local`", "the same by hand, `torchrun`"
 _SCRIPT, _SAME = "script-ddp, `cloudtrain submit --local`", "the same script, `torchrun`"
@@ -75,7 +77,7 @@ OURS = (
     ("launcher, and the agent forked from it", "import torch begins"),
     ("`import torch` in the agent", "import torch ends"),
     ("template forked", "template._load begins"),
-    ("what stands behind DDP and optimizers, in the template", "template._load ends"),
+    ("dependencies of DDP and optimizers, in the template", "template._load ends"),
     ("rank 0 forked", "worker.run_rank begins"),
     ("process group", "task.load_task begins"),
     ("the user's module", "task.load_task ends"),
@@ -91,15 +93,15 @@ THEIRS = (
     ("interpreter of each rank", "import torch begins"),
     ("`import torch` in each rank", "import torch ends"),
     ("the user's module, process group", "distributed_c10d.init_process_group ends"),
-    ("model, and DDP with what stands behind it", "distributed.DistributedDataParallel.__init__ ends"),
+    ("model, and DDP with its dependencies", "distributed.DistributedDataParallel.__init__ ends"),
     ("datasets, optimizer, first step, its line", "seen"),
 )
-"""Parts of a start in their order: what it is, and the mark that it ends with."""
+"""Parts of a start in order: its name, and the trace entry that ends it."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One command that trains, and how the line of its first step can be told."""
+    """One command that trains, and how to recognize the line of its first step."""
 
     name: str
     argv: list[str]
@@ -109,12 +111,12 @@ class Way:
 
 
 def ways(folder: Path) -> list[Way]:
-    """Write what is run, and return the commands: each of ours before the one it is held against."""
+    """Write the files to run; return the commands, each of cloudtrain before the one to compare with."""
     script = (EXAMPLES / "script-ddp" / "train.py").read_text()
     if _ADVANCES not in script:
         sys.exit("the example script-ddp has changed: it has no line where its first step ends")
     (folder / "script").mkdir()
-    (folder / "script" / "train.py").write_text(script.replace(_ADVANCES, _ADVANCES + _TELLS))
+    (folder / "script" / "train.py").write_text(script.replace(_ADVANCES, _ADVANCES + _PRINT_FIRST_STEP))
     (folder / "script" / "job.yaml").write_text((EXAMPLES / "script-ddp" / "job.yaml").read_text())
     (folder / "train.py").write_text(HAND_WRITTEN)
     (folder / "gpt.py").write_text((EXAMPLES / "gpt-stdlib" / "gpt.py").read_text())
@@ -137,7 +139,9 @@ def run_once(way: Way, environ: Mapping[str, str], failed: Counter[str]) -> tupl
     """
     for _ in range(_TRIES):
         seen, lines = 0, []
-        shutil.rmtree(way.cwd / "checkpoints", ignore_errors=True)  # torchrun's; a run of ours has its own folder
+        shutil.rmtree(
+            way.cwd / "checkpoints", ignore_errors=True
+        )  # of torchrun; a run of cloudtrain has its own folder
         began = time.monotonic_ns()
         with subprocess.Popen(
             way.argv, cwd=way.cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -153,17 +157,17 @@ def run_once(way: Way, environ: Mapping[str, str], failed: Counter[str]) -> tupl
 
 
 def trace(way: Way, environ: Mapping[str, str], folder: Path, failed: Counter[str]) -> list[tuple[int, str]]:
-    """Run a command once with marks; return them with their times, the start's and the first step's among them."""
-    path = folder / "marks"
+    """Run a command once with a trace; return its entries and times, including the start and the first step."""
+    path = folder / "trace"
     path.unlink(missing_ok=True)
-    traced = {**environ, "PYTHONPATH": str(REPOSITORY / "benchmarks" / "marks"), "MARKS_FILE": str(path)}
+    traced = {**environ, "PYTHONPATH": str(REPOSITORY / "benchmarks" / "startup_trace"), "TRACE_FILE": str(path)}
     began, seen = run_once(way, {**traced, "CLOUDTRAIN_PASS_ENVIRONMENT": "PYTHONPATH,MARKS_FILE"}, failed)
     marks = [line.split(" ", 2) for line in path.read_text().splitlines()]
     return sorted([(began, "began"), (seen, "seen"), *((int(moment), name) for moment, _, name in marks)])
 
 
 def cut(marks: list[tuple[int, str]], parts: tuple[tuple[str, str], ...]) -> dict[str, float]:
-    """Return the seconds of each part; one whose mark is not found is counted in the next."""
+    """Return the seconds of each part; a part without its trace entry is counted in the next one."""
     found: dict[str, float] = {}
     before = marks[0][0]
     for title, end in parts:
@@ -175,17 +179,17 @@ def cut(marks: list[tuple[int, str]], parts: tuple[tuple[str, str], ...]) -> dic
 
 
 def parts_table(title: str, turns: list[dict[str, float]]) -> list[str]:
-    """Return a Markdown table of the parts: the median of each, and its share of the whole."""
-    whole = statistics.median(sum(turn.values()) for turn in turns)
+    """Return a Markdown table of the parts: the median of each, and its share of the total."""
+    total = statistics.median(sum(turn.values()) for turn in turns)
     lines = [f"| {title} | s | share |", "|---|---|---|"]
     for name in turns[0]:
         seconds = statistics.median(turn.get(name, 0.0) for turn in turns)
-        lines.append(f"| {name} | {seconds:.2f} | {seconds / whole:.0%} |")
-    return [*lines, f"| whole | {whole:.2f} | |"]
+        lines.append(f"| {name} | {seconds:.2f} | {seconds / total:.0%} |")
+    return [*lines, f"| total | {total:.2f} | |"]
 
 
 def measure(found: list[Way], rounds: int, environ: Mapping[str, str], failed: Counter[str]) -> dict[str, list[float]]:
-    """Run the ways in turn, once to warm up and then `rounds` times; return seconds by name."""
+    """Run the variants alternately, once to warm up and then `rounds` times; return seconds by name."""
     seconds: dict[str, list[float]] = {way.name: [] for way in found}
     for turn in range(rounds + 1):
         for way in found:
@@ -196,7 +200,7 @@ def measure(found: list[Way], rounds: int, environ: Mapping[str, str], failed: C
 
 
 def report(found: list[Way], rounds: int, traced: int, folder: Path) -> str:
-    """Measure and return the text."""
+    """Measure and return the report."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ = {**kept, "CLOUDTRAIN_HOME": f"{folder}/home", "SM_MODEL_DIR": str(folder)}
     environ |= {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -216,10 +220,10 @@ def report(found: list[Way], rounds: int, traced: int, folder: Path) -> str:
 
 
 def main() -> None:
-    """Measure, print, and with --write put the tables between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="counted turns of each way")
-    parser.add_argument("--traced", type=int, default=3, help="further turns that tell the parts")
+    parser.add_argument("--rounds", type=int, default=7, help="counted turns of each variant")
+    parser.add_argument("--traced", type=int, default=3, help="further turns that measure the parts")
     parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

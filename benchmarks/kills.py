@@ -1,13 +1,13 @@
-"""Training runs that are killed again and again, at other numbers of ranks each time, and must lose nothing.
+"""Kill training runs repeatedly, resume them with other numbers of ranks, and check that they lose nothing.
 
     python benchmarks/kills.py --kills 300 --write benchmarks/results/kills.md
 
 Every run trains a small model, replicated (DDP) or sharded (FSDP2), on 1 to 4 real ranks with Gloo, and saves every
-second step to a folder or to an S3 server on loopback. A start of a run is killed by SIGKILL: one rank or all, at a
-random moment, or just before or after a random operation of saving and of deleting old checkpoints. The next start has
-another number of ranks. When a run has come to its end, its log must show every sample of every epoch exactly once, and
-its weights must be those of a run that nobody has killed. Each start compares the weights that it has loaded with what
-was noted when they were saved. Any fault is printed and makes the exit code 1.
+second step to a folder or to an S3 server on loopback. SIGKILL ends a start of a run: one rank or all, at a random
+moment, or just before or after a random operation of saving and of deleting old checkpoints. The next start has another
+number of ranks. At the end of a run, its log must show every sample of every epoch exactly once, and its weights must
+equal those of an uninterrupted run. Each start compares the loaded weights with a checksum from when they were saved.
+Any fault is printed, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from torch.utils.data import DataLoader, Dataset
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 
 LENGTH, BATCH, EPOCHS, EVERY_STEPS, KEEP = 157, 4, 3, 2, 2
-MOST_RANKS = 4
-LONGEST_START_SECONDS = 120.0
-TOLERANCE = 1e-4
-WHOLE_HOST, BY_THE_CLOCK = 0.3, 0.5
-"""Shares of the kills that hit all ranks, and that come after a time."""
+MAX_RANKS = 4
+START_TIMEOUT_SECONDS = 120.0
+RELATIVE_TOLERANCE = 1e-4
+ALL_RANKS_SHARE, TIMED_SHARE = 0.3, 0.5
+"""Shares of the kills that end all ranks, and that come after a random time."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: how its model is held, and where its checkpoints go."""
+    """One run: its parallelism and the location of its checkpoints."""
 
     name: str
     strategy: str
@@ -60,8 +60,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Death:
-    """How a start ends: `seconds` after its beginning, or at the n-th operation of saving on one rank."""
+class Kill:
+    """When a start is killed: `seconds` after its start, or at the n-th storage operation of one rank."""
 
     rank: int | None
     seconds: float | None = None
@@ -74,8 +74,8 @@ class Death:
 
 
 @dataclass
-class Told:
-    """What has come out of all runs."""
+class Results:
+    """Results of all runs."""
 
     runs: int = 0
     starts: int = 0
@@ -87,7 +87,7 @@ class Told:
 
 
 def main() -> int:
-    """Kill, compare, and say what was seen."""
+    """Run the campaign and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -96,103 +96,102 @@ def main() -> int:
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)  # noqa: S311 (a campaign that can be repeated)
-    began = time.monotonic()
-    told = Told()
+    started = time.monotonic()
+    results = Results()
     stores = ["folder", "s3"] if arguments.store == "both" else [arguments.store]
     strategies = ["ddp", "fsdp"] if arguments.strategy == "both" else [arguments.strategy]
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder, place_of(stores) as s3_uri:
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, open_store(stores) as s3_uri:
         number = 0
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        while told.kills < arguments.kills:
+        while results.kills < arguments.kills:
             store, strategy = stores[number % len(stores)], strategies[number // len(stores) % len(strategies)]
             root = Path(folder) / f"run-{number}"
             uri = f"{s3_uri}/run-{number}" if store == "s3" else (root / "checkpoints").as_uri()
             case = Case(f"run {number} ({strategy}, {store})", strategy, root, uri)
             try:
-                carry_through(case, rng, told, arguments.kills)
+                complete_run(case, rng, results, arguments.kills)
             except KeyboardInterrupt:
-                break  # what has been seen so far is told
-            print(f"{case.name}: {told.kills} kills so far, {len(told.faults)} faults", file=sys.stderr, flush=True)
+                break  # report the results so far
+            print(
+                f"{case.name}: {results.kills} kills so far, {len(results.faults)} faults", file=sys.stderr, flush=True
+            )
             shutil.rmtree(root)
             number += 1
-    report(told, time.monotonic() - began, arguments.write)
-    return 1 if told.faults else 0
+    report(results, time.monotonic() - started, arguments.write)
+    return 1 if results.faults else 0
 
 
-def place_of(stores: list[str]) -> contextlib.AbstractContextManager[str]:
-    """Serve S3 on loopback if it is needed; the block gets the uri of a bucket."""
+def open_store(stores: list[str]) -> contextlib.AbstractContextManager[str]:
+    """Serve S3 on loopback if needed; the context value is the URI of a bucket."""
     return serve_bucket("kills") if "s3" in stores else contextlib.nullcontext("")
 
 
-def carry_through(case: Case, rng: random.Random, told: Told, enough: int) -> None:
-    """Start a run until it has come to its end, killing it on the way; then compare what it has done."""
-    world = rng.randint(1, MOST_RANKS)
+def complete_run(case: Case, rng: random.Random, results: Results, enough: int) -> None:
+    """Start and kill a run until it completes; then compare its results."""
+    world = rng.randint(1, MAX_RANKS)
     number = 0
-    quiet = 0
+    unkilled_starts = 0
     while True:
-        death = choose_death(rng, world) if told.kills < enough else None
-        has_ended = start(case, number, world, death, told)
+        kill = choose_kill(rng, world) if results.kills < enough else None
+        has_ended = start(case, number, world, kill, results)
         number += 1
         if has_ended:
             break
-        quiet = quiet + 1 if death is None else 0
-        if quiet > 1 or any(fault.startswith(case.name) for fault in told.faults):
-            told.faults.append(f"{case.name}: does not come to its end")
+        unkilled_starts = unkilled_starts + 1 if kill is None else 0
+        if unkilled_starts > 1 or any(fault.startswith(case.name) for fault in results.faults):
+            results.faults.append(f"{case.name}: does not complete")
             return
-        world = rng.randint(1, MOST_RANKS)
-    told.runs += 1
-    told.faults += [f"{case.name}: {fault}" for fault in compare(case, number)]
+        world = rng.randint(1, MAX_RANKS)
+    results.runs += 1
+    results.faults += [f"{case.name}: {fault}" for fault in compare(case, number)]
 
 
-def choose_death(rng: random.Random, world: int) -> Death:
-    """Choose how a start ends."""
-    rank = None if rng.random() < WHOLE_HOST else rng.randrange(world)
-    if rng.random() < BY_THE_CLOCK:
-        return Death(rank, seconds=rng.random() * 2.5)
-    return Death(rank or 0, operation=rng.randint(1, 60))
+def choose_kill(rng: random.Random, world: int) -> Kill:
+    """Choose when to kill a start."""
+    rank = None if rng.random() < ALL_RANKS_SHARE else rng.randrange(world)
+    if rng.random() < TIMED_SHARE:
+        return Kill(rank, seconds=rng.random() * 2.5)
+    return Kill(rank or 0, operation=rng.randint(1, 60))
 
 
-# ---------------------------------------------------------------- one start
-
-
-def start(case: Case, number: int, world: int, death: Death | None, told: Told) -> bool:
-    """Run the ranks; return whether they came to the end of training."""
+def start(case: Case, number: int, world: int, kill: Kill | None, results: Results) -> bool:
+    """Run the ranks; return whether they completed the training."""
     port = free_port()
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=rank_main, args=(case, number, rank, world, port, death)) for rank in range(world)]
-    told.starts += 1
-    told.worlds[world] += 1
-    began = time.monotonic()
+    ranks = [fork.Process(target=rank_main, args=(case, number, rank, world, port, kill)) for rank in range(world)]
+    results.starts += 1
+    results.worlds[world] += 1
+    started = time.monotonic()
     for rank in ranks:
         rank.start()
-    if death is not None and death.seconds is not None:
-        while time.monotonic() - began < death.seconds and any(rank.is_alive() for rank in ranks):
+    if kill is not None and kill.seconds is not None:
+        while time.monotonic() - started < kill.seconds and any(rank.is_alive() for rank in ranks):
             time.sleep(0.005)
-        for rank in ranks if death.rank is None else [ranks[death.rank]]:
+        for rank in ranks if kill.rank is None else [ranks[kill.rank]]:
             rank.kill()
     while all(rank.is_alive() for rank in ranks) or (
         any(rank.is_alive() for rank in ranks) and all(rank.exitcode in (None, 0) for rank in ranks)
     ):
         time.sleep(0.005)
-        if time.monotonic() - began > LONGEST_START_SECONDS:
-            stacks = where_they_stand(case, number, ranks)
-            told.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({death}):\n{stacks}")
+        if time.monotonic() - started > START_TIMEOUT_SECONDS:
+            stacks = stacks_of(case, number, ranks)
+            results.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({kill}):\n{stacks}")
             break
     codes = [rank.exitcode for rank in ranks]
     for rank in ranks:
         rank.kill()
         rank.join()
     if -signal.SIGKILL in codes:
-        told.kills += 1
-        told.kinds["by the clock" if death is not None and death.seconds is not None else "at an operation"] += 1
+        results.kills += 1
+        results.kinds["after a time" if kill is not None and kill.seconds is not None else "at an operation"] += 1
     elif any(codes):
         text = (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-1500:]
-        told.faults.append(f"{case.name}: start {number} with {world} ranks failed ({codes}, {death}):\n{text}")
-    told.resumed += resumed_step(case, number) > 0
+        results.faults.append(f"{case.name}: start {number} with {world} ranks failed ({codes}, {kill}):\n{text}")
+    results.resumed += resumed_step(case, number) > 0
     return codes == [0] * world
 
 
-def where_they_stand(case: Case, number: int, ranks: list[Any]) -> str:
+def stacks_of(case: Case, number: int, ranks: list[Any]) -> str:
     """Return the stacks of ranks that hang."""
     for rank in ranks:
         if rank.is_alive():
@@ -202,21 +201,21 @@ def where_they_stand(case: Case, number: int, ranks: list[Any]) -> str:
 
 
 def resumed_step(case: Case, number: int) -> int:
-    """Return the step that a start has resumed from; 0 for a new one or one that died before."""
+    """Return the step that a start resumed from; 0 for a fresh start or one that was killed earlier."""
     path = case.root / f"start-{number}-rank-0.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     return int(json.loads(lines[0])["resumed"]) if lines and lines[0].endswith("}") else 0
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-def rank_main(case: Case, number: int, rank: int, world: int, port: int, death: Death | None) -> None:
-    """Be one rank of one start."""
+def rank_main(case: Case, number: int, rank: int, world: int, port: int, kill: Kill | None) -> None:
+    """Run one rank of one start."""
     tree = MlTree(case.root / f"ml-{number}")
     checkpoint = CheckpointConfig(case.uri, None, EVERY_STEPS, KEEP, "auto")
     config = RunConfig(
@@ -251,12 +250,12 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, death: 
     torch.set_num_threads(1)
     code = 1
     try:
-        if death is not None and death.operation is not None and death.rank == rank:
-            die_at(death.operation)
+        if kill is not None and kill.operation is not None and kill.rank == rank:
+            kill_at(kill.operation)
         dist.init_process_group("gloo", rank=rank, world_size=world)
         train(case, number, rank, world)
         code = 0
-    except BaseException:  # noqa: BLE001 (told by the exit code)
+    except BaseException:  # noqa: BLE001 (reported by the exit code)
         import traceback
 
         traceback.print_exc()
@@ -264,8 +263,8 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, death: 
     os._exit(code)
 
 
-def die_at(operation: int) -> None:
-    """Have this process killed just before (odd) or after (even) an operation of saving or deleting."""
+def kill_at(operation: int) -> None:
+    """Kill this process just before (odd) or after (even) an operation of saving or deleting."""
     from cloudtrain_runtime.checkpoint import storage
     from cloudtrain_runtime.s3 import objects
 
@@ -296,7 +295,7 @@ def die_at(operation: int) -> None:
 
 
 class Samples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """Random vectors that tell which they are."""
+    """Random vectors with their indices."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -311,7 +310,7 @@ class Samples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 
 
 def train(case: Case, number: int, rank: int, world: int) -> None:
-    """Train as a user's script does, and note each step's samples."""
+    """Train as a user's script does, and log each step's samples."""
     from cloudtrain_runtime import GlobalOrderSampler, checkpoint
 
     torch.manual_seed(1)
@@ -319,7 +318,7 @@ def train(case: Case, number: int, rank: int, world: int) -> None:
     model = replicate_or_shard(plain, case.strategy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.8)
-    # The first start that saves decides on the global batch; later ones keep it, whatever their number of ranks.
+    # The first start that saves sets the global batch; later ones keep it for any number of ranks.
     sampler = GlobalOrderSampler(LENGTH, batch_size=BATCH, seed=7)
     start = checkpoint.load(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler)
     with (case.root / f"start-{number}-rank-{rank}.jsonl").open("w", buffering=1) as log:
@@ -354,7 +353,7 @@ def train(case: Case, number: int, rank: int, world: int) -> None:
 
 
 def replicate_or_shard(model: nn.Module, strategy: str) -> nn.Module:
-    """Wrap the model."""
+    """Return the model with DDP or FSDP2."""
     if strategy == "ddp":
         return DistributedDataParallel(model)
     for layer in model:  # type: ignore[attr-defined]
@@ -366,7 +365,7 @@ def replicate_or_shard(model: nn.Module, strategy: str) -> nn.Module:
 
 @torch.no_grad()
 def weight_sum(model: nn.Module) -> float:
-    """Return a number that tells one state of all weights from another."""
+    """Return a checksum of all weights."""
     total = torch.zeros((), dtype=torch.float64)
     for parameter in model.parameters():
         local = getattr(parameter, "_local_tensor", parameter)
@@ -376,22 +375,21 @@ def weight_sum(model: nn.Module) -> float:
     return float(total)
 
 
-# ---------------------------------------------------------------- what has become of a run
-
-
 def compare(case: Case, starts: int) -> list[str]:
-    """Return what is wrong with a run that came to its end."""
+    """Return the faults of a completed run."""
     faults = []
     lineage: dict[int, tuple[int, list[int]]] = {}
     weights: float | None = None
     global_batch = 1
     for number in range(starts):
         logs = [read_log(path) for path in sorted(case.root.glob(f"start-{number}-rank-*.jsonl"))]
-        told = [entry for log in logs for entry in log]
-        faults += [f"start {number} loaded other weights than were saved: {e['torn']}" for e in told if "torn" in e]
-        if {e["resumed"] for e in told if "resumed" in e} == {0}:
-            lineage = {}  # begun anew: the starts before have died before their first checkpoint
-        global_batch = next((e["global"] for e in told if "global" in e), global_batch)
+        entries_of_start = [entry for log in logs for entry in log]
+        faults += [
+            f"start {number} loaded other weights than were saved: {e['torn']}" for e in entries_of_start if "torn" in e
+        ]
+        if {e["resumed"] for e in entries_of_start if "resumed" in e} == {0}:
+            lineage = {}  # fresh start: earlier ones were killed before their first checkpoint
+        global_batch = next((e["global"] for e in entries_of_start if "global" in e), global_batch)
         steps = set.intersection(*({e["step"] for e in log if "step" in e} for log in logs)) if logs else set()
         for step in steps:
             entries = [e for log in logs for e in log if e.get("step") == step]
@@ -406,19 +404,19 @@ def compare(case: Case, starts: int) -> list[str]:
     if sorted(lineage) != list(range(1, steps + 1)):
         faults.append(f"steps {sorted(set(range(1, steps + 1)) ^ set(lineage))} are missing or too many")
     expected = unkilled_weights(global_batch)
-    if weights is None or abs(weights - expected) > TOLERANCE * abs(expected):
-        faults.append(f"its weights sum up to {weights}, those of a run that nobody killed to {expected}")
+    if weights is None or abs(weights - expected) > RELATIVE_TOLERANCE * abs(expected):
+        faults.append(f"its weights sum up to {weights}, those of an uninterrupted run to {expected}")
     return faults
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a log; the last one may have been cut by a kill."""
+    """Return the complete lines of a log; a kill may have truncated the last one."""
     lines = path.read_text().splitlines()
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def unkilled_weights(global_batch: int, known: dict[int, float] = {}) -> float:  # noqa: B006 (kept on purpose)
-    """Return the weights of a run on one rank that nobody killed."""
+def unkilled_weights(global_batch: int, known: dict[int, float] = {}) -> float:  # noqa: B006 (a cache)
+    """Return the checksum of an uninterrupted run on one rank."""
     if global_batch not in known:
         from cloudtrain_runtime import GlobalOrderSampler
 
@@ -439,26 +437,26 @@ def unkilled_weights(global_batch: int, known: dict[int, float] = {}) -> float: 
     return known[global_batch]
 
 
-def report(told: Told, seconds: float, path: Path | None) -> None:
-    """Print what was seen, and write it down."""
-    torn = sum("loaded other weights" in fault for fault in told.faults)
-    beaten = sum("epoch" in fault or "steps" in fault or "weights sum" in fault for fault in told.faults)
-    stuck = sum("failed" in fault or "hangs" in fault or "does not come" in fault for fault in told.faults)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(told.kinds.items()))
-    worlds = ", ".join(f"{world}: {count}" for world, count in sorted(told.worlds.items()))
+def report(results: Results, seconds: float, path: Path | None) -> None:
+    """Print the results and write them to a file."""
+    torn = sum("loaded other weights" in fault for fault in results.faults)
+    wrong = sum("epoch" in fault or "steps" in fault or "weights sum" in fault for fault in results.faults)
+    stuck = sum("failed" in fault or "hangs" in fault or "does not complete" in fault for fault in results.faults)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(results.kinds.items()))
+    worlds = ", ".join(f"{world}: {count}" for world, count in sorted(results.worlds.items()))
     lines = [
-        f"{told.kills} kills ({kinds}) of {told.starts} starts in {told.runs} runs, {told.resumed} of them from a",
-        f"checkpoint; starts by ranks: {worlds}; {seconds:.0f} s.",
+        f"{results.kills} kills ({kinds}) of {results.starts} starts in {results.runs} runs, {results.resumed} of them",
+        f"from a checkpoint; starts by ranks: {worlds}; {seconds:.0f} s.",
         "",
         "| what | seen |",
         "|---|---|",
-        f"| samples lost or repeated, steps missing, weights that differ | {beaten} |",
+        f"| samples lost or repeated, steps missing, weights that differ | {wrong} |",
         f"| torn checkpoints accepted | {torn} |",
         f"| runs that could not resume | {stuck} |",
     ]
-    print("\n".join([*lines, *told.faults]))
+    print("\n".join([*lines, *results.faults]))
     if path is not None:
-        path.write_text("# Runs killed again and again\n\n" + "\n".join([*lines, *told.faults]) + "\n")
+        path.write_text("# Repeatedly killed runs\n\n" + "\n".join([*lines, *results.faults]) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measure `cloudtrain list` over many runs: the whole process, from its start to its end.
+"""Measure `cloudtrain list` with many runs: the entire process, from start to end.
 
     .venv/bin/python benchmarks/listing.py [--jobs 10000] [--turns 5] [--milliseconds 0] [--write FILE]
 
 A server on loopback holds the jobs and answers ListTrainingJobs and Search by their API reference; `--milliseconds`
 lets each answer wait, as one from far away does. The local runs are folders as the local backend leaves them. Commands
-take turns. boto3 reading the same page, and all pages, stands beside them.
+alternate. boto3 that reads the same page, and all pages, is measured for comparison.
 """
 
 from __future__ import annotations
@@ -62,9 +62,6 @@ def make_jobs(count: int) -> list[dict[str, Any]]:
     return jobs
 
 
-# ---------------------------------------------------------------- the account
-
-
 def list_jobs(jobs: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
     """Answer ListTrainingJobs: names and times before a page is cut, the status after."""
     name, after = asked.get("NameContains", ""), asked.get("CreationTimeAfter", 0)
@@ -76,12 +73,12 @@ def list_jobs(jobs: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, An
     page, more = _page(found, asked)
     status = asked.get("StatusEquals")
     hidden = {"Tags"}
-    told = [
+    summaries = [
         {key: value for key, value in job.items() if key not in hidden}
         for job in page
         if status in (None, job["TrainingJobStatus"])
     ]
-    return {"TrainingJobSummaries": told, **more}
+    return {"TrainingJobSummaries": summaries, **more}
 
 
 def search(jobs: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
@@ -98,12 +95,12 @@ def _page(found: list[dict[str, Any]], asked: dict[str, Any]) -> tuple[list[dict
 
 
 def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection) -> None:
-    """Serve the account until the process is ended; tell the port."""
+    """Serve the account until the process ends; print the port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = (
-            True  # headers and body are two writes: else each answer waits 40 ms for a delayed ACK
+            True  # without it each response waits 40 ms for a delayed ACK between headers and body
         )
 
         def do_POST(self) -> None:
@@ -118,18 +115,15 @@ def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection) -> None:
             self.wfile.write(body)
 
         def log_message(self, *arguments: Any) -> None:
-            """Stay silent."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     port.send(server.server_port)
     server.serve_forever()
 
 
-# ---------------------------------------------------------------- this machine
-
-
 def make_runs(home: Path, jobs: list[dict[str, Any]]) -> None:
-    """Write a folder for each job, with what the local backend keeps of a run."""
+    """Write a run folder of the local backend for each job."""
     for job in jobs:
         folder = home / "runs" / job["TrainingJobName"]
         folder.mkdir(parents=True)
@@ -142,7 +136,7 @@ def make_runs(home: Path, jobs: list[dict[str, Any]]) -> None:
 
 
 def commands(cwd: Path) -> list[Command]:
-    """Return what is measured."""
+    """Return the measured commands."""
 
     def cloudtrain(name: str, *arguments: str, goal: str = "") -> Command:
         return Command(name, [str(BIN / "cloudtrain"), "list", *arguments], cwd, goal)
@@ -167,11 +161,11 @@ def commands(cwd: Path) -> list[Command]:
 
 
 def main() -> None:
-    """Measure, print, and with --write put the table between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=5, help="counted turns of each command")
-    parser.add_argument("--milliseconds", type=float, default=0, help="time that each answer of the account waits")
+    parser.add_argument("--milliseconds", type=float, default=0, help="delay of each response of the account")
     parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
     options = parser.parse_args()
     jobs = make_jobs(options.jobs)
@@ -198,7 +192,7 @@ def main() -> None:
     wait = f", each answer after {options.milliseconds:g} ms" if options.milliseconds else ""
     note = (
         f"{options.jobs:,} jobs of an account on loopback{wait}, and as many runs on this machine. Medians of "
-        f"{options.turns} alternating turns on {describe_machine()}; whole processes."
+        f"{options.turns} alternating turns on {describe_machine()}; entire processes."
     )
     text = "\n".join([*table(found, seconds, found[0].name), "", note])
     print(text)

@@ -1,4 +1,4 @@
-"""What the loops of loops.py train, each loop, and the turns they take: one rank is one process.
+"""Training loops of loops.py, their models, and their turns: one rank is one process.
 
 Every loop calls the same `loss` once per step, and that is where time is taken and where turns are waited for: at the
 begin of a turn a rank reads a byte from GO_FD, at its end it writes the seconds of the turn's counted steps to DONE_FD.
@@ -22,9 +22,6 @@ from cloudtrain_runtime import Batch, GlobalOrderSampler, Task
 
 RATE = 1e-3
 LOG_EVERY = 10
-
-
-# ---------------------------------------------------------------- what is trained
 
 
 class GPT(nn.Module):
@@ -53,7 +50,7 @@ def make_model(kind: str) -> nn.Module:
 
 
 def make_data(kind: str, samples: int) -> Dataset[Any]:
-    """Return so many random samples, the same in every process."""
+    """Return random samples, the same in every process."""
     draw = torch.Generator().manual_seed(0)
     if kind == "gpt":
         return TensorDataset(torch.randint(256, (samples, 65), generator=draw))
@@ -63,7 +60,7 @@ def make_data(kind: str, samples: int) -> Dataset[Any]:
 
 
 class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Samples of a class that no loop knows, so each takes them one by one."""
+    """Samples of an unknown dataset class, so that each loop reads them one by one."""
 
     def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         self.features, self.labels = features, labels
@@ -81,7 +78,7 @@ class Work:
     Attributes:
         kind: `mlp`, `rows` (the same from a dataset of one's own) or `gpt`.
         batch_size: Samples per rank and step.
-        steps: Steps of the whole run.
+        steps: Steps of the entire run.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -93,7 +90,7 @@ class Work:
         self.losses: list[torch.Tensor] = []
         self._go, self._done = int(os.environ["GO_FD"]), int(os.environ["DONE_FD"])
         self._began = 0.0
-        self._until = 0  # calls of `loss` before the next look at the turns
+        self._until = 0  # calls of `loss` until the turn is checked again
 
     @property
     def samples(self) -> int:
@@ -148,13 +145,13 @@ class Work:
         return torch.optim.AdamW(model.parameters(), lr=RATE)
 
     def log(self, step: int, loss: torch.Tensor) -> None:
-        """Print the loss now and then, as anybody would."""
+        """Print the loss at intervals."""
         if step % LOG_EVERY == 0 and self.rank == 0:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
 
 
 class BatchList(Sampler[list[int]]):
-    """Batches that were cut before: the cheapest of all samplers."""
+    """Precomputed batches, the cheapest sampler."""
 
     def __init__(self, batches: list[list[int]], batch_size: int) -> None:
         self.batches, self.batch_size, self.drop_last = batches, batch_size, False
@@ -190,11 +187,8 @@ class Measured(Task):
         return self.work.optimizer(model)
 
 
-# ---------------------------------------------------------------- the loops
-
-
 def by_hand(work: Work) -> None:
-    """Train with nothing but torch."""
+    """Train with plain torch."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -236,7 +230,7 @@ def with_accelerate(work: Work) -> None:
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     net = make_model(work.kind)
-    loader = work.loader(all_ranks=True)  # it shares the batches out
+    loader = work.loader(all_ranks=True)  # Accelerate distributes the batches
     model, optimizer, loader = accelerator.prepare(net, work.optimizer(net), loader)
     for step, batch in enumerate(loader, 1):
         loss = work.loss(model, batch)
@@ -247,7 +241,7 @@ def with_accelerate(work: Work) -> None:
 
 
 def with_trainer(work: Work) -> None:
-    """Train with Lightning's Trainer, without its logger, bar and checkpoints."""
+    """Train with Lightning's Trainer, without its logger, progress bar and checkpoints."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -291,7 +285,7 @@ def main() -> None:
 
         worker.main()
     LOOPS[sys.argv[1]](Work(json.loads(settings)))
-    os._exit(0)  # torch's shutdown with Gloo aborts now and then
+    os._exit(0)  # torch's shutdown with Gloo sometimes aborts
 
 
 if __name__ == "__main__":

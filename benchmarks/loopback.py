@@ -1,4 +1,4 @@
-"""An S3 server on loopback for benchmarks: small and fast, with one bucket."""
+"""S3 server on loopback for benchmarks, with one bucket."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from measure import REPOSITORY
 _MAKE_BUCKET = """
 import sys
 import boto3
-place = {"LocationConstraint": "us-west-2"}
-boto3.client("s3").create_bucket(Bucket=sys.argv[1], CreateBucketConfiguration=place)
+location = {"LocationConstraint": "us-west-2"}
+boto3.client("s3").create_bucket(Bucket=sys.argv[1], CreateBucketConfiguration=location)
 """
 
 
 @contextlib.contextmanager
 def serve_bucket(name: str) -> Iterator[str]:
-    """Serve S3; yield the uri of a new bucket. This process's environment says how to reach it."""
+    """Serve S3; yield the URI of a new bucket. Sets the AWS variables of this process's environment."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from support.s3_server import serve_s3
 
@@ -32,6 +32,6 @@ def serve_bucket(name: str) -> Iterator[str]:
             AWS_DEFAULT_REGION="us-west-2",
             AWS_EC2_METADATA_DISABLED="true",
         )
-        # In a process of its own: one that forks later must hold no connection.
+        # In a child process: this process may fork later and must hold no connection.
         subprocess.run([sys.executable, "-c", _MAKE_BUCKET, name], check=True)
         yield f"s3://{name}"

@@ -1,4 +1,4 @@
-"""Hold cloudtrain's training loop against one by hand, Lightning's two and Accelerate's: samples per second.
+"""Compare cloudtrain's training loop with a plain one, Lightning's two and Accelerate's: samples per second.
 
     .venv/bin/python benchmarks/loops.py [--rounds 7] [--only mlp-1] [--loops hand,cloudtrain] [--write FILE]
 
@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "rows": {"kind": "rows", "batch_size": 32, "warm": 20, "counted": 200, "turns": 9},
     "gpt": {"kind": "gpt", "batch_size": 2, "warm": 2, "counted": 10, "turns": 5},
 }
-"""What a turn is: steps that only warm up, and steps that count, as many logs among them in each turn."""
+"""Steps of a turn: warm-up steps and measured steps, with the same number of log lines in each turn."""
 
 _TOLERANCE = 1e-3
 _JOB = """
@@ -54,7 +54,7 @@ checkpoint: {{every: 1h}}
 
 @dataclass
 class Started:
-    """The processes of one loop: a pipe to each that lets it go on, and one from each that tells its seconds."""
+    """The processes of one loop: a pipe to each that starts a turn, and one from each that returns its seconds."""
 
     name: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -62,16 +62,16 @@ class Started:
     done: list[IO[str]] = field(default_factory=list)
 
     def take_turn(self) -> float:
-        """Let all ranks go on to the end of their turn; return its seconds on rank 0."""
+        """Run one turn on all ranks; return its seconds on rank 0."""
         for pipe in self.go:
             os.write(pipe, b"\n")
-        told = [pipe.readline() for pipe in self.done]
-        if not all(told):
+        seconds = [pipe.readline() for pipe in self.done]
+        if not all(seconds):
             sys.exit(f"{self.name} has ended before its turns were over: see its output above")
-        return float(told[0])
+        return float(seconds[0])
 
     def finish(self) -> list[list[float]]:
-        """Wait for the end; return the losses of each rank."""
+        """Wait until the processes end; return the losses of each rank."""
         losses: list[list[float]] = [json.loads(pipe.readline()) for pipe in self.done]
         for process in self.processes:
             if process.wait(300) != 0:
@@ -79,7 +79,7 @@ class Started:
         return losses
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill remaining processes and close the pipes."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -122,7 +122,7 @@ def start(name: str, ranks: int, folder: Path) -> Started:
 
 
 def prepare(settings: Mapping[str, Any], ranks: int, folder: Path) -> None:
-    """Write what the loops read: the settings, and for ours what a host has of a run."""
+    """Write the files that the loops read: the settings, and for cloudtrain the files of a host."""
     from cloudtrain.client import jobs
     from cloudtrain_runtime.contract import MlTree
 
@@ -143,7 +143,7 @@ def prepare(settings: Mapping[str, Any], ranks: int, folder: Path) -> None:
 def play_round(
     names: list[str], settings: Mapping[str, Any], ranks: int, first: int
 ) -> tuple[dict[str, list[float]], float]:
-    """Start every loop, let them take their turns; return seconds per turn, and the largest difference of a loss."""
+    """Start every loop and run their turns; return seconds per turn, and the largest difference of a loss."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(settings, ranks, folder)
@@ -167,7 +167,7 @@ def play_round(
 
 
 def _difference(losses: Mapping[str, list[list[float]]]) -> float:
-    """Return by how much a loss of any loop, rank and step differs from that of the loop by hand, at most."""
+    """Return by how much a loss of any loop, rank and step differs at most from that of the plain loop."""
     base = next(iter(losses.values()))
     return max(
         abs(one - other)
@@ -178,7 +178,7 @@ def _difference(losses: Mapping[str, list[list[float]]]) -> float:
 
 
 def measure(model: str, ranks: int, names: list[str], rounds: int) -> list[str]:
-    """Return a Markdown table of the loops on one model with so many ranks."""
+    """Return a Markdown table of the loops on one model and number of ranks."""
     settings = MODELS[model]
     ratios: dict[str, list[float]] = {name: [] for name in names}
     rates: dict[str, list[float]] = {name: [] for name in names}
@@ -211,11 +211,11 @@ def _ranks(count: int) -> str:
 
 
 def main() -> None:
-    """Measure, print, and with --write put the tables between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds of each table")
     parser.add_argument("--only", default="mlp-1,mlp-2,rows-1,rows-2,gpt-1,gpt-2", help="tables: model and ranks")
-    parser.add_argument("--loops", default=",".join(NAMES), help="loops; the first is what the others are held against")
+    parser.add_argument("--loops", default=",".join(NAMES), help="loops; the others are compared with the first")
     parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
     options = parser.parse_args()
     lines: list[str] = []

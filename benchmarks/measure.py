@@ -1,4 +1,4 @@
-"""What the benchmarks share: commands that take turns, medians, tables, and files with a marked part."""
+"""Helpers of the benchmarks: alternating commands, medians, tables, and files with a marked part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 @dataclass(frozen=True)
 class Command:
-    """One measured command, and the goal that it is held against: seconds, or a ratio to another command."""
+    """One measured command and its goal: seconds, or a ratio to another command."""
 
     name: str
     argv: list[str]
@@ -44,7 +44,7 @@ def measure(
 
 
 def run_once(command: Command, environ: dict[str, str], failed: Counter[str]) -> float:
-    """Run a command until it succeeds, and return the seconds of that run; the program ends when it never does."""
+    """Run a command until it succeeds; return the seconds of that run. Exit if it never succeeds."""
     for _ in range(_TRIES):
         began = time.perf_counter()
         done = subprocess.run(command.argv, cwd=command.cwd, env=environ, capture_output=True, text=True, check=False)
@@ -66,12 +66,12 @@ def table(commands: list[Command], seconds: dict[str, list[float]], base: str) -
 
 
 def describe_machine() -> str:
-    """Return what was measured on, such as `2 cores, Python 3.11.7`."""
+    """Return the machine, such as `2 cores, Python 3.11.7`."""
     return f"{os.cpu_count()} cores, Python {sys.version.split()[0]}"
 
 
 def replace_marked(path: Path, text: str) -> None:
-    """Put a text between the marks of a file, and end the program if it has none."""
+    """Replace the text between the markers of a file. Exit if the file has none."""
     before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     if not after:

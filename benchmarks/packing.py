@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/packing.py [--files 10000] [--megabytes 500] [--turns 5] [--write FILE]
 
 Each way runs in a process of its own and takes turns with the others. Seconds are those of the packing alone, without
-the start of Python; memory is the peak of the whole process. Half of the bytes are text, half cannot be compressed.
+the start of Python; memory is the peak of the process. Half of the bytes are text, half cannot be compressed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from measure import describe_machine, replace_marked
 _FOLDERS = 100
 _WORDS = 4000
 _SETTLE_SECONDS = 3.0
-"""Digests of files that have just changed are not remembered."""
+"""Digests of files that have just changed are not cached."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One measured way of packing."""
+    """One measurement of packing."""
 
     seconds: float
     peak_bytes: int
@@ -67,18 +67,18 @@ def pack_with_sagemaker(root: Path, target: Path) -> Path:
     import sagemaker.utils
 
     began = time.perf_counter()
-    files = sagemaker.fw_utils._list_files_to_compress("train.py", str(root))  # noqa: SLF001 (the SDK's own way)
+    files = sagemaker.fw_utils._list_files_to_compress("train.py", str(root))  # noqa: SLF001 (the SDK's own function)
     path = Path(sagemaker.utils.create_tar_file(files, str(target / "sourcedir.tar.gz")))
     print(json.dumps({"seconds": time.perf_counter() - began}))
     return path
 
 
 def child(way: str, root: Path, work: Path) -> None:
-    """Pack in one way, and print seconds and archive."""
+    """Pack with one tool, and print seconds and archive."""
     if way == "sagemaker":
         print(json.dumps({"archive": str(pack_with_sagemaker(root, work))}))
         return
-    import cloudtrain.bundle  # noqa: F401 (outside of what is measured)
+    import cloudtrain.bundle  # noqa: F401 (imported before the measurement)
 
     began = time.perf_counter()
     path = pack_with_cloudtrain(root, work / ("home" if way == "again" else f"home-{time.time_ns()}"))
@@ -86,7 +86,7 @@ def child(way: str, root: Path, work: Path) -> None:
 
 
 def run(way: str, root: Path, work: Path) -> Packed:
-    """Pack in a process of its own."""
+    """Pack in a child process."""
     output = work / "output"
     argv = [sys.executable, "-W", "ignore", __file__, "--child", way, str(root), str(work)]
     if way == "tar":
@@ -98,11 +98,11 @@ def run(way: str, root: Path, work: Path) -> Packed:
     took = time.perf_counter() - began
     if status != 0:
         sys.exit(f"{way} failed: {output.read_text()}")
-    told = {"archive": str(work / "sourcedir.tar.gz")}
+    output = {"archive": str(work / "sourcedir.tar.gz")}
     for line in output.read_text().splitlines():
-        told |= json.loads(line) if line.startswith("{") else {}
-    archive = Path(told["archive"])
-    packed = Packed(float(told.get("seconds", took)), usage.ru_maxrss * 1024, archive.stat().st_size)
+        output |= json.loads(line) if line.startswith("{") else {}
+    archive = Path(output["archive"])
+    packed = Packed(float(output.get("seconds", took)), usage.ru_maxrss * 1024, archive.stat().st_size)
     if way != "again":
         shutil.rmtree(archive.parents[2]) if way == "first" else archive.unlink()
     return packed
@@ -117,11 +117,11 @@ _WAYS = {
 
 
 def main() -> None:
-    """Measure, print, and with --write put the table between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--turns", type=int, default=5, help="counted turns of each way")
+    parser.add_argument("--turns", type=int, default=5, help="counted turns of each tool")
     parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
     parser.add_argument("--child", nargs=3, metavar=("WAY", "ROOT", "WORK"), help=argparse.SUPPRESS)
     options = parser.parse_args()

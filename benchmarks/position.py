@@ -1,4 +1,4 @@
-"""Measure the position in the data: how fast a rank finds its samples, saves where it is and goes on; and each step.
+"""Measure the data position: how fast a rank finds its samples, saves its position and resumes; and each step.
 
     .venv/bin/python benchmarks/position.py [--samples 1000000000] [--ranks 1024] [--turns 5] [--write FILE]
 
@@ -31,7 +31,7 @@ _SMALL = ((60_000, 1), (60_000, 2), (60_000, 4), (1_000_000, 1), (1_000_000, 8))
 
 
 def main() -> None:
-    """Measure and print, or write into a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=10**9)
     parser.add_argument("--ranks", type=int, default=1024)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _position(samples: int, ranks: int, turns: int) -> list[str]:
-    """Return a table about one rank of many; the program ends when a goal is missed."""
+    """Return a table about one rank of many; exit if a goal is missed."""
     middle = Position(step=samples // (2 * ranks * _BATCH_SIZE), epoch=1, samples=samples // 2)
 
     def first() -> Any:
@@ -97,7 +97,7 @@ def _seconds(action: Callable[[], Any]) -> float:
 
 
 def _steps(turns: int) -> list[str]:
-    """Return a table of microseconds per step of a whole epoch, its start included; of processor time, one thread."""
+    """Return a table of microseconds of CPU time per step of an entire epoch with its start, in one thread."""
     lines = [
         "| samples, ranks | us per step | with torch's DistributedSampler | ratio (goal: at most 1) |",
         "|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Measure from SIGKILL of a worker to the next step, and from the command to the first: cloudtrain against torchrun.
+"""Measure the time from SIGKILL of a worker to the next step, and to the first step: cloudtrain and torchrun.
 
     .venv/bin/python benchmarks/recovery.py [--rounds 7] [--fresh] [--write FILE]
 
@@ -53,7 +53,7 @@ while restart == 0 or step < 5:
         steps.write(f"step {time.time()} of restart {restart}\\n")
     time.sleep(0.01)
 dist.barrier()
-os._exit(0)  # torch's shutdown with Gloo aborts now and then, and is not what is measured
+os._exit(0)  # torch's shutdown with Gloo sometimes aborts, and is not measured
 """
 JOB = """
 name: recovery
@@ -97,7 +97,7 @@ def ways(folder: Path, *, fresh: bool) -> dict[str, Way]:
 
 
 def run_once(way: Way, folder: Path, environ: dict[str, str]) -> Times:
-    """Run the script until it has been killed and has started again; return what it took."""
+    """Run the script until it was killed and has restarted; return the times."""
     argv = way.argv
     steps = folder / "steps"
     steps.unlink(missing_ok=True)
@@ -116,13 +116,13 @@ def run_once(way: Way, folder: Path, environ: dict[str, str]) -> Times:
 
 
 def check_mechanism(way: Way, steps: Path) -> None:
-    """End the program unless the workers of both starts were forked, or were not, as the way is meant to measure."""
+    """Exit unless the workers of both starts were forked or not, as the variant requires."""
     lines = [line for line in steps.read_text().splitlines() if line.startswith("worker")]
     wanted = sorted(f"worker forked={way.is_forked} of restart {restart}" for restart in (0, 0, 1, 1))
     if sorted(lines) != wanted:
-        told = "\n".join(lines)
+        output = "\n".join(lines)
         log = steps.with_name("log").read_text()[-3000:]
-        sys.exit(f"{way.argv[0]}: the workers must be forked={way.is_forked}, and were:\n{told}\n{log}")
+        sys.exit(f"{way.argv[0]}: the workers must be forked={way.is_forked}, and were:\n{output}\n{log}")
 
 
 def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int, count: int) -> list[float]:
@@ -141,9 +141,9 @@ def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int
 
 
 def main() -> None:
-    """Measure, print, and with --write put the tables between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="counted turns of each way")
+    parser.add_argument("--rounds", type=int, default=7, help="counted turns of each variant")
     parser.add_argument("--fresh", action="store_true", help="also with a new interpreter for each worker")
     parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
     options = parser.parse_args()

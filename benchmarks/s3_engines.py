@@ -52,7 +52,7 @@ def measure_in_turns(ways: dict[str, Callable[[], None]], rounds: int, bytes_: i
     """Return MB/s by name, without the first round."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
-        # There and back, so that none is always the one after the heaviest.
+        # In both orders, so that no variant always follows the slowest one.
         for name, way in list(ways.items())[:: -1 if turn % 2 else 1]:
             began = time.perf_counter()
             way()
@@ -62,7 +62,7 @@ def measure_in_turns(ways: dict[str, Callable[[], None]], rounds: int, bytes_: i
 
 
 def ways(endpoint: str, count: int, path: str) -> dict[str, Callable[[], None]]:
-    """Return what is measured by name."""
+    """Return the measured functions by name."""
     import boto3
     from s3torchconnector import S3Checkpoint, S3ClientConfig
 

@@ -2,8 +2,8 @@
 
     make benchmarks            # or: .venv/bin/python benchmarks/startup.py [--runs N] [--write FILE]
 
-Whole processes by the wall clock. The commands of a group take turns, so that a machine that is slow for a minute is
-slow for all of them; what is shown are medians, and ratios within the same run.
+Wall-clock time of entire processes. The commands of a group alternate, so that a slow minute of the machine affects all
+of them. Results are medians, and ratios within the same turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from measure import BIN, REPOSITORY, Command, describe_machine, measure, replace
 
 
 def starts() -> list[Command]:
-    """Return the commands whose start-up is measured, and what they are compared with."""
+    """Return the commands whose start-up is measured, and the commands to compare with."""
     cloudtrain, python, job = str(BIN / "cloudtrain"), sys.executable, "examples/digits/job.yaml"
     return [
         Command("`cloudtrain --help`", [cloudtrain, "--help"], REPOSITORY, "0.20 s"),
@@ -43,7 +43,7 @@ def runs(folder: Path) -> list[Command]:
 
 
 def main() -> None:
-    """Measure, print, and with --write put the tables between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9, help="counted turns of the start-up commands")
     parser.add_argument("--run-turns", type=int, default=5, help="counted turns of the training runs")

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/submit.py [--turns 7] [--megabytes 200] [--write benchmarks/results/submit.md]
 
 Whole processes by the wall clock. The commands of a group take turns, each with an account that is new to it: nothing
-in S3, nothing packed. `estimator_submit.py` is the script. With each command stands what CPU time the server needed for
+in S3, nothing packed. `estimator_submit.py` is the script. The table also has the CPU time that the server needed for
 it, because that is no time of the command's own.
 """
 
@@ -33,7 +33,7 @@ from packing import make_tree
 BUCKET, ROLE = "cloudtrain-benchmark", "training"
 _FILES = 400
 _SETTLE_SECONDS = 3.0
-"""Digests of files that have just changed are not remembered."""
+"""Digests of files that have just changed are not cached."""
 _TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -55,7 +55,7 @@ class Account:
     home: Path
 
     def renew(self) -> None:
-        """Forget everything there and here, but for the bucket and the role."""
+        """Reset the server and the local state, except for the bucket and the role."""
         endpoint = self.environ["AWS_ENDPOINT_URL"]
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()  # noqa: S310
         region = self.environ["AWS_DEFAULT_REGION"]
@@ -67,14 +67,14 @@ class Account:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def cpu_seconds(self) -> float:
-        """CPU time that the server has needed so far."""
+        """CPU time of the server so far, in seconds."""
         times = self.server.cpu_times()
         return float(times.user + times.system)
 
 
 @dataclass
 class Measured:
-    """One command's turns."""
+    """Measurements of one command."""
 
     seconds: list[float] = field(default_factory=list)
     server: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ def commands(job: Path, entry_point: str) -> list[tuple[Command, bool]]:
     script = [sys.executable, "-W", "ignore", str(REPOSITORY / "benchmarks" / "estimator_submit.py")]
     submit = [str(BIN / "cloudtrain"), "submit", str(job), "--instances", "2"]
     where = job.parent
-    # Another limit makes it another job: the same one again would attach to the run that is there.
+    # Another limit makes it another job; an identical one would attach to the existing run.
     other = [*submit, "--set", "limits.runtime=2h", "--skip-check"]
     return [
         (Command("estimator script", [*script, str(where), entry_point], where), True),
@@ -96,7 +96,7 @@ def commands(job: Path, entry_point: str) -> list[tuple[Command, bool]]:
 
 
 def measure(case: list[tuple[Command, bool]], turns: int, account: Account) -> dict[str, Measured]:
-    """Run the commands in turn, once to warm up and then `turns` times."""
+    """Run the commands alternately, once to warm up and then `turns` times."""
     found = {command.name: Measured() for command, _ in case}
     failed: Counter[str] = Counter()
     for turn in range(turns + 1):
@@ -128,11 +128,11 @@ def table(title: str, case: list[tuple[Command, bool]], found: dict[str, Measure
 
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[Account]:
-    """Serve moto, and end it."""
+    """Serve moto until the block ends."""
     program = [sys.executable, str(REPOSITORY / "tests" / "moto_server.py")]
     with (folder / "moto.log").open("w") as errors:
         server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
-    assert server.stdout is not None  # noqa: S101 (a pipe was asked for)
+    assert server.stdout is not None  # noqa: S101 (stdout is a pipe)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLOUDTRAIN_"))}
     try:
         yield Account(
@@ -179,7 +179,7 @@ def make_large(folder: Path, total_bytes: int) -> Path:
 
 
 def main() -> None:
-    """Measure, print, and with --write put the tables between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=7, help="counted turns of each command")
     parser.add_argument("--megabytes", type=int, default=200, help="size of the large code folder")

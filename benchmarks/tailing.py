@@ -1,10 +1,10 @@
-"""Measure reading and following of SageMaker logs against a CloudWatch stand-in that enforces AWS's limits and breaks.
+"""Measure reading and following of SageMaker logs against a CloudWatch simulator with AWS's limits and faults.
 
     .venv/bin/python benchmarks/tailing.py [--lines 100000 1000000] [--runs 100] [--seconds 60] [--write FILE]
 
 First one log of four hosts is read, and followed while it is written, with a fifth of the calls struck: throttled,
 answered with status 500, cut, torn, empty. Each line has its number, so that lost and repeated ones are counted; memory
-is the peak of the whole process that reads. Then many runs are followed at once, by one process and by a process each,
+is the peak of the reading process. Then many runs are followed at once, by one process and by a process each,
 against a server that throttles what is above the limits. Nothing coordinates the clients: each backs off by itself.
 """
 
@@ -33,7 +33,7 @@ HOSTS = 4
 _RUN = "bench-261120-101500-{:06x}"
 _POLL_SECONDS = 0.1
 _LINES_PER_SECOND = 60_000
-"""What the hosts of the followed log print together: somewhat more than can be read."""
+"""Lines per second of all hosts of the followed log: somewhat more than can be read."""
 
 LIMITS = {"GetLogEvents": 10.0, "DescribeLogStreams": 25.0, "DescribeTrainingJob": 10.0}
 """Calls per second of an account in the smaller regions. Source: "CloudWatch Logs quotas", Amazon CloudWatch Logs User
@@ -42,11 +42,8 @@ Guide, 2026. AWS does not publish the limit of DescribeTrainingJob; 10 is assume
 _PADDING = "loss 0.1234  lr 3.0e-04  812.4 samples/s  grad norm 0.97  data 0.001 s  step 0.121 s"
 
 
-# ---------------------------------------------------------------- the server's process
-
-
 def serve(script: dict[str, Any]) -> None:
-    """Serve what a script says; print the address, and at the end of standard input what has been asked."""
+    """Serve a script; print the address, and statistics of the calls when standard input ends."""
     from support.cloudwatch_server import EVERY_FAULT, CloudWatch, summary
     from support.cloudwatch_server import serve as serving
 
@@ -91,7 +88,7 @@ def _most_in_a_second(times: list[float]) -> int:
 
 
 def _refused_late(times: list[float], refused_at: list[float]) -> float:
-    """Return the part of the calls of the second half of the time that was refused."""
+    """Return the share of rejected calls in the second half of the time."""
     middle = (times[0] + times[-1]) / 2
     late = sum(moment > middle for moment in times)
     return sum(moment > middle for moment in refused_at) / max(1, late)
@@ -99,19 +96,16 @@ def _refused_late(times: list[float], refused_at: list[float]) -> float:
 
 @contextlib.contextmanager
 def server(**script: Any) -> Iterator[tuple[str, subprocess.Popen[str], dict[str, Any]]]:
-    """Serve in a process of its own; give its address, the process, and what it tells at the end."""
+    """Serve in a child process; yield its address, the process, and its statistics after the end."""
     argv = [sys.executable, __file__, "--serve", json.dumps(script)]
-    told: dict[str, Any] = {}
+    server_stats: dict[str, Any] = {}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if process.stdin is None or process.stdout is None:
             sys.exit("the server has no pipes")
         endpoint = process.stdout.readline().strip()
-        yield endpoint, process, told
+        yield endpoint, process, server_stats
         process.stdin.close()
-        told |= json.loads(process.stdout.read())
-
-
-# ---------------------------------------------------------------- one long log
+        server_stats |= json.loads(process.stdout.read())
 
 
 class Checker:
@@ -123,7 +117,7 @@ class Checker:
         self._next: dict[str, int] = {}
 
     def check(self, lines: Iterable[Any], *, timed: bool = False) -> None:
-        """Take lines until there are no more."""
+        """Read lines until the end."""
         for line in lines:
             number, expected = int(line.text.partition(" ")[0]), self._next.get(line.host, 0)
             self.lines += 1
@@ -135,7 +129,7 @@ class Checker:
 
 
 def read_long_log(way: str) -> None:
-    """Read or follow the server's only run, and print what came."""
+    """Read or follow the server's only run, and print counts."""
     from cloudtrain.backends.sagemaker import SageMakerBackend
     from cloudtrain.settings.settings import Settings
 
@@ -152,7 +146,11 @@ def measure_long_log(way: str, lines: int) -> list[str]:
     """Return a row of the table."""
     followed = way == "followed"
     script = {"faults": True, "limits": {}, "runs": 1, "hosts": HOSTS, "lines": lines, "all_print": True}
-    with server(**script, per_second=_LINES_PER_SECOND / HOSTS if followed else 0) as (endpoint, process, told):
+    with server(**script, per_second=_LINES_PER_SECOND / HOSTS if followed else 0) as (
+        endpoint,
+        process,
+        server_stats,
+    ):
         environ = {**os.environ, "AWS_ENDPOINT_URL": endpoint}
         if followed and process.stdin is not None:
             threading.Timer(lines / _LINES_PER_SECOND, _say_end, (process,)).start()
@@ -164,10 +162,10 @@ def measure_long_log(way: str, lines: int) -> list[str]:
             output.seek(0)
             found = json.loads(output.read()) if status == 0 else sys.exit(f"{way} of {lines} lines failed")
     lost, repeated = lines - found["lines"] + found["repeated"], found["repeated"]
-    struck = {**told["struck"]}
+    struck = {**server_stats["struck"]}
     faults = sum(count for kind, count in struck.items() if kind not in ("empty", "short"))
     cells = [f"{way}, {lines:,} lines", f"{found['seconds']:.1f}", f"{lines / found['seconds']:,.0f}"]
-    cells += [f"{usage.ru_maxrss * 1024 / 1e6:.0f} MB", f"{sum(told['calls'].values())}"]
+    cells += [f"{usage.ru_maxrss * 1024 / 1e6:.0f} MB", f"{sum(server_stats['calls'].values())}"]
     return [*cells, f"{faults} and {struck.get('empty', 0)}", f"{lost}", f"{repeated}"]
 
 
@@ -177,15 +175,12 @@ def _say_end(process: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-# ---------------------------------------------------------------- many runs at once
-
-
 def follow_many(way: str, endpoint: str, runs: int, seconds: float, work: Path) -> dict[str, Any]:
     """Follow all runs for a while, and return counts and latencies of the lines."""
     import boto3
     from botocore.config import Config
 
-    import cloudtrain.backends.sagemaker.logs  # noqa: F401 (once, not in each of 100 processes)
+    import cloudtrain.backends.sagemaker.logs  # noqa: F401 (once, before 100 processes are forked)
     from cloudtrain.aws.retry import client_retries
 
     config = Config(retries=client_retries(), max_pool_connections=runs)
@@ -202,7 +197,7 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float, work: Path) 
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return _sum([_told(checker) for checker in checkers])
-    folder = work / "told"
+    folder = work / "results"
     folder.mkdir()
     children = [_fork(clients, number, until, folder) for number in range(runs)]
     for child in children:
@@ -253,17 +248,20 @@ def _told(checker: Checker) -> dict[str, Any]:
     return {**counts, "latencies": checker.latencies[:]}
 
 
-def _sum(told: list[dict[str, Any]]) -> dict[str, Any]:
+def _sum(results: list[dict[str, Any]]) -> dict[str, Any]:
     counts: Counter[str] = Counter()
-    for each in told:
+    for each in results:
         counts.update({name: each[name] for name in ("lines", "lost", "repeated")})
-    return {**counts, "latencies": [latency for each in told for latency in each["latencies"]]}
+    return {**counts, "latencies": [latency for each in results for latency in each["latencies"]]}
 
 
 def measure_many(way: str, runs: int, seconds: float) -> list[list[str]]:
     """Return the rows of one way: a row for each operation."""
     script = {"faults": False, "limits": LIMITS, "runs": runs, "hosts": 2, "lines": 3600, "all_print": False}
-    with tempfile.TemporaryDirectory() as folder, server(**script, per_second=1.0) as (endpoint, _, told):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(**script, per_second=1.0) as (endpoint, _, server_stats),
+    ):
         argv = [sys.executable, __file__, "--follow", way, endpoint, str(runs), str(seconds), folder]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -273,15 +271,12 @@ def measure_many(way: str, runs: int, seconds: float) -> list[list[str]]:
     median, worst = statistics.median(delays), delays[int(len(delays) * 0.95)]
     rows = []
     for operation, limit in LIMITS.items():
-        calls, refused = told["calls"][operation], told["throttled"].get(operation, 0)
+        calls, refused = server_stats["calls"][operation], server_stats["throttled"].get(operation, 0)
         rate = f"{calls / seconds:.1f}"
-        share = f"{100 * refused / calls:.1f} %, {100 * told['refused_late'][operation]:.1f} %"
-        row = [way, operation, f"{limit:.0f}", rate, str(told["most"][operation]), share]
+        share = f"{100 * refused / calls:.1f} %, {100 * server_stats['refused_late'][operation]:.1f} %"
+        row = [way, operation, f"{limit:.0f}", rate, str(server_stats["most"][operation]), share]
         rows.append([*row, f"{median:.0f} s, {worst:.0f} s", f"{found['lost']}, {found['repeated']}"])
     return rows
-
-
-# ---------------------------------------------------------------- tables
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
@@ -303,7 +298,7 @@ _RUN_HEADS = [
 
 
 def main() -> None:
-    """Measure, print, and with --write put the tables between the marks of a file."""
+    """Measure, print, and with --write replace the marked part of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--runs", type=int, default=100)

@@ -1,4 +1,4 @@
-"""The campaign of faults, short: runs that are submitted, followed and stopped in bad weather by clients that die."""
+"""A short fault campaign: clients that submit, follow and stop runs while calls fail and clients are killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.sandboxes import Served
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
 
-def test_a_short_campaign_finds_no_fault() -> None:
+def test_a_short_fault_campaign_succeeds() -> None:
     campaign = [sys.executable, str(REPOSITORY / "benchmarks" / "campaign.py"), "--runs", "6", "--at-once", "3"]
     done = subprocess.run(campaign, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -20,8 +20,8 @@ def test_a_short_campaign_finds_no_fault() -> None:
 
 
 @pytest.mark.parametrize("operation", ["DescribeTrainingJob", "DescribeLogStreams", "ListTrainingJobs"])
-def test_an_answer_that_is_cut_short_is_asked_for_again(sandbox: Served, cli: Cli, operation: str) -> None:
-    """Half a JSON document would be read as an answer without fields."""
+def test_truncated_responses_are_requested_again(sandbox: Served, cli: Cli, operation: str) -> None:
+    """Half a JSON document must not be read as a response without fields."""
     run = "torn-261120-101500-1a2b3c"
     if not sandbox.client("sagemaker").list_training_jobs(NameContains=run)["TrainingJobSummaries"]:
         sandbox.create(run, "echo said")

@@ -1,8 +1,8 @@
-"""Write down when a start reaches which place, for first_step.py: no line of it is in the product.
+"""Trace of a start-up for first_step.py, without changes to the product.
 
 Python imports a module of this name in each process that has this folder on PYTHONPATH. It wraps the functions below
-when their modules are imported, and appends `nanoseconds process-id name` to the file that MARKS_FILE names. The clock
-is the machine's, so the lines of several processes are on one axis.
+when their modules are imported, and appends `nanoseconds process-id name` to the file in TRACE_FILE. All processes use
+the machine's monotonic clock, so their entries are comparable.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ FUNCTIONS = {
     "torch.nn.parallel.distributed": ("DistributedDataParallel.__init__",),
 }
 MODULES = ("torch", "torch._dynamo", "sklearn.datasets", *FUNCTIONS)
-"""Modules whose import is marked, too."""
+"""Modules whose import is traced, too."""
 
 
-def mark(name: str) -> None:
-    """Append a line to the file of marks."""
+def record(name: str) -> None:
+    """Append an entry to the trace file."""
     line = f"{time.monotonic_ns()} {os.getpid()} {name}\n"
-    descriptor = os.open(os.environ["MARKS_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = os.open(os.environ["TRACE_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, line.encode())
     os.close(descriptor)
 
 
-def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _traced(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        mark(f"{name} begins")
+        record(f"{name} begins")
         try:
             return function(*args, **kwargs)
         finally:
-            mark(f"{name} ends")
+            record(f"{name} ends")
 
     return call
 
@@ -77,23 +77,23 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        mark(f"import {name} begins")
+        record(f"import {name} begins")
         self._loader.exec_module(module)
-        mark(f"import {name} ends")
+        record(f"import {name} ends")
         for path in FUNCTIONS.get(name, ()):
             owner: Any = module
             *parents, last = path.split(".")
             for parent in parents:
                 owner = getattr(owner, parent)
             if hasattr(owner, last):
-                setattr(owner, last, _marked(getattr(owner, last), f"{name.rpartition('.')[2]}.{path}"))
+                setattr(owner, last, _traced(getattr(owner, last), f"{name.rpartition('.')[2]}.{path}"))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in MODULES or name in sys.orig_argv[:3]:  # what `python -m` runs is no import
+        if name not in MODULES or name in sys.orig_argv[:3]:  # `python -m` runs the module and does not import it
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -101,6 +101,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if "MARKS_FILE" in os.environ:
-    mark(f"process {sys.orig_argv[-1].rpartition('.')[2]}")
+if "TRACE_FILE" in os.environ:
+    record(f"process {sys.orig_argv[-1].rpartition('.')[2]}")
     sys.meta_path.insert(0, _Finder())
