@@ -1,4 +1,4 @@
-# One topic for everything that somebody should know, and the jobs that did not end well.
+# The SNS topic for alerts, and the alarm for jobs that did not complete.
 
 resource "aws_sns_topic" "alerts" {
   name              = "${var.name}-alerts"
@@ -6,7 +6,7 @@ resource "aws_sns_topic" "alerts" {
   tags              = local.tags
 }
 
-# AWS sends each address a mail whose link must be followed once.
+# AWS sends each address an email with a link to confirm the subscription.
 resource "aws_sns_topic_subscription" "email" {
   for_each = var.alert_emails
 
@@ -21,8 +21,8 @@ resource "aws_sns_topic_policy" "alerts" {
 }
 
 data "aws_iam_policy_document" "alerts" {
-  # Without a condition: EventBridge's guide has long said that its calls meet none in a topic's policy, and an alarm that
-  # never comes is worse than a rule of a stranger's that says too much.
+  # No condition: according to EventBridge's guide its calls satisfy no condition in a topic's policy. A lost alarm would be
+  # worse than a message from a rule of another account.
   statement {
     sid       = "Rules"
     actions   = ["sns:Publish"]

@@ -1,4 +1,4 @@
-# The bucket for code, configuration, checkpoints and models. Nothing below a run's own folder ever expires.
+# The bucket for code, configuration, checkpoints and models. Objects in the folders of runs never expire.
 
 resource "aws_s3_bucket" "this" {
   bucket        = coalesce(var.bucket_name, "${var.name}-${terraform_data.suffix.output}")
@@ -18,7 +18,7 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "this" {
   bucket = aws_s3_bucket.this.id
 
   rule {
-    bucket_key_enabled = true # one call to KMS for many objects
+    bucket_key_enabled = true # fewer calls to KMS
 
     apply_server_side_encryption_by_default {
       sse_algorithm     = "aws:kms"
@@ -92,7 +92,7 @@ data "aws_iam_policy_document" "bucket" {
     }
   }
 
-  # Who names a key, names ours; who names none gets it by the bucket's default.
+  # A request may name only this module's key; without a key the bucket's default applies.
   statement {
     sid       = "OnlyThisKey"
     effect    = "Deny"
@@ -135,7 +135,7 @@ data "aws_iam_policy_document" "bucket" {
     }
   }
 
-  # An object under a key that a client brings along (SSE-C) could be read by nobody else, and names no key of ours.
+  # Reject customer-provided keys (SSE-C): other clients could not read such objects.
   statement {
     sid       = "NoKeyOfTheClient"
     effect    = "Deny"
@@ -161,7 +161,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     status = "Enabled"
     filter {}
 
-    # A client or a job that was killed in an upload leaves parts, which nobody sees and everybody pays for.
+    # A client or a job that is killed during an upload leaves invisible parts that are billed.
     abort_incomplete_multipart_upload {
       days_after_initiation = var.incomplete_upload_days
     }
@@ -172,7 +172,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     status = "Enabled"
     filter {}
 
-    # A checkpoint that a run goes on from is a current version: the runtime deletes only what it needs no more.
+    # A checkpoint that a run can resume from is a current version: the runtime deletes only pruned checkpoints.
     noncurrent_version_expiration {
       noncurrent_days = var.noncurrent_days
     }

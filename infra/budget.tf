@@ -1,4 +1,4 @@
-# What SageMaker may cost in a month, and who is told before and when it does.
+# The monthly budget for SageMaker and its notifications.
 
 resource "aws_budgets_budget" "this" {
   count = var.budget_usd == null ? 0 : 1
@@ -30,5 +30,5 @@ resource "aws_budgets_budget" "this" {
     }
   }
 
-  depends_on = [aws_sns_topic_policy.alerts] # AWS refuses a topic that it may not publish to
+  depends_on = [aws_sns_topic_policy.alerts] # AWS rejects a topic that it cannot publish to
 }

@@ -1,4 +1,4 @@
-# The ways from the private subnets to AWS. There is no other way out: no internet gateway, no NAT.
+# VPC endpoints of AWS services. The private subnets have no other route: no internet gateway, no NAT gateway.
 
 resource "aws_vpc_endpoint" "s3" {
   count = local.makes_vpc ? 1 : 0
@@ -11,7 +11,7 @@ resource "aws_vpc_endpoint" "s3" {
   tags              = merge(local.tags, { Name = "${var.name}-s3" })
 }
 
-# A job can write to no other bucket, whatever credentials it has.
+# A job cannot write to other buckets with any credentials.
 data "aws_iam_policy_document" "s3_endpoint" {
   count = local.makes_vpc ? 1 : 0
 
@@ -44,7 +44,7 @@ data "aws_iam_policy_document" "s3_endpoint" {
     }
   }
 
-  # Where ECR keeps the layers of images.
+  # Bucket of ECR for image layers.
   statement {
     sid       = "Images"
     actions   = ["s3:GetObject"]

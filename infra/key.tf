@@ -1,4 +1,4 @@
-# One key for the bucket, the jobs' volumes and the alerts.
+# The KMS key of the bucket, the jobs' volumes and the alerts.
 
 resource "aws_kms_key" "this" {
   description             = "${var.name}: code, checkpoints, models, volumes of training jobs, alerts"
@@ -14,8 +14,8 @@ resource "aws_kms_alias" "this" {
 }
 
 data "aws_iam_policy_document" "key" {
-  # In a key's policy `*` is this key. Without this statement nobody could ever change the key again (AWS refuses it);
-  # with it, IAM decides, which is what role.tf and submitter.tf do.
+  # In a key policy `*` is this key. AWS rejects a policy without this statement, because the key could not be managed any
+  # more. With it, the IAM policies in role.tf and submitter.tf control access.
   statement {
     sid       = "AccountDecides"
     actions   = ["kms:*"]
@@ -26,7 +26,7 @@ data "aws_iam_policy_document" "key" {
     }
   }
 
-  # As in the topic's own policy: alarms.tf.
+  # No condition, as in the topic's policy (alarms.tf).
   statement {
     sid       = "RulesEncryptAlerts"
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
@@ -52,7 +52,7 @@ data "aws_iam_policy_document" "key" {
     }
   }
 
-  # FSx reads and writes the bucket with a role that AWS makes for each file system.
+  # FSx reads and writes the bucket with a role that AWS creates for each file system.
   dynamic "statement" {
     for_each = var.lustre == null ? [] : [1]
     content {

@@ -1,4 +1,4 @@
-# A file system of objects below one prefix of the bucket, for those who want one. Off unless it is asked for.
+# Optional FSx for Lustre file system with the objects below one prefix of the bucket.
 
 resource "aws_fsx_lustre_file_system" "this" {
   count = var.lustre == null ? 0 : 1
@@ -10,7 +10,7 @@ resource "aws_fsx_lustre_file_system" "this" {
   data_compression_type       = "LZ4"
   kms_key_id                  = aws_kms_key.this.arn
   subnet_ids                  = [local.subnet_ids[0]]
-  security_group_ids          = local.security_group_ids # Lustre's ports are among "all traffic among themselves"
+  security_group_ids          = local.security_group_ids # the rule for all traffic between members includes Lustre's ports
   tags                        = merge(local.tags, { Name = var.name })
 }
 
@@ -22,7 +22,7 @@ resource "aws_fsx_data_repository_association" "this" {
   data_repository_path = "s3://${aws_s3_bucket.this.id}/${var.prefix}/${var.lustre.folder}"
   tags                 = local.tags
 
-  # The events below are those of later changes: without it, what lies in the bucket already would not be seen.
+  # Imports existing objects; the events below cover only later changes.
   batch_import_meta_data_on_create = true
 
   s3 {

@@ -1,4 +1,4 @@
-# What the other files share: where we are, and the names of things.
+# Account, region and names that the other files use.
 
 data "aws_caller_identity" "current" {}
 
@@ -6,7 +6,7 @@ data "aws_partition" "current" {}
 
 data "aws_region" "current" {}
 
-# Random, and drawn once: nobody can take the bucket's name first, nor find it by trying.
+# Random suffix, created once, so that the bucket's name cannot be guessed or taken by others.
 resource "terraform_data" "suffix" {
   input = substr(replace(uuid(), "-", ""), 0, 16)
 
@@ -22,19 +22,19 @@ locals {
   dns       = data.aws_partition.current.dns_suffix
 
   training_jobs = "arn:${local.partition}:sagemaker:${local.region}:${local.account}:training-job"
-  log_group     = "/aws/sagemaker/TrainingJobs" # where SageMaker writes; no setting of a job changes it
+  log_group     = "/aws/sagemaker/TrainingJobs" # the log group of SageMaker, which no setting changes
   log_group_arn = "arn:${local.partition}:logs:${local.region}:${local.account}:log-group:${local.log_group}"
 
   objects = "${aws_s3_bucket.this.arn}/${var.prefix}"
 
-  # Places of data as ARNs: whole buckets to list, objects below the prefixes to read.
+  # ARNs of data: buckets to list, and objects below the prefixes to read.
   data_buckets = [for uri in var.read_only_data : "arn:${local.partition}:s3:::${split("/", trimprefix(uri, "s3://"))[0]}"]
   data_objects = [
     for uri in var.read_only_data :
     "arn:${local.partition}:s3:::${trimsuffix(trimprefix(uri, "s3://"), "/")}/*"
   ]
 
-  # Accounts of AWS's own containers, as cloudtrain's catalog has them; everywhere else it is the first.
+  # Accounts of AWS's own container images, as in cloudtrain's catalog; the first one is the default.
   image_registry = coalesce(var.image_registry, lookup(local.image_registries, local.region, "763104351884"))
   image_registries = {
     "af-south-1"     = "626614931356"

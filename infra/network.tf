@@ -1,8 +1,8 @@
-# A network of its own for the jobs, or the place of the jobs in one that is there.
+# A private network for the jobs, or their security group in an existing one.
 
 locals {
   makes_vpc = var.existing_vpc == null
-  # Sorted, so that the same zones give the same addresses.
+  # Sorted, so that the same zones get the same addresses.
   zones = local.makes_vpc ? (
     length(var.availability_zones) > 0 ? var.availability_zones : slice(sort(data.aws_availability_zones.available[0].names), 0, 2)
   ) : []
@@ -31,12 +31,12 @@ resource "aws_vpc" "this" {
   count = local.makes_vpc ? 1 : 0
 
   cidr_block           = var.vpc_cidr
-  enable_dns_support   = true # both, so that AWS's names lead to the endpoints
+  enable_dns_support   = true # both are needed so that AWS's host names resolve to the endpoints
   enable_dns_hostnames = true
   tags                 = merge(local.tags, { Name = var.name })
 }
 
-# Nothing uses it, and nothing should by mistake.
+# Without rules, because no resource uses the default group.
 resource "aws_default_security_group" "this" {
   count = local.makes_vpc ? 1 : 0
 
@@ -49,7 +49,7 @@ resource "aws_subnet" "private" {
 
   vpc_id            = aws_vpc.this[0].id
   availability_zone = each.value
-  # A sixteenth of the network each; an instance with EFA takes five addresses.
+  # Each subnet has a sixteenth of the network; an instance with EFA needs five addresses.
   cidr_block = cidrsubnet(var.vpc_cidr, 4, index(local.zones, each.value))
   tags       = merge(local.tags, { Name = "${var.name}-private-${each.value}" })
 }
@@ -68,8 +68,6 @@ resource "aws_route_table_association" "private" {
   route_table_id = aws_route_table.private[0].id
 }
 
-# ---------------------------------------------------------------- who may talk to whom
-
 resource "aws_security_group" "jobs" {
   count = local.makes_group ? 1 : 0
 
@@ -79,7 +77,7 @@ resource "aws_security_group" "jobs" {
   tags        = merge(local.tags, { Name = "${var.name}-jobs" })
 }
 
-# EFA bypasses addresses: only a rule that names the group itself counts for it, in both directions.
+# EFA traffic has no IP addresses: only rules that name the group itself allow it, in both directions.
 resource "aws_vpc_security_group_ingress_rule" "among_hosts" {
   count = local.makes_group ? 1 : 0
 
@@ -120,7 +118,7 @@ resource "aws_vpc_security_group_egress_rule" "to_s3" {
   prefix_list_id    = aws_vpc_endpoint.s3[0].prefix_list_id
 }
 
-# In a network that is there, its owner's routes decide how AWS is reached.
+# In an existing network, its own routes determine how hosts reach AWS.
 resource "aws_vpc_security_group_egress_rule" "https" {
   count = local.makes_group && !local.makes_vpc ? 1 : 0
 

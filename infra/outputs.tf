@@ -1,4 +1,4 @@
-# Exactly the settings of cloudtrain: what `terraform output -json` prints is what cloudtrain needs to know.
+# The outputs are exactly cloudtrain's settings, so that it can read `terraform output -json`.
 
 output "role" {
   description = "ARN of the execution role."

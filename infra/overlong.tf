@@ -1,4 +1,4 @@
-# Jobs that go on for longer than somebody expected. No event says so: a state machine waits beside each job, and asks.
+# Alarm for jobs that train longer than expected. AWS has no event for this, so a state machine waits for each job.
 
 locals {
   watches_long_jobs = var.overlong_hours != null
@@ -63,7 +63,7 @@ resource "aws_sfn_state_machine" "overlong" {
         Resource = "arn:${local.partition}:states:::sns:publish"
         Parameters = {
           TopicArn    = aws_sns_topic.alerts.arn
-          "Message.$" = "States.Format('{}: goes on for more than ${var.overlong_hours} hours. See: cloudtrain status sagemaker:{}', $.TrainingJobName, $.TrainingJobName)"
+          "Message.$" = "States.Format('{}: is still running after ${var.overlong_hours} hours. See: cloudtrain status sagemaker:{}', $.TrainingJobName, $.TrainingJobName)"
         }
         Next = "Ended"
       }

@@ -1,4 +1,4 @@
-# The execution role: what a training job may do. SageMaker takes it on for every host of a job.
+# The execution role, which SageMaker assumes for every host of a training job.
 
 resource "aws_iam_role" "execution" {
   name                 = "${var.name}-execution"
@@ -16,7 +16,7 @@ data "aws_iam_policy_document" "trust" {
       type        = "Service"
       identifiers = ["sagemaker.amazonaws.com"]
     }
-    # So that no other account's job can make SageMaker use this role.
+    # Prevents that SageMaker uses this role for a job of another account.
     condition {
       test     = "StringEquals"
       variable = "aws:SourceAccount"
@@ -32,9 +32,7 @@ resource "aws_iam_role_policy" "execution" {
 }
 
 data "aws_iam_policy_document" "execution" {
-  # ---------------------------------------------------------------- S3
-
-  # Without a condition on the prefix, because HeadBucket, by which clients find the region, sends none.
+  # No condition on the prefix, because HeadBucket, with which clients find the region, sends no prefix.
   statement {
     sid       = "List"
     actions   = ["s3:ListBucket"]
@@ -54,7 +52,7 @@ data "aws_iam_policy_document" "execution" {
     resources = ["${local.objects}/*"]
   }
 
-  # A job that is taken over must not change what the next one runs or goes on as, nor who submits what.
+  # A compromised job must not change the code or configuration of other jobs, or the locks of submits.
   statement {
     sid     = "CodeIsTheSubmittersOnly"
     effect  = "Deny"
@@ -65,7 +63,7 @@ data "aws_iam_policy_document" "execution" {
     )
   }
 
-  # Checkpoints beyond `checkpoint.keep`. Their versions stay for a while: bucket.tf.
+  # Checkpoints beyond `checkpoint.keep`. Their versions are kept for `noncurrent_days` (bucket.tf).
   statement {
     sid       = "PruneCheckpoints"
     actions   = ["s3:DeleteObject"]
@@ -84,7 +82,7 @@ data "aws_iam_policy_document" "execution" {
     sid       = "EncryptVolumes"
     actions   = ["kms:CreateGrant"]
     resources = [aws_kms_key.this.arn]
-    # Only a service may ask for the grant, for a volume that it makes.
+    # Only an AWS service may create the grant, for a volume that it creates.
     condition {
       test     = "Bool"
       variable = "kms:GrantIsForAWSResource"
@@ -124,7 +122,7 @@ data "aws_iam_policy_document" "execution" {
     resources = ["${local.log_group_arn}:log-stream:*"]
   }
 
-  # No resource can be named for metrics; the namespace is the one of SageMaker's training jobs.
+  # CloudWatch metrics have no resource ARNs; the namespace is the one of SageMaker's training jobs.
   statement {
     sid       = "WriteMetrics"
     actions   = ["cloudwatch:PutMetricData"]
@@ -138,7 +136,7 @@ data "aws_iam_policy_document" "execution" {
 
   # ---------------------------------------------------------------- the image
 
-  # The token is the account's: no resource can be named.
+  # The token belongs to the account, so this action has no resource ARN.
   statement {
     sid       = "LogInToRegistry"
     actions   = ["ecr:GetAuthorizationToken"]
@@ -153,7 +151,7 @@ data "aws_iam_policy_document" "execution" {
 
   # ---------------------------------------------------------------- network interfaces
 
-  # EC2 lets no resource be named for these.
+  # These EC2 actions have no resource ARNs.
   statement {
     sid = "LookAtNetwork"
     actions = [
@@ -166,7 +164,7 @@ data "aws_iam_policy_document" "execution" {
     resources = ["*"]
   }
 
-  # The interface does not exist yet: where it may be made is said by subnet and group.
+  # The interface does not exist yet, so subnet and security group restrict where it can be created.
   statement {
     sid       = "MakeInterfacesInSubnets"
     actions   = ["ec2:CreateNetworkInterface"]

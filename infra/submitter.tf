@@ -1,5 +1,5 @@
-# What people and CI may do: start jobs with this role, in these subnets, with this key, on these instances.
-# Two policies, because IAM takes 6,144 characters in one: what costs money or changes something, and what only looks.
+# Policies of people and CI: start jobs with this role, in these subnets, with this key, on these instances.
+# One policy changes resources and the other only reads, because IAM limits a policy to 6,144 characters.
 
 resource "aws_iam_policy" "submit" {
   name        = "${var.name}-submit"
@@ -25,7 +25,7 @@ resource "aws_iam_role_policy_attachment" "submitters" {
 }
 
 locals {
-  # Types whose disks are in the instance and encrypted by hardware: SageMaker refuses a key for their volumes.
+  # Types with hardware-encrypted local disks: SageMaker rejects a key for their volumes.
   with_local_disks = [
     for name in var.instance_types : name
     if can(regex("^ml\\.(p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+[0-9]+[a-z]*d)[a-z0-9-]*\\.", name))
@@ -61,7 +61,7 @@ data "aws_iam_policy_document" "submit" {
         variable = "sagemaker:VpcSecurityGroupIds"
         values   = local.security_group_ids
       }
-      # ForAllValues is true of nothing, so each must be there.
+      # ForAllValues is true for an empty set, so the keys must also be present.
       dynamic "condition" {
         for_each = ["InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets"]
         content {
@@ -121,7 +121,7 @@ data "aws_iam_policy_document" "submit" {
     }
   }
 
-  # A job of cloudtrain has this tag from its first moment, and nobody here can give it to another.
+  # Jobs of cloudtrain have this tag from their creation, and these policies cannot add it to other jobs.
   statement {
     sid       = "EndJobsOfCloudtrain"
     actions   = ["sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob"]
@@ -142,7 +142,7 @@ data "aws_iam_policy_document" "submit" {
   # For the volumes of a job SageMaker makes its grant with the execution role, so no submitter needs kms:CreateGrant.
   statement {
     sid       = "EncryptUploads"
-    actions   = ["kms:Decrypt", "kms:GenerateDataKey"] # the parts of a large upload are decrypted to be put together
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"] # completing a multipart upload decrypts its parts
     resources = [aws_kms_key.this.arn]
     condition {
       test     = "StringEquals"
@@ -177,7 +177,7 @@ data "aws_iam_policy_document" "look" {
     resources = ["${local.training_jobs}/*"]
   }
 
-  # None of these lets a resource be named.
+  # These actions have no resource ARNs.
   statement {
     sid = "FindAndCheck"
     actions = concat(
@@ -223,7 +223,7 @@ data "aws_iam_policy_document" "look" {
     resources = concat([aws_s3_bucket.this.arn], local.data_buckets)
   }
 
-  # Of other buckets only what tells whether a job can go on from a checkpoint there.
+  # In other buckets, read only what is needed to check whether a job can resume from a checkpoint.
   statement {
     sid       = "ReadResults"
     actions   = ["s3:GetObject"]
@@ -241,7 +241,7 @@ data "aws_iam_policy_document" "look" {
     }
   }
 
-  # Whether a secret is there; its value is for the role alone.
+  # Checks whether a secret exists; only the role may read its value.
   dynamic "statement" {
     for_each = length(var.secrets) == 0 ? [] : [1]
     content {
@@ -263,7 +263,7 @@ data "aws_iam_policy_document" "look" {
     resources = concat([aws_iam_role.execution.arn], local.submitter_role_arns)
   }
 
-  # A person asks for the user's own policies, a role only for those of the roles that are named here.
+  # Users may simulate their own policies; roles only those of the roles named here.
   statement {
     sid     = "AskWhatIsAllowed"
     actions = ["iam:SimulatePrincipalPolicy"]

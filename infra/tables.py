@@ -1,4 +1,4 @@
-"""Write the tables of variables, outputs and resources into README.md: `python infra/tables.py --write`."""
+"""Generator of the tables in README.md: `python infra/tables.py --write`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _TABLE = re.compile(r"(<!-- (\w+): generated -->\n).*?(<!-- end -->)", re.DOTALL
 
 
 def main(arguments: list[str]) -> int:
-    """Write the tables, or say that they are old."""
+    """Write the tables, or check that they are current."""
     text = README.read_text(encoding="utf-8")
     new = with_tables(text)
     if "--write" in arguments:
         README.write_text(new, encoding="utf-8")
         return 0
     if new != text:
-        print(f"{README} has old tables: python {Path(__file__).name} --write", file=sys.stderr)
+        print(f"{README} has outdated tables; run: python {Path(__file__).name} --write", file=sys.stderr)
         return 1
     return 0
 
 
 def with_tables(text: str) -> str:
-    """Return a README with its tables as they must be."""
+    """Return the README with current tables."""
     tables = {"variables": variables, "outputs": outputs, "files": files}
     return _TABLE.sub(lambda found: f"{found[1]}{tables[found[2]]()}\n{found[3]}", text)
 
@@ -41,13 +41,13 @@ def variables() -> str:
         (f"`{name}`", _code(block["type"]), _default(block), _text(block["description"]))
         for name, block in _blocks("variables.tf", "variable")
     ]
-    return _table(("variable", "type", "default", "what it is"), rows)
+    return _table(("variable", "type", "default", "description"), rows)
 
 
 def outputs() -> str:
     """Return the table of outputs."""
     rows = [(f"`{name}`", _text(block["description"])) for name, block in _blocks("outputs.tf", "output")]
-    return _table(("output", "what it is"), rows)
+    return _table(("output", "description"), rows)
 
 
 def files() -> str:
@@ -78,7 +78,7 @@ def _default(block: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without the quotes that the parser leaves in."""
+    """Return a value without the quotes that the parser keeps."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return _unquote(value) if isinstance(value, str) else value

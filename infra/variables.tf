@@ -1,7 +1,5 @@
-# ---------------------------------------------------------------- must be decided
-
 variable "budget_usd" {
-  description = "What SageMaker may cost in a month, in US dollars. It warns and stops nothing. `null` leaves the budget out."
+  description = "Monthly budget for SageMaker in US dollars. It sends warnings and stops no job. `null` creates no budget."
   type        = number
 
   validation {
@@ -11,7 +9,7 @@ variable "budget_usd" {
 }
 
 variable "alert_emails" {
-  description = "Who is told of the budget's thresholds and of jobs that end badly. Each address gets a mail to confirm."
+  description = "Email addresses for alerts about the budget and about jobs that did not complete. Each address must confirm."
   type        = set(string)
 
   validation {
@@ -21,26 +19,24 @@ variable "alert_emails" {
 
   validation {
     condition     = length(var.alert_emails) <= 10
-    error_message = "AWS Budgets takes at most 10 addresses; name a mailing list."
+    error_message = "AWS Budgets allows at most 10 addresses; name a mailing list."
   }
 }
 
-# ---------------------------------------------------------------- names
-
 variable "name" {
-  description = "Begins the names of everything that is made."
+  description = "Prefix of the names of all resources."
   type        = string
   default     = "cloudtrain"
   nullable    = false
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{1,30}[a-z0-9]$", var.name))
-    error_message = "name must be 3 to 32 lower-case letters, digits and hyphens, and begin with a letter."
+    error_message = "name must be 3 to 32 lowercase letters, digits and hyphens, and begin with a letter."
   }
 }
 
 variable "tags" {
-  description = "Tags of everything that is made."
+  description = "Tags of all resources."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -70,58 +66,56 @@ variable "transport" {
   }
 }
 
-# ---------------------------------------------------------------- bucket
-
 variable "bucket_name" {
-  description = "Name of the bucket. `null` draws one that nobody can guess."
+  description = "Name of the bucket. `null` creates a random name."
   type        = string
   default     = null
 
   validation {
     condition     = var.bucket_name == null ? true : can(regex("^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", var.bucket_name))
-    error_message = "bucket_name must be 3 to 63 lower-case letters, digits and hyphens."
+    error_message = "bucket_name must be 3 to 63 lowercase letters, digits and hyphens."
   }
 }
 
 variable "bundle_days" {
-  description = "Days after which code and the claims of submits expire. A run whose code has expired cannot be resumed."
+  description = "Days after which code and submit locks expire. A run whose code has expired cannot be resumed."
   type        = number
   default     = 180
   nullable    = false
 
   validation {
-    # Code is sent again when it is 30 days old; a job may wait for 28 days, and run for 28.
+    # Code is uploaded again when it is 30 days old; a job may wait for 28 days and run for 28 days.
     condition     = var.bundle_days >= 90 && floor(var.bundle_days) == var.bundle_days
-    error_message = "bundle_days must be a whole number of at least 90: a job may wait and run for 56 days, and use code that is 30 days old."
+    error_message = "bundle_days must be an integer of at least 90: a job may wait and run for 56 days, and use code that is 30 days old."
   }
 }
 
 variable "noncurrent_days" {
-  description = "Days for which what was replaced or deleted, pruned checkpoints among it, can be brought back, and is paid for."
+  description = "Days for which replaced and deleted objects, such as pruned checkpoints, are kept and billed."
   type        = number
   default     = 7
   nullable    = false
 
   validation {
     condition     = var.noncurrent_days >= 1 && floor(var.noncurrent_days) == var.noncurrent_days
-    error_message = "noncurrent_days must be a whole number of at least 1."
+    error_message = "noncurrent_days must be an integer of at least 1."
   }
 }
 
 variable "incomplete_upload_days" {
-  description = "Days after which the parts of an upload that was never completed are deleted."
+  description = "Days after which the parts of incomplete uploads are deleted."
   type        = number
   default     = 7
   nullable    = false
 
   validation {
     condition     = var.incomplete_upload_days >= 2 && floor(var.incomplete_upload_days) == var.incomplete_upload_days
-    error_message = "incomplete_upload_days must be a whole number of at least 2: an upload that goes on must not be ended."
+    error_message = "incomplete_upload_days must be an integer of at least 2: uploads in progress must not be deleted."
   }
 }
 
 variable "access_log_bucket" {
-  description = "Bucket that S3 writes a log of every access to. `null` writes none."
+  description = "Bucket for S3 access logs. `null` writes no logs."
   type        = string
   default     = null
 }
@@ -133,8 +127,6 @@ variable "force_destroy" {
   nullable    = false
 }
 
-# ---------------------------------------------------------------- what jobs may read and use
-
 variable "read_only_data" {
   description = "Data in other buckets that jobs may read: `s3://bucket/prefix`."
   type        = set(string)
@@ -143,19 +135,19 @@ variable "read_only_data" {
 
   validation {
     condition     = alltrue([for uri in var.read_only_data : can(regex("^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^*?]*)?$", uri))])
-    error_message = "read_only_data must hold uris such as s3://bucket/prefix, without wildcards."
+    error_message = "read_only_data must hold URIs such as s3://bucket/prefix, without wildcards."
   }
 }
 
 variable "read_only_keys" {
-  description = "ARNs of the KMS keys that such data, and secrets, are encrypted with."
+  description = "ARNs of the KMS keys of such data and of secrets."
   type        = set(string)
   default     = []
   nullable    = false
 
   validation {
     condition     = alltrue([for arn in var.read_only_keys : can(regex("^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$", arn))])
-    error_message = "read_only_keys must hold ARNs of keys; an alias is no resource of a policy."
+    error_message = "read_only_keys must hold ARNs of keys; policies cannot name an alias."
   }
 }
 
@@ -172,7 +164,7 @@ variable "secrets" {
 }
 
 variable "image_registry" {
-  description = "Account of AWS's own containers. `null` takes the one of the region."
+  description = "Account of AWS's own container images. `null` uses the account for the region."
   type        = string
   default     = null
 
@@ -195,12 +187,10 @@ variable "image_repositories" {
 }
 
 variable "permissions_boundary" {
-  description = "ARN of a policy that bounds every role that is made."
+  description = "ARN of the permissions boundary of all created roles."
   type        = string
   default     = null
 }
-
-# ---------------------------------------------------------------- what submitters may do
 
 variable "submitter_roles" {
   description = "Names of roles of people and CI (with their paths, such as `ci/deploy`) that may submit."
@@ -215,7 +205,7 @@ variable "submitter_roles" {
 }
 
 variable "instance_types" {
-  description = "Instance types that jobs may have; `*` stands for any size."
+  description = "Instance types that jobs may use; `*` matches any size."
   type        = set(string)
   default     = ["ml.m5.*", "ml.g5.*", "ml.g6.*", "ml.g6e.*", "ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge"]
   nullable    = false
@@ -227,7 +217,7 @@ variable "instance_types" {
 }
 
 variable "max_runtime_hours" {
-  description = "Longest time that a job may ask for, in hours."
+  description = "Longest run time of a job, in hours."
   type        = number
   default     = 120
   nullable    = false
@@ -239,14 +229,14 @@ variable "max_runtime_hours" {
 }
 
 variable "require_traffic_encryption" {
-  description = "Whether jobs must encrypt the traffic among their hosts (`cluster.network.encrypt_traffic`), which slows it down."
+  description = "Whether jobs must encrypt the traffic between their hosts (`cluster.network.encrypt_traffic`), which slows it down."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "job_queues" {
-  description = "ARNs of AWS Batch job queues that runs may wait in. Batch creates the job with a role of its own, so the submit policy's limits on types, hours, network and keys do not hold for it: name queues only for those whom you trust with that."
+  description = "ARNs of AWS Batch job queues that runs may wait in. Batch creates the job with its own role, so the submit policy's limits on types, hours, network and keys do not apply: add queues only if you trust all submitters with that."
   type        = list(string)
   default     = []
   nullable    = false
@@ -257,10 +247,8 @@ variable "job_queues" {
   }
 }
 
-# ---------------------------------------------------------------- network
-
 variable "existing_vpc" {
-  description = "A network that is there, instead of one that is made. Without `security_groups` one is made in it."
+  description = "Existing network to use instead of a new one. Without `security_groups`, one is created in it."
   type = object({
     id              = string
     subnets         = list(string)
@@ -285,7 +273,7 @@ variable "existing_vpc" {
 }
 
 variable "availability_zones" {
-  description = "Zones of the subnets that are made: those where your instances are. Empty takes the first two of the region."
+  description = "Zones of the created subnets; choose those with capacity for your instances. Empty uses the first two of the region."
   type        = list(string)
   default     = []
   nullable    = false
@@ -297,7 +285,7 @@ variable "availability_zones" {
 }
 
 variable "vpc_cidr" {
-  description = "Addresses of the network that is made; each subnet gets a sixteenth."
+  description = "Addresses of the created network; each subnet gets a sixteenth."
   type        = string
   default     = "10.84.0.0/16"
   nullable    = false
@@ -309,7 +297,7 @@ variable "vpc_cidr" {
 }
 
 variable "interface_endpoints" {
-  description = "AWS services that jobs reach without the internet, besides S3, and Secrets Manager where `secrets` names one. Each is billed by the hour and zone."
+  description = "AWS services that jobs reach without the internet, besides S3, and Secrets Manager if `secrets` is set. Each is billed by the hour and zone."
   type        = set(string)
   default     = ["ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts"]
   nullable    = false
@@ -320,47 +308,43 @@ variable "interface_endpoints" {
   }
 }
 
-# ---------------------------------------------------------------- alarms
-
 variable "budget_actual_percent" {
-  description = "Parts of the budget, in percent, that when spent are told."
+  description = "Alert thresholds of the actual cost, in percent of the budget."
   type        = list(number)
   default     = [50, 80, 100]
   nullable    = false
 
   validation {
     condition     = length(var.budget_actual_percent) <= 5 && alltrue([for percent in var.budget_actual_percent : percent > 0 && percent <= 1000])
-    error_message = "budget_actual_percent must hold at most 5 numbers above 0 and up to 1000; AWS takes 10 thresholds of a budget."
+    error_message = "budget_actual_percent must hold at most 5 numbers above 0 and up to 1000; AWS allows 10 thresholds per budget."
   }
 }
 
 variable "budget_forecast_percent" {
-  description = "Parts of the budget, in percent, that when forecast for the month are told."
+  description = "Alert thresholds of the forecast cost of the month, in percent of the budget."
   type        = list(number)
   default     = [100]
   nullable    = false
 
   validation {
     condition     = length(var.budget_forecast_percent) <= 5 && alltrue([for percent in var.budget_forecast_percent : percent > 0 && percent <= 1000])
-    error_message = "budget_forecast_percent must hold at most 5 numbers above 0 and up to 1000; AWS takes 10 thresholds of a budget."
+    error_message = "budget_forecast_percent must hold at most 5 numbers above 0 and up to 1000; AWS allows 10 thresholds per budget."
   }
 }
 
 variable "overlong_hours" {
-  description = "After how many hours of training a job is told as over-long. `null` watches none."
+  description = "Hours of training after which an alert is sent. `null` sends none."
   type        = number
   default     = 24
 
   validation {
     condition     = var.overlong_hours == null ? true : var.overlong_hours >= 1 && floor(var.overlong_hours) == var.overlong_hours
-    error_message = "overlong_hours must be a whole number of at least 1, or null."
+    error_message = "overlong_hours must be an integer of at least 1, or null."
   }
 }
 
-# ---------------------------------------------------------------- FSx for Lustre
-
 variable "lustre" {
-  description = "A file system of what lies below `<prefix>/<folder>/` in the bucket. `null` makes none."
+  description = "File system with the objects below `<prefix>/<folder>/` in the bucket. `null` creates none."
   type = object({
     capacity_gib          = optional(number, 1200)
     throughput_mb_per_tib = optional(number, 250)
@@ -380,6 +364,6 @@ variable "lustre" {
 
   validation {
     condition     = var.lustre == null ? true : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", var.lustre.folder)) && !contains(["code", "queues", "requests"], var.lustre.folder)
-    error_message = "lustre.folder must be one name, and none of code, queues and requests, which are cloudtrain's own."
+    error_message = "lustre.folder must be one name, and none of code, queues and requests, which cloudtrain uses."
   }
 }

@@ -1,4 +1,4 @@
-# What a plan would make, without any account: `terraform test`. The provider is a stand-in that invents ids.
+# Tests of the plan without an account: `terraform test`. The mock provider generates ids.
 
 mock_provider "aws" {
   mock_data "aws_caller_identity" {
@@ -18,7 +18,7 @@ mock_provider "aws" {
   }
 }
 
-# What exists only after an apply, but decides on what is asserted.
+# Values that exist only after an apply, but that the assertions need.
 override_resource {
   target          = aws_sns_topic.alerts
   override_during = plan
@@ -41,7 +41,7 @@ run "defaults" {
 
   assert {
     condition     = keys(aws_subnet.private) == ["eu-central-1a", "eu-central-1b"]
-    error_message = "Without zones, the first two of the region are taken, in their order."
+    error_message = "Without zones, the first two zones of the region are used, in order."
   }
   assert {
     condition     = [for subnet in aws_subnet.private : subnet.cidr_block] == ["10.84.0.0/20", "10.84.16.0/20"]
@@ -49,7 +49,7 @@ run "defaults" {
   }
   assert {
     condition     = length(aws_budgets_budget.this[0].notification) == 4
-    error_message = "Three thresholds of what was spent and one of the forecast are told."
+    error_message = "Three thresholds of what was spent and one of the forecast must send alerts."
   }
   assert {
     condition     = aws_kms_key.this.enable_key_rotation
@@ -57,11 +57,11 @@ run "defaults" {
   }
   assert {
     condition     = !aws_s3_bucket.this.force_destroy
-    error_message = "A destroy must not take checkpoints with it."
+    error_message = "A destroy must not delete checkpoints."
   }
   assert {
     condition     = length(aws_fsx_lustre_file_system.this) == 0
-    error_message = "Lustre is made only for those who ask."
+    error_message = "Lustre must be created only on request."
   }
 }
 
@@ -75,7 +75,7 @@ run "chosen_zones" {
 
   assert {
     condition     = aws_subnet.private["eu-central-1c"].cidr_block == "10.1.0.0/22"
-    error_message = "The subnet is in the zone that was asked for."
+    error_message = "The subnet must be in the requested zone."
   }
 }
 
@@ -88,7 +88,7 @@ run "secrets" {
 
   assert {
     condition     = contains(keys(aws_vpc_endpoint.interface), "secretsmanager")
-    error_message = "A job in the private network reaches what holds its secret."
+    error_message = "A job in the private network must reach Secrets Manager."
   }
 }
 
@@ -105,11 +105,11 @@ run "existing_network" {
 
   assert {
     condition     = length(aws_vpc.this) + length(aws_subnet.private) + length(aws_security_group.jobs) + length(aws_vpc_endpoint.s3) + length(aws_vpc_endpoint.interface) == 0
-    error_message = "In a network that is there, nothing is made that is there."
+    error_message = "In an existing network, existing resources must not be created."
   }
   assert {
     condition     = join(",", concat(output.subnets, output.security_groups)) == "subnet-0123456789abcdef0,sg-0123456789abcdef0"
-    error_message = "Jobs run where they were told to."
+    error_message = "Jobs must run in the given subnets."
   }
 }
 
@@ -123,7 +123,7 @@ run "without_budget_and_watch" {
 
   assert {
     condition     = length(aws_budgets_budget.this) + length(aws_sfn_state_machine.overlong) + length(aws_iam_role.watch) == 0
-    error_message = "null leaves them out."
+    error_message = "null must create none of them."
   }
 }
 
@@ -136,15 +136,15 @@ run "lustre" {
 
   assert {
     condition     = aws_fsx_lustre_file_system.this[0].storage_capacity == 4800 && aws_fsx_lustre_file_system.this[0].deployment_type == "PERSISTENT_2"
-    error_message = "The file system is as large as was asked for."
+    error_message = "The file system must have the requested size."
   }
   assert {
     condition     = aws_fsx_data_repository_association.this[0].data_repository_path == "s3://a-known-bucket/cloudtrain/images"
-    error_message = "It shows what lies below one folder of the prefix."
+    error_message = "It must contain the objects below one folder of the prefix."
   }
   assert {
     condition     = aws_fsx_data_repository_association.this[0].batch_import_meta_data_on_create
-    error_message = "What lies there already is shown, too."
+    error_message = "It must contain existing objects, too."
   }
 }
 

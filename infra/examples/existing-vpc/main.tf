@@ -1,7 +1,7 @@
-# A team with a network and CI of its own: fewer instance types, another team's data, a secret, an image.
+# A team with its own network and CI: fewer instance types, another team's data, a secret, an image.
 
 variable "vpc" {
-  description = "The network that is there, and the private subnets that jobs may run in."
+  description = "Existing network and its private subnets for jobs."
   type = object({
     id      = string
     subnets = list(string)
@@ -9,7 +9,7 @@ variable "vpc" {
 }
 
 variable "ci_role" {
-  description = "Name of the role that CI submits with."
+  description = "Name of the role with which CI submits."
   type        = string
 }
 

@@ -1,4 +1,4 @@
-# What cloudtrain needs to know, where it looks for it.
+# Outputs that cloudtrain reads.
 
 output "role" {
   value = module.cloudtrain.role

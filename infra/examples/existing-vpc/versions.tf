@@ -9,4 +9,4 @@ terraform {
   }
 }
 
-provider "aws" {} # region and credentials as everywhere: AWS_REGION, AWS_PROFILE
+provider "aws" {} # region and credentials from AWS_REGION and AWS_PROFILE

@@ -1,4 +1,4 @@
-# Everything with its defaults: a network, a bucket, a role, policies, a budget and alarms.
+# The module with its defaults: a network, a bucket, a role, policies, a budget and alarms.
 
 module "cloudtrain" {
   source = "../.."
