@@ -1,4 +1,4 @@
-"""What `submit` and `resume` print, and where: the run id on standard output, warnings on standard error."""
+"""`submit` and `resume` print the run id to standard output and warnings to standard error."""
 
 import os
 import subprocess
@@ -33,25 +33,25 @@ WARNINGS = (
 @pytest.fixture
 def quick(job: Callable[..., Path]) -> Path:
     path = job(JOB, train_py=TRAIN)
-    # What a cloned repository brings along: local runs use none of it, so they never ask.
+    # A cloned repository may contain account settings; local runs neither use nor ask about them.
     account = "role = 'arn:aws:iam::210987654321:role/theirs'\nbucket = 'theirs'\nregion = 'us-west-2'\n"
     (path.parent / "cloudtrain.toml").write_text(account)
     return path
 
 
-def test_submit_prints_the_run_id_alone_on_stdout(cli: Cli, quick: Path) -> None:
-    told = subprocess.run(
+def test_submit_prints_only_the_run_id_to_stdout(cli: Cli, quick: Path) -> None:
+    shell = subprocess.run(
         ["sh", "-c", f"RUN=$({command()} submit {quick} --local) && echo $RUN && {command()} follow $RUN >&2"],
         capture_output=True,
         text=True,
         check=True,
         env=dict(os.environ),
     )
-    run = told.stdout.strip()
-    assert "theirs" not in told.stderr
-    assert told.stdout == f"{run}\n"
+    run = shell.stdout.strip()
+    assert "theirs" not in shell.stderr
+    assert shell.stdout == f"{run}\n"
     assert cli("status", run, "--json").json["run"] == run
-    assert f"local:{run} submitted\n" in told.stderr
+    assert f"local:{run} submitted\n" in shell.stderr
     resumed = cli("resume", run)
     assert resumed.code == 0, resumed.err
     again = resumed.out.strip()
@@ -62,12 +62,12 @@ def test_submit_prints_the_run_id_alone_on_stdout(cli: Cli, quick: Path) -> None
     assert "algo-1  trained" in followed[1:]
 
 
-def test_submit_prints_the_plans_warnings_on_stderr(cli: Cli, quick: Path) -> None:
+def test_submit_prints_warnings_to_stderr(cli: Cli, quick: Path) -> None:
     plan = cli("plan", quick, "--local")
     done = cli("submit", quick, "--local", "--follow", "--json")
-    for told in (plan, done):
+    for result in (plan, done):
         for warning in WARNINGS:
-            assert f"warning: {warning}\n" in told.err
+            assert f"warning: {warning}\n" in result.err
     assert "warning" not in plan.out
     assert set(WARNINGS) <= set(done.json["warnings"])
     resumed = cli("resume", done.json["run"], "--json")
@@ -79,9 +79,9 @@ def test_submit_prints_the_plans_warnings_on_stderr(cli: Cli, quick: Path) -> No
 def test_output_may_go_to_a_file_in_the_code_folder(cli: Cli, quick: Path) -> None:
     words = f"cd {quick.parent} && {command()} submit job.yaml --local --follow > log 2>&1"
     done = subprocess.run(["sh", "-c", words], check=False, env=dict(os.environ))
-    told = (quick.parent / "log").read_text()
-    assert done.returncode == 0, told
-    assert all(f"warning: {warning}\n" in told for warning in WARNINGS)
+    log = (quick.parent / "log").read_text()
+    assert done.returncode == 0, log
+    assert all(f"warning: {warning}\n" in log for warning in WARNINGS)
 
 
 def test_the_sdk_returns_the_plans_warnings(quick: Path) -> None:

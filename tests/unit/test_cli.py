@@ -70,8 +70,8 @@ def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob)
         assert "Traceback" not in done.err
 
 
-def test_a_wrong_task_is_told_beside_the_jobs_own_mistakes(cli: Cli, job: WriteJob) -> None:
-    """In one pass, with file, line and column of the code; nothing of it is imported."""
+def test_mistakes_of_task_and_job_are_reported_together(cli: Cli, job: WriteJob) -> None:
+    """The task's mistakes have file, line and column; its code is not imported."""
     source = """\
 raise SystemExit("imported")
 from base import Base
@@ -83,7 +83,7 @@ class Mine(Base):
     base = "from cloudtrain_runtime import Task\nclass Base(Task):\n    def model(self): return 1\n"
     path = job(THREE_MISTAKES, mine_py=source, base_py=base)
     code = path.parent / "mine.py"
-    told = [
+    expected = [
         f'{code}:4:1  Mine has no datasets(self); return a mapping such as {{"train": dataset}}',
         f"{code}:5:5  loss(self, batch): expected loss(self, model, batch)",
         f'{code}:6:5  optimiser(self, model): a Task has no such method; did you mean "optimizer"?',
@@ -94,7 +94,7 @@ class Mine(Base):
         assert done.out == ""
         lines = done.err.splitlines()
         assert [line.split()[0] for line in lines[:3]] == [f"{path}:5:3", f"{path}:7:11", f"{path}:8:14"]
-        assert lines[3:-1] == told
+        assert lines[3:-1] == expected
     done = cli("plan", path, "--json")
     assert done.json["problems"][4] == {
         "file": str(code),
@@ -106,8 +106,8 @@ class Mine(Base):
     }
 
 
-def test_a_job_of_python_has_its_task_looked_at(job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a file below the working folder is named from there."""
+def test_the_task_of_a_job_built_in_python_is_checked(job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a file below the working folder is relative to it."""
     folder = job("", mine_py="class Mine: ...\n").parent
     monkeypatch.chdir(folder)
     spec = JobSpec(
@@ -162,13 +162,13 @@ SEALED = {"CLOUDTRAIN_TEST_GUARD": "sealed"}
     "line",
     ["validate JOB", "plan JOB", "plan JOB --request", "plan JOB --local", "files JOB", "schema", "prices", "list"],
 )
-def test_what_is_offline_opens_no_socket(cli: Cli, line: str) -> None:
+def test_offline_commands_open_no_socket(cli: Cli, line: str) -> None:
     done = cli(*line.replace("JOB", str(EXAMPLES / "digits" / "job.yaml")).split(), environ=SEALED)
     assert done.code == 0, done.err
     assert "offline" not in done.err
 
 
-def test_the_seal_holds() -> None:
+def test_the_socket_guard_works() -> None:
     code = "import socket; socket.socket()"
     sealed = {**os.environ, **SEALED}
     done = subprocess.run([sys.executable, "-c", code], env=sealed, capture_output=True, text=True, check=False)
@@ -228,11 +228,11 @@ def test_submit_without_credentials_is_a_cloud_error(cli: Cli) -> None:
     assert "--local" in done.err
 
 
-def test_list_says_what_to_do_first(cli: Cli) -> None:
+def test_an_empty_list_shows_the_first_command(cli: Cli) -> None:
     assert "cloudtrain submit JOB --local" in cli("list").out
 
 
-def test_damaged_files_of_one_run_hide_no_other(cli: Cli, tmp_path: Path) -> None:
+def test_a_damaged_run_does_not_hide_others(cli: Cli, tmp_path: Path) -> None:
     runs = tmp_path / "runs-home" / "runs"
     good = "good-261120-101500-1a2b3c"
     for name, state in (
@@ -252,7 +252,7 @@ def test_damaged_files_of_one_run_hide_no_other(cli: Cli, tmp_path: Path) -> Non
     assert "state.json is damaged" in done.err
 
 
-def test_a_home_that_cannot_be_is_the_users_to_mend(cli: Cli, tmp_path: Path) -> None:
+def test_an_unusable_home_is_a_user_error(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = cli(
         "submit", EXAMPLES / "script-ddp" / "job.yaml", "--local", environ={"CLOUDTRAIN_HOME": str(tmp_path / "file")}
@@ -269,7 +269,7 @@ def test_a_home_that_cannot_be_is_the_users_to_mend(cli: Cli, tmp_path: Path) ->
         ("script: train.py, requirements: extra.txt", 40, "extra.txt"),
     ],
 )
-def test_a_file_that_is_ignored_is_refused(
+def test_an_ignored_file_of_the_job_is_rejected(
     cli: Cli, job: Callable[..., Path], code: str, column: int, name: str
 ) -> None:
     train = "train: {epochs: 1}\n" if "task" in code else ""
@@ -296,7 +296,7 @@ cluster: {instance_type: ml.g5.xlarge}
 """
 
 
-def test_files_shows_what_travels_and_what_stays_behind(cli: Cli, job: WriteJob) -> None:
+def test_files_lists_included_and_excluded_files(cli: Cli, job: WriteJob) -> None:
     path = job(SCRIPT_JOB, train_py="x = 1\n")
     (path.parent / "model.pt").write_text("weights")
     (path.parent / "notes.md").write_text("mine")
@@ -320,7 +320,7 @@ def test_files_shows_what_travels_and_what_stays_behind(cli: Cli, job: WriteJob)
     assert planned["source"] is None
 
 
-def test_files_puts_long_lists_together(cli: Cli, job: WriteJob) -> None:
+def test_files_groups_long_lists_by_folder(cli: Cli, job: WriteJob) -> None:
     path = job(SCRIPT_JOB, train_py="x = 1\n")
     (path.parent / "package").mkdir()
     for number in range(50):
@@ -331,7 +331,7 @@ def test_files_puts_long_lists_together(cli: Cli, job: WriteJob) -> None:
     assert "       2 B  package/7.py  (code)\n" in cli("files", path, "--all").out
 
 
-def test_files_shows_secrets_and_everything_else_refuses_them(cli: Cli, job: WriteJob) -> None:
+def test_files_lists_secrets_and_other_commands_reject_them(cli: Cli, job: WriteJob) -> None:
     path = job(SCRIPT_JOB, train_py="x = 1\n")
     (path.parent / ".env").write_text("x")
     done = cli("files", path)
@@ -350,14 +350,14 @@ def test_files_shows_secrets_and_everything_else_refuses_them(cli: Cli, job: Wri
 
 def _read_to_its_end(terminal: int) -> str:
     shown = b""
-    with contextlib.suppress(OSError):  # how a terminal tells that nobody writes to it any more
+    with contextlib.suppress(OSError):  # the terminal raises EIO after the last writer has closed it
         while data := os.read(terminal, 100_000):
             shown += data
     os.close(terminal)
     return shown.decode()
 
 
-def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_needs_a_terminal_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setenv("TERM", "xterm")
@@ -373,7 +373,7 @@ def test_the_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.Mon
     assert "reading the code" not in shown
 
 
-def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_disappears_and_reappears(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setenv("TERM", "xterm")
@@ -382,11 +382,11 @@ def test_the_progress_bar_goes_when_all_is_done_and_comes_again(monkeypatch: pyt
         with console.progress_bar("packing the code") as show:
             for done, total in ((1, 2), (2, 2), (1, 3)):
                 show(done, total)
-    bars = _read_to_its_end(ours).split("\x1b[?25h")  # the cursor comes back where a bar has gone
+    bars = _read_to_its_end(ours).split("\x1b[?25h")  # this sequence shows the cursor again after a bar
     assert ["packing the code" in bar for bar in bars] == [True, True, False]
 
 
-def test_ctrl_c_in_a_command_is_told_and_is_one_object(
+def test_ctrl_c_is_reported_as_message_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -396,6 +396,6 @@ def test_ctrl_c_in_a_command_is_told_and_is_one_object(
     from cloudtrain.cli import run
 
     assert run(["status", "digits-261121-074043-d30c68", "--json"]) == 130
-    told = capsys.readouterr()
-    assert json.loads(told.out)["error"]["exit_code"] == 130
-    assert "cloudtrain list" in told.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["error"]["exit_code"] == 130
+    assert "cloudtrain list" in output.err

@@ -1,4 +1,4 @@
-"""Which runs are listed, on this machine as on the account; and times as people write them."""
+"""Listing and filtering of runs, and the times that `--since` and `--until` accept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = (State.SUCCEEDED, State.FAILED, State.STOPPED)
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
-    """Write runs of which each is an hour older than the one before; return their ids."""
+    """Write runs, each an hour older than the one before; return their ids."""
     found = []
     for index in range(30):
         moment = NOW - timedelta(hours=index)
@@ -47,7 +47,7 @@ def listed(wanted: RunFilter) -> list[str]:
     return [status.run for status in cloudtrain.list_runs(wanted)]
 
 
-def test_local_runs_are_filtered_as_those_of_the_account(runs: list[str]) -> None:
+def test_filters_select_local_runs(runs: list[str]) -> None:
     assert listed(RunFilter()) == runs
     assert listed(RunFilter(name="gpt")) == runs[1::2]
     assert listed(RunFilter(states=frozenset({State.FAILED}))) == runs[1::3]
@@ -61,19 +61,19 @@ def test_local_runs_are_filtered_as_those_of_the_account(runs: list[str]) -> Non
     assert listed(RunFilter("digits", frozenset({State.SUCCEEDED}), {"team": "vision"})) == [runs[0]]
 
 
-def test_states_are_read_only_of_what_is_shown(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_read_lazily(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def read_and_note(folder: Path) -> RecordedState:
+    def read_and_record(folder: Path) -> RecordedState:
         read.append(folder.name)
         return read_state(folder)
 
-    monkeypatch.setattr(backend, "read_state", read_and_note)
+    monkeypatch.setattr(backend, "read_state", read_and_record)
     assert len(list(itertools.islice(cloudtrain.list_runs(RunFilter(name="gpt")), 3))) == 3
     assert read == runs[1:6:2]
 
 
-def test_a_run_that_looks_alive_is_looked_at(runs: list[str], tmp_path: Path) -> None:
+def test_a_running_state_without_supervisor_becomes_failed(runs: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "runs-home" / "runs" / runs[4]
     write_state(folder, RecordedState(State.RUNNING, supervisor=2**22 + 1))
     assert listed(RunFilter(states=frozenset({State.RUNNING}))) == []
@@ -81,7 +81,7 @@ def test_a_run_that_looks_alive_is_looked_at(runs: list[str], tmp_path: Path) ->
     assert LocalBackend(tmp_path / "runs-home").status(runs[4]).reason.startswith("the supervisor of this run")
 
 
-def test_the_command_shows_a_page_and_how_to_see_more(runs: list[str], cli: Cli) -> None:
+def test_list_shows_a_page_and_the_next_command(runs: list[str], cli: Cli) -> None:
     done = cli("list", "-n", "4", "--name", "gpt", "--since", "2026-11-01")
     lines = done.out.splitlines()
     assert [line.split() for line in lines[:2]] == [
@@ -95,7 +95,7 @@ def test_the_command_shows_a_page_and_how_to_see_more(runs: list[str], cli: Cli)
     assert cli("list", "--tag", "team=audio").out == "no run matches\n"
 
 
-def test_runs_of_several_places_come_newest_first() -> None:
+def test_runs_of_all_backends_are_sorted_by_time() -> None:
     def status(backend: str, hours: int) -> Status:
         moment = NOW - timedelta(hours=hours)
         return Status(make_run_id("x", moment, "000000"), backend, State.SUCCEEDED, created=moment)
@@ -107,7 +107,7 @@ def test_runs_of_several_places_come_newest_first() -> None:
     assert [each.backend for each in merged] == ["local", "sagemaker"] * 2 + ["local"]
 
 
-def test_columns_hold_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     started = NOW + timedelta(minutes=10)
     known = {"created": NOW, "started": started, "ended": started + timedelta(hours=2)}
     run = make_run_id("x", NOW, "000000")
@@ -121,9 +121,6 @@ def test_columns_hold_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert other.split() == [f"sagemaker:{run}", "SUCCEEDED"]
 
 
-# ---------------------------------------------------------------- times
-
-
 @pytest.mark.parametrize(
     ("text", "start", "end"),
     [
@@ -134,18 +131,18 @@ def test_columns_hold_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
         ("2026-11-01T10:15+01:00", datetime(2026, 11, 1, 9, 15, tzinfo=UTC), datetime(2026, 11, 1, 9, 15, tzinfo=UTC)),
     ],
 )
-def test_moments(text: str, start: datetime, end: datetime) -> None:
+def test_times_are_parsed(text: str, start: datetime, end: datetime) -> None:
     assert parse_moment(text, NOW) == start
     assert parse_moment(text, NOW, is_end=True) == end
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2", "2026-11-31", "11/01/2026", "999999999d"])
-def test_what_is_no_moment(text: str) -> None:
+def test_malformed_times_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="expected a duration such as 2d or a date"):
         parse_moment(text, NOW)
 
 
-def test_a_run_id_holds_its_time() -> None:
+def test_a_run_id_contains_its_time() -> None:
     assert submitted_at(make_run_id("a-b", NOW, "000000")) == NOW
     assert submitted_at("a-b-261340-101500-000000") is None
     assert not RunFilter(since=NOW).accepts_run("a-b-261340-101500-000000")

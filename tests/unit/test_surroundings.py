@@ -1,4 +1,4 @@
-"""What surrounds a command: its output, its folder, its files, and Ctrl-C at any moment."""
+"""Commands with closed or full output, missing folders, odd files, and Ctrl-C at any moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAN = ("plan", str(JOB), "--local")
 
 
 def in_shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a line of sh, in which `cloudtrain` is the installed command."""
+    """Run a shell line in which `cloudtrain` is the installed command."""
     path = f"{command().parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["/bin/sh", "-c", line], env={**os.environ, "PATH": path, **environ}, capture_output=True, text=True,
@@ -34,18 +34,18 @@ def test_closed_streams_are_no_error(words: str, closed: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["list", f"plan {JOB} --local", f"plan {JOB} --local --json", "schema"])
-def test_output_that_is_full_is_told_once(words: str) -> None:
+def test_a_full_output_device_is_reported_once(words: str) -> None:
     done = in_shell(f"cloudtrain {words} > /dev/full")
     assert done.returncode == 2
     assert done.stderr.count("error: the output cannot be written: No space left on device") == 1
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     assert in_shell("cloudtrain schema | head -1").stderr == ""
 
 
 @pytest.mark.parametrize("words", ["list", "plan job.yaml", "submit job.yaml --local", "status x", "doctor --help"])
-def test_a_deleted_working_directory_is_one_message(tmp_path: Path, words: str) -> None:
+def test_a_deleted_working_directory_is_a_user_error(tmp_path: Path, words: str) -> None:
     (tmp_path / "gone").mkdir()
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDTRAIN_HOME"}
     line = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {command()} {words}"
@@ -54,7 +54,7 @@ def test_a_deleted_working_directory_is_one_message(tmp_path: Path, words: str) 
     assert "Traceback" not in done.stderr
 
 
-def test_the_working_directory_is_named_as_the_reason(tmp_path: Path) -> None:
+def test_the_deleted_working_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDTRAIN_HOME"}
     line = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {command()} list"
@@ -62,7 +62,7 @@ def test_the_working_directory_is_named_as_the_reason(tmp_path: Path) -> None:
     assert done.stderr == "error: the working directory was deleted\n  change to a directory that exists\n"
 
 
-def test_a_home_that_is_a_device(cli: Cli) -> None:
+def test_a_home_that_is_a_device_is_a_user_error(cli: Cli) -> None:
     environ = {"CLOUDTRAIN_HOME": "/dev/null"}
     assert cli("list", environ=environ).code == 0
     for words in (["status", "x-261120-101500-1a2b3c"], ["submit", JOB, "--local"], ["stop", "x-261120-101500-1a2b3c"]):
@@ -83,7 +83,7 @@ def test_a_home_that_is_a_device(cli: Cli) -> None:
     ],
 )
 @pytest.mark.parametrize("words", [("validate",), ("plan", "--local"), ("submit", "--local")])
-def test_half_a_character_in_a_job_is_refused_with_its_place(
+def test_a_lone_surrogate_in_a_job_is_rejected_with_its_line(
     cli: Cli, tmp_path: Path, text: str, place: str, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -94,12 +94,12 @@ def test_half_a_character_in_a_job_is_refused_with_its_place(
     assert f"job.yaml:{place}" in done.err
 
 
-def test_an_override_that_is_not_utf_8_is_refused(cli: Cli) -> None:
+def test_an_override_that_is_not_utf_8_is_rejected(cli: Cli) -> None:
     done = cli(*PLAN, "--set", "name=\udcff")
     assert (done.code, "not UTF-8 text" in done.err) == (2, True)
 
 
-def test_pipes_and_devices_are_no_job_files(cli: Cli, tmp_path: Path) -> None:
+def test_pipes_and_devices_are_rejected_as_job_files(cli: Cli, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     for name in (tmp_path / "pipe.yaml", "/dev/zero", "/dev/tty"):
         for words in (("validate",), ("plan", "--local")):
@@ -137,7 +137,7 @@ main()
         "cloudtrain.client.runs",
     ],
 )
-def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(name: str) -> None:
+def test_ctrl_c_during_imports_leaves_no_traceback(name: str) -> None:
     line = [sys.executable, "-c", INTERRUPT.format(name=name)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 130
@@ -145,8 +145,8 @@ def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(name: str) -> Non
     assert "KeyboardInterrupt" not in done.stderr
 
 
-def test_ctrl_c_at_once_leaves_no_traceback_of_ours() -> None:
-    """Before Python runs the first line of cloudtrain, the signal simply ends it."""
+def test_ctrl_c_at_start_leaves_no_traceback() -> None:
+    """Before the first line of cloudtrain runs, Python's default handler ends the process."""
     process = subprocess.Popen([str(command()), "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""What reaches a terminal: text, tabs, newlines and colours, whatever a job, a name or a file holds."""
+"""Terminal output is free of escape sequences, whatever a job, a name or a file contains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_harmless(written: bytes) -> bool:
 
 
 @given(st.lists(PARTS).map("".join))
-def test_no_text_makes_a_terminal_obey(text: str) -> None:
+def test_filtered_text_contains_no_escape_sequence(text: str) -> None:
     for cleaned in (safe(text), plain(text)):
         assert is_harmless(cleaned.encode("utf-8", "surrogatepass"))
     assert "\x1b" not in plain(text)
@@ -57,15 +57,15 @@ def test_no_text_makes_a_terminal_obey(text: str) -> None:
         ("a\x08\x07\x00b", "ab"),
     ],
 )
-def test_colours_stay_and_the_rest_goes(text: str, expected: str) -> None:
+def test_colours_are_kept_and_other_sequences_removed(text: str, expected: str) -> None:
     assert safe(text) == expected
 
 
-def test_a_bar_shows_what_remains_visible() -> None:
+def test_a_progress_bar_is_reduced_to_its_last_state() -> None:
     assert last_drawn(" 10%\r 50%\r100%\r") == "100%"
 
 
-def test_streams_are_filtered_and_given_back() -> None:
+def test_streams_are_filtered_and_restored() -> None:
     before = sys.stdout
     with filtered_streams():
         assert isinstance(sys.stdout, FilteredStream)
@@ -75,7 +75,7 @@ def test_streams_are_filtered_and_given_back() -> None:
     assert sys.stdout is before
 
 
-def test_an_encoding_that_lacks_a_character_is_no_error() -> None:
+def test_characters_outside_the_encoding_are_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
     FilteredStream(stream).write("é\udc80")
     assert stream.buffer.getvalue() == b"\\xe9\\udc80"  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def test_an_encoding_that_lacks_a_character_is_no_error() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write a failed run whose every text is an attack."""
+    """Write a failed run in which every text contains escape sequences."""
     folder = tmp_path / "runs-home" / "runs" / RUN
     (folder / "logs").mkdir(parents=True)
     reason = f"rank 1 on algo-1 failed: ValueError: [red]markup[/red] {ATTACK}"
@@ -126,7 +126,7 @@ def written_by(folder: Path, *words: str) -> bytes:
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "explain", "follow", "list"])
-def test_no_command_passes_an_escape_sequence_on(folder: Path, verb: str) -> None:
+def test_no_command_prints_an_escape_sequence(folder: Path, verb: str) -> None:
     written = written_by(folder, verb, *(() if verb == "list" else (RUN,)))
     assert is_harmless(written), written
     assert b"[red]markup[/red]" in written
@@ -135,7 +135,7 @@ def test_no_command_passes_an_escape_sequence_on(folder: Path, verb: str) -> Non
         assert b"50%" not in written
 
 
-def test_a_plan_and_errors_pass_no_escape_sequence_on(folder: Path, tmp_path: Path) -> None:
+def test_plans_and_errors_print_no_escape_sequence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = json.dumps(ATTACK)
     for code in (f"{{script: train.py, args: [{text}]}}", f"{{script: {text}}}"):
@@ -145,7 +145,7 @@ def test_a_plan_and_errors_pass_no_escape_sequence_on(folder: Path, tmp_path: Pa
         assert is_harmless(written_by(folder, *words))
 
 
-def test_a_followed_run_in_a_terminal_passes_no_attack_on(folder: Path) -> None:
+def test_follow_on_a_terminal_prints_no_escape_sequence(folder: Path) -> None:
     environ = {**os.environ, "CLOUDTRAIN_HOME": str(folder.parents[1]), "TERM": "xterm-256color"}
     environ = {name: value for name, value in environ.items() if name not in ("CI", "NO_COLOR")}
     terminal = Terminal([str(command()), "follow", RUN], environ)
@@ -161,6 +161,6 @@ def test_raw_logs_are_the_bytes_of_the_file(folder: Path) -> None:
     assert written_by(folder, "logs", RUN, "--raw") == b"".join(b"algo-1  " + line + b"\n" for line in lines)
 
 
-def test_json_holds_what_was_written(folder: Path, cli: Cli) -> None:
+def test_json_contains_the_original_text(folder: Path, cli: Cli) -> None:
     assert ATTACK in cli("status", RUN, "--json").json["reason"]
     assert ATTACK in [line["text"] for line in cli("logs", RUN, "--json").json["lines"]]
