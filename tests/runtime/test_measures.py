@@ -277,7 +277,7 @@ def test_utilisation_is_used_flops_over_available_flops(monkeypatch: pytest.Monk
     batch = (torch.zeros(8, 8), torch.zeros(8, dtype=torch.long))
     assert meter.wants_batch
     meter.clock.begin()
-    meter.see(batch, samples=8)
+    meter.count_batch_flops(batch, samples=8)
     assert not meter.wants_batch
     works.now += 77_000_000_000  # counting is no training
     meter.clock.mark(Phase.FORWARD)
@@ -498,7 +498,7 @@ def test_a_profile_of_a_run_that_is_cut(
     place = replace(read_context({}), output_dir=tmp_path)
     profiling = StepProfiler(place, StepClock(CPU), at=1, steps=2)
     for step in steps:
-        profiling.before(step)
+        profiling.on_step(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))
     profiling.close()
     traces = list(tmp_path.glob("profile/*"))

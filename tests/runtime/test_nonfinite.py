@@ -38,7 +38,7 @@ def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool
     guard = NonfiniteGuard(limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device)
     rates = []
     for number, gradient in enumerate(gradients, start=1):
-        batches = list(guard.keeping([torch.tensor(number)]))
+        batches = list(guard.recording([torch.tensor(number)]))
         assert len(batches) == 1
         model.weight.grad = torch.full_like(model.weight, gradient)
         before = model.weight.detach().clone()
@@ -88,7 +88,7 @@ def test_what_is_not_finite_is_never_the_best() -> None:
     train = replace(TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max"))
     best = BestTracker.of(train, ["train", "validation"])
     assert best is not None
-    seen = [best.improves(step, {"loss": 1.0, "accuracy": value}) for step, value in enumerate((NAN, 0.5, 0.5, 0.6))]
+    seen = [best.record(step, {"loss": 1.0, "accuracy": value}) for step, value in enumerate((NAN, 0.5, 0.5, 0.6))]
     assert seen == [False, True, False, True]
     again = BestTracker.of(train, ["validation"])
     assert again is not None

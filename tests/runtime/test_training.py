@@ -170,7 +170,7 @@ def exported_loss(outcome: Outcome) -> float:
 def test_best_without_validation_is_refused_before_training(tmp_path: Path) -> None:
     found = losses(job(2, export="best"), 2, tmp_path)
     assert found.reason is not None
-    assert "train.export: best is told by the validation split" in found.reason
+    assert "train.export: best needs a validation split" in found.reason
     assert not found.losses
 
 

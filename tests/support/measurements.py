@@ -121,7 +121,7 @@ def profiled_steps(place: Context, folder: Path) -> Any:
     """Take 9 steps and record those from the 4th to the 6th."""
     profiling = StepProfiler(place, StepClock(place.device), at=4, steps=3)
     for step in range(1, 10):
-        profiling.before(step)
+        profiling.on_step(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))
         dist.all_reduce(torch.zeros(1))
     profiling.close()

@@ -1,6 +1,6 @@
-"""What is seen of a run: where the time of a step goes, throughput, memory, utilisation, slow ranks.
+"""Metrics of a run: phases of a step, throughput, memory, utilisation and slow ranks.
 
-Nothing in here waits for the device, or for another rank, while steps are taken.
+None of this waits for the device or for another rank during a step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["NUMBERS_PER_RANK", "STEP_PARTS", "Meter", "Phase", "StepClock", "Ste
 
 
 class Meter:
-    """Reads the clock at logged steps and tells it in the field's units.
+    """Computes the metrics of logged steps.
 
     Attributes:
-        clock: What the loop marks.
-        samples: Of the steps since the last reading, those of all ranks together; the loop adds to it.
-        wants_batch: Whether `see` has not been called yet, and there is something to see.
+        clock: Clock on which the training loop marks the phases of a step.
+        samples: Samples of all ranks since the last logged step; the training loop adds to it.
+        wants_batch: Whether `count_batch_flops` should be called with the next micro-batch.
 
     Args:
-        task: The Task.
-        shape: Its whole model without numbers, see `shape_of`; None has no FLOPs counted.
-        precision: The job's.
+        task: The user's Task.
+        shape: The unsharded model on the meta device, see `meta_copy`; None means that FLOPs are not counted.
+        precision: The job's precision.
         place: This rank's place.
         stage: This rank's pipeline stage.
     """
@@ -57,13 +57,13 @@ class Meter:
         self._peak_flops = device_peak_flops(place.device, precision)
         self._sample_flops = task.flops_per_sample
         self._shape = shape
-        # Without a peak nothing is counted: the Task's loss would be called once more for nothing.
+        # Counting calls the Task's loss once more, which is useless without a known peak.
         self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
         self._stragglers = StragglerMonitor(place, stage)
         self.samples = 0
 
-    def see(self, batch: Any, samples: int) -> None:
-        """Count the FLOPs of a micro-batch, outside of the time that is measured."""
+    def count_batch_flops(self, batch: Any, samples: int) -> None:
+        """Count the FLOPs of a micro-batch, outside of the measured time."""
         if self._shape is not None:
             self.clock.mark(Phase.OTHER)
             flops = count_flops(self._task, self._shape, batch)
@@ -71,23 +71,23 @@ class Meter:
         self._shape, self.wants_batch = None, False
 
     def read(self) -> tuple[dict[str, Any], tuple[float, ...]]:
-        """Return the fields of a step event since the last one, and what the other ranks must know of it."""
+        """Return the fields of a step event since the last one, and this rank's numbers for the other ranks."""
         reading = self.clock.read()
         samples, self.samples = self.samples, 0
         return self._fields(reading, samples / max(reading.seconds, 1e-9)), self._stragglers.numbers(reading)
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
-        """Tell which ranks are slow. All ranks call it.
+        """Report slow ranks. All ranks call this.
 
         Args:
-            rows: The `NUMBERS` of each rank's reading.
+            rows: The numbers that `read` returned on each rank, by rank.
         """
         for straggler in self._stragglers.compare(rows):
             if self._place.is_main:
                 emit("straggler", step=self._place.step, **asdict(straggler))
 
     def _fields(self, reading: StepTimes, rate: float) -> dict[str, Any]:
-        """Return fields; what is not known is left out. `rate` is in samples per second."""
+        """Return the known fields of a step event. `rate` is in samples per second."""
         tokens = self._task.tokens_per_sample
         fields: Mapping[str, Any] = {
             "samples_per_second": rate,

@@ -1,4 +1,4 @@
-"""How fast the ranks exchange gradients, measured once at the start."""
+"""Bandwidth of an all-reduce over all ranks, measured once at the start."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.run_context import Context
 
 _PROBE_BYTES = 2**18
-_LEAST_BYTES, _MOST_BYTES = 2**20, 2**28
-"""Most: from there on a fabric of 3200 Gbit/s shows what it can; a round takes some ten milliseconds."""
+_MIN_BYTES, _MAX_BYTES = 2**20, 2**28
+"""The maximum saturates a network of 3200 Gbit/s; a round takes some ten milliseconds."""
 
 _BUDGET_SECONDS = {"gloo": 0.01, "nccl": 0.3, "smddp": 0.3}
-"""What all rounds together may take, by the ranks' backend."""
+"""Time limit of all rounds together, by backend."""
 
 _ROUNDS = 3
-_FAR_BELOW = 0.2
-"""Share of the rating below which it is told: ordinary losses to latency and small rounds are not this large."""
+_WARNING_SHARE = 0.2
+"""Share of the rated bandwidth below which a warning is logged: latency and small rounds alone cost less than that."""
 
-_BITS = 8 / 1e9
+_GIGABITS_PER_BYTE = 8 / 1e9
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What an all-reduce over all ranks achieves.
+    """Speed of an all-reduce over all ranks.
 
     Attributes:
-        bytes: Size of what was reduced.
-        seconds: Time of the fastest of some rounds, on the slowest rank.
+        bytes: Size of the reduced tensor.
+        seconds: Time of the fastest round, on the slowest rank.
         world_size: Number of ranks.
     """
 
@@ -41,27 +41,27 @@ class Bandwidth:
 
     @property
     def gbps(self) -> float:
-        """Bus bandwidth in Gbit/s: what each rank sends, and over the ring of all ranks each host's network, too.
+        """Bus bandwidth in Gbit/s: the rate at which each rank sends, and with a ring over all ranks each host, too.
 
         The formula 2(n-1)/n x size / time is that of NVIDIA's nccl-tests (doc/PERFORMANCE.md, read 2026-11-21).
         """
-        return bus_factor(self.world_size) * self.bytes / self.seconds * _BITS
+        return bus_factor(self.world_size) * self.bytes / self.seconds * _GIGABITS_PER_BYTE
 
 
 def bus_factor(world_size: int) -> float:
-    """Return how often a rank sends its data in an all-reduce: 2(n-1)/n."""
+    """Return how many times its data a rank sends in an all-reduce: 2(n-1)/n."""
     return 2 * (world_size - 1) / world_size
 
 
 def report_bandwidth(place: Context, network_gbps: float | None = None) -> Bandwidth | None:
-    """Measure and tell it, with a warning where the network is far below its rating. All ranks call it.
+    """Measure and report the bandwidth; warn if it is far below the network's rating. All ranks call this.
 
     Args:
         place: This rank's place.
-        network_gbps: Rating of a host's network in Gbit/s; None where none is known.
+        network_gbps: Rated bandwidth of a host's network in Gbit/s; None if it is unknown.
 
     Returns:
-        What was measured; None for one rank.
+        The measured bandwidth; None for one rank.
     """
     if place.world_size == 1:
         return None
@@ -86,24 +86,24 @@ def report_bandwidth(place: Context, network_gbps: float | None = None) -> Bandw
 
 
 def measure_bandwidth(place: Context) -> Bandwidth:
-    """Return what an all-reduce achieves. All ranks call it."""
+    """Measure the bandwidth of an all-reduce. All ranks call this."""
     device = torch.device("cpu") if place.backend == "gloo" else place.device
     _all_reduce_seconds(_PROBE_BYTES, device)  # the first one also connects the ranks
     probe = min(_slowest(_all_reduce_seconds(_PROBE_BYTES, device)) for _ in range(_ROUNDS))
     budget = _BUDGET_SECONDS[place.backend] / _ROUNDS
-    # All ranks know the same probe, so all choose the same size.
+    # The probe time is the same on all ranks, so they choose the same size.
     fitting = int(_PROBE_BYTES * budget / max(probe, 1e-6))
-    size = 2 ** (min(max(fitting, _LEAST_BYTES), _MOST_BYTES).bit_length() - 1)
+    size = 2 ** (min(max(fitting, _MIN_BYTES), _MAX_BYTES).bit_length() - 1)
     seconds = min(_slowest(_all_reduce_seconds(size, device)) for _ in range(_ROUNDS))
     return Bandwidth(size, seconds, place.world_size)
 
 
 def bandwidth_warning(gbps: float, rated_gbps: float | None, backend: str) -> str | None:
-    """Return what is wrong with a bandwidth and what to do, or None.
+    """Return a warning about a low bandwidth and what to do, or None.
 
-    Gloo is not judged: it uses one connection, whatever the network could do.
+    There is no warning for Gloo: it uses one connection, however fast the network is.
     """
-    if rated_gbps is None or backend == "gloo" or gbps >= _FAR_BELOW * rated_gbps:
+    if rated_gbps is None or backend == "gloo" or gbps >= _WARNING_SHARE * rated_gbps:
         return None
     return (
         f"ranks exchange data at {gbps:,.0f} Gbit/s, and the instances' network is rated {rated_gbps:,.0f} Gbit/s: "
@@ -115,20 +115,20 @@ def bandwidth_warning(gbps: float, rated_gbps: float | None, backend: str) -> st
 
 def _all_reduce_seconds(size: int, device: torch.device) -> float:
     data = torch.zeros(size // 4, device=device)
-    _settle(device)
+    _synchronize(device)
     began = time.perf_counter()
     dist.all_reduce(data)
-    _settle(device)
+    _synchronize(device)
     return time.perf_counter() - began
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _slowest(seconds: float) -> float:
-    """Return the time of the slowest rank, which is the same number on all of them."""
+    """Return the time of the slowest rank, on all ranks."""
     slowest = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)

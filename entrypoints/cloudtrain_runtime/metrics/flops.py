@@ -1,7 +1,7 @@
-"""Model FLOPs utilisation: how much of what a device could compute a run uses.
+"""Model FLOPs utilisation (MFU): the share of a device's peak that a run uses.
 
-MFU counts what the model's forward and backward passes need, however they are computed: recomputed activations do not
-count (Chowdhery et al., PaLM, 2022, appendix B).
+MFU counts the FLOPs that the model's forward and backward passes need; recomputed activations do not count (Chowdhery
+et al., PaLM, 2022, appendix B).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class _Peak:
-    """Dense TFLOP/s of a GPU by precision; None where it has no tensor cores for it."""
+    """Dense TFLOP/s of a GPU by precision; None where its tensor cores do not support it."""
 
     bf16: float | None
     fp16: float
@@ -29,8 +29,8 @@ class _Peak:
     fp32: float
 
 
-# A name matches when it has all these words; the first match counts. Datasheets print the tensor cores' figures of
-# structured sparsity from the A100 on: half of those stands here.
+# A name matches when it has all these words; the first match counts. From the A100 on, datasheets give tensor-core
+# figures with structured sparsity; the dense figures here are half of them.
 _PEAKS: tuple[tuple[tuple[str, ...], _Peak], ...] = (
     # NVIDIA HGX B200 and GB200 specifications, 2024-11 (per GPU).
     (("GB200",), _Peak(2500, 2500, 1250, 80)),
@@ -59,10 +59,10 @@ _PEAKS: tuple[tuple[tuple[str, ...], _Peak], ...] = (
 
 
 def peak_flops(name: str, precision: str, *, uses_tf32: bool = False) -> float | None:
-    """Return the dense peak of a GPU in FLOP/s, or None where it is not known.
+    """Return the dense peak of a GPU in FLOP/s, or None if it is unknown.
 
     Args:
-        name: As CUDA tells it, such as `NVIDIA H100 80GB HBM3`.
+        name: Device name that CUDA reports, such as `NVIDIA H100 80GB HBM3`.
         precision: `fp32`, `bf16` or `fp16`.
         uses_tf32: Whether fp32 products may use TF32.
     """
@@ -77,7 +77,7 @@ def peak_flops(name: str, precision: str, *, uses_tf32: bool = False) -> float |
 
 
 def device_peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the dense peak of a device in FLOP/s, or None where it is not known; of a CPU it never is."""
+    """Return the dense peak of a device in FLOP/s, or None if it is unknown, as for every CPU."""
     if device.type != "cuda":
         return None
     uses_tf32 = torch.get_float32_matmul_precision() != "highest"
@@ -85,7 +85,7 @@ def device_peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a model without its numbers, which takes no memory; before it is sharded or replicated."""
+    """Return a copy of a model on the meta device, which takes no memory. The model must not be sharded yet."""
     tensors = [*model.parameters(), *model.buffers()]
     empty: dict[int, Any] = {}
     for tensor in tensors:
@@ -96,13 +96,13 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
-    """Return the FLOPs of a forward and backward pass over a batch, or None where they cannot be counted.
+    """Return the FLOPs of a forward and backward pass over a batch, or None if they cannot be counted.
 
-    Nothing is computed: model and batch have shapes only. So a loss that looks at values cannot be counted.
+    Model and batch are on the meta device and have no values: the FLOPs of a loss that reads values cannot be counted.
 
     Args:
-        task: The Task.
-        shape: What `shape_of` returned.
+        task: The user's Task.
+        shape: Model from `meta_copy`.
         batch: A batch of the Task.
     """
     from torch.utils._pytree import tree_map_only
@@ -111,10 +111,10 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
     bare = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), batch)
     counter = FlopCounterMode(display=False)
     try:
-        # Training must not depend on what is measured.
+        # The count must not change the random states of training.
         with IsolatedRandomState(0), counter:
             task.loss(shape, bare).backward()  # type: ignore[no-untyped-call]
-    # What a loss meets that cannot do without values, by where it looks for them.
+    # The errors of a loss that reads values, depending on how it reads them.
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):
         return None
     return counter.get_total_flops() or None

@@ -1,4 +1,4 @@
-"""Memory that a rank has used at most."""
+"""Peak memory of a rank."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that this process has taken so far: of its GPU, or of the host where it has none.
+    """Return the peak memory of this process in bytes: of its GPU, or of the host if it has none.
 
-    Of a GPU it is what PyTorch's allocator has reserved, which is what runs out.
+    For a GPU this is the memory that PyTorch's allocator has reserved, because that is the memory that runs out.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)

@@ -1,4 +1,4 @@
-"""A profile of chosen steps: traces that Perfetto and TensorBoard open, and the operators that take the longest."""
+"""Profile of chosen steps: traces for Perfetto and TensorBoard, and a table of the slowest operators."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MICROSECONDS_PER_MILLISECOND = 1e3
 
 
 class StepProfiler:
-    """Records some steps on every rank: ranks wait for each other, and only all traces together show for which.
+    """Profiles some steps on every rank: ranks wait for each other, and only all traces show which one is slow.
 
     Args:
-        place: This rank's place; traces are stored below its output folder.
-        clock: What must not count the time that storing takes.
+        place: This rank's place; traces are written below its output folder.
+        clock: Clock of the steps; it does not count the time of writing.
         at: First step to record, from 1; None records none.
-        steps: How many.
+        steps: Number of steps to record.
     """
 
     def __init__(self, place: Context, clock: StepClock, at: int | None, steps: int) -> None:
@@ -36,8 +36,8 @@ class StepProfiler:
         self._last = self._first + steps - 1
         self._profile: profile | None = None
 
-    def before(self, step: int) -> None:
-        """Tell that a step begins. The one before the first that is recorded warms the profiler up."""
+    def on_step(self, step: int) -> None:
+        """Handle the begin of a step. The step before the first recorded one warms up the profiler."""
         if self._is_over:
             return
         if self._profile is None:
@@ -49,19 +49,19 @@ class StepProfiler:
             self._profile.step()
 
     def close(self) -> None:
-        """End the recording, if there is one: a run may end in the middle of it."""
+        """Stop recording, if it is still running when the run ends."""
         if self._profile is None:
             return
         running, self._profile = self._profile, None
         self._is_over = True
         self._clock.mark(Phase.OTHER)
-        with heartbeat.exempt():  # as long as the disk takes
+        with heartbeat.exempt():  # a slow disk is no hang
             running.stop()
 
     def _begin(self, step: int) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        # A run that is resumed in the middle records what is left.
+        # A run that resumes within the recorded steps records the remaining ones.
         self._first = first = max(self._first, step)
         activities = [ProfilerActivity.CPU]
         if self._place.device.type == "cuda":
@@ -71,7 +71,7 @@ class StepProfiler:
             return _action(number, first)
 
         running = profile(activities=activities, schedule=action, on_trace_ready=self._store)
-        running.step_num = first - 1  # so that the trace names the steps by their numbers
+        running.step_num = first - 1  # the trace shows this number
         running.start()
         if step == first:
             running.step()
@@ -82,10 +82,10 @@ class StepProfiler:
         folder = place.output_dir / PROFILE_FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # TensorBoard's plugin finds traces by this ending.
+            # TensorBoard's plugin finds traces by this suffix.
             running.export_chrome_trace(str(folder / f"{place.host}-rank-{place.rank}.pt.trace.json.gz"))
-        except OSError as error:  # no reason to end a run for
-            log_line(f"the profile of rank {place.rank} is not stored: {error}")
+        except OSError as error:  # training can continue without a profile
+            log_line(f"the profile of rank {place.rank} could not be written: {error}")
             return
         if place.is_main:
             for line in operator_lines(running, on_device=place.device.type == "cuda"):
@@ -94,18 +94,18 @@ class StepProfiler:
 
 
 def _action(number: int, first: int) -> ProfilerAction:
-    """Return what the profiler does in a step; it is stopped after the last one."""
+    """Return the profiler's action in a step; the profiler is stopped after the last one."""
     from torch.profiler import ProfilerAction
 
     return ProfilerAction.RECORD if number >= first else ProfilerAction.WARMUP
 
 
 def operator_lines(running: profile, *, on_device: bool) -> list[str]:
-    """Return the operators that take the longest by themselves, as the lines of a table.
+    """Return a table of the operators with the most time of their own, as lines of text.
 
     Args:
         running: The profile.
-        on_device: Whether the device's time counts; the CPU's otherwise.
+        on_device: Whether to use the time on the device, instead of the CPU's.
     """
     averages = [each for each in running.key_averages() if not each.key.startswith("ProfilerStep")]
     times = [(each.self_device_time_total if on_device else each.self_cpu_time_total, each) for each in averages]

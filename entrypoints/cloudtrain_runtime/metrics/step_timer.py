@@ -1,7 +1,7 @@
-"""Where the time of a step goes: to data, forward, backward, optimizer, checkpoint.
+"""Timer of the phases of a step: data, forward, backward, optimizer, checkpoint.
 
-A mark is a clock reading and an addition. On a GPU the host runs ahead of the device, so there the parts come from
-events that are recorded around one step in each logging interval, and read when they are complete: nobody waits.
+A mark costs a clock reading and an addition. On a GPU the host runs ahead of the device, so there the phases are timed
+by events around one step in each logging interval, which are read when they are complete, without waiting.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 
 
 class Phase:
-    """What the time after a mark belongs to. Plain numbers: an enumeration's members cost more than the mark."""
+    """Phase that begins at a mark. Plain numbers, because members of an Enum cost more than the mark."""
 
     DATA: Final = 0
     FORWARD: Final = 1
     BACKWARD: Final = 2
     OPTIMIZER: Final = 3
     CHECKPOINT: Final = 4
-    """The end of a step: what ranks agree on, and how long a checkpoint keeps training waiting."""
+    """The end of a step: agreement of the ranks, and the time that a checkpoint blocks training."""
     LOG: Final = 5
-    """Belongs to the run's pace, and to no part of a step."""
+    """Counts in the throughput, but belongs to no part of a step."""
     OTHER: Final = 6
-    """What is no training, such as an evaluation."""
+    """Work besides training, such as an evaluation."""
 
 
 STEP_PARTS: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
@@ -39,12 +39,12 @@ _MILLISECONDS = 1e3
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a clock has counted since the last reading.
+    """Times since the last reading of a clock.
 
     Attributes:
-        steps: Optimizer steps.
-        seconds: All of them together, by the wall clock, without what is no training.
-        split: Seconds per step by part; empty where none is known yet.
+        steps: Number of optimizer steps.
+        seconds: Wall-clock time of all steps, without other work such as evaluations.
+        split: Seconds per step by part; empty if not known yet.
     """
 
     steps: int
@@ -53,16 +53,16 @@ class StepTimes:
 
     @property
     def data_wait(self) -> float | None:
-        """Share of a step that waits for data, or None where that is not known."""
+        """Share of a step that waits for data, or None if it is unknown."""
         total = sum(self.split.values())
         return self.split["data"] / total if total > 0 else None
 
 
 class StepClock:
-    """Counts time by phase.
+    """Measures time by phase.
 
     Args:
-        device: Where the steps are computed.
+        device: Device that computes the steps.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,14 +73,14 @@ class StepClock:
         self._sampler = _Sampler(device) if device.type == "cuda" else None
 
     def begin(self, *, is_logged: bool = False) -> None:
-        """Begin a step: what follows belongs to data. On a GPU the step that will be logged is measured there."""
+        """Begin a step with the data phase. On a GPU, a logged step is also timed on the device."""
         self.steps += 1
         if is_logged and self._sampler is not None:
             self._sampler.begin()
         self.mark(Phase.DATA)
 
     def mark(self, phase: int) -> None:
-        """Tell what the time from now on belongs to."""
+        """Begin a phase."""
         now = perf_counter_ns()
         self._nanoseconds[self._phase] += now - self._since
         self._since = now
@@ -89,7 +89,7 @@ class StepClock:
             self._sampler.mark(phase)
 
     def read(self) -> StepTimes:
-        """Return what was counted since the last reading, and start anew."""
+        """Return the times since the last reading, and reset them."""
         self.mark(self._phase)
         counted, steps = self._nanoseconds, self.steps
         self._nanoseconds, self.steps = [0] * _PHASES, 0
@@ -104,7 +104,7 @@ class StepClock:
 
 
 class _Sampler:
-    """Measures single steps on a GPU."""
+    """Times single steps on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -121,11 +121,11 @@ class _Sampler:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         self._open.append((phase, event))
-        if phase in (Phase.CHECKPOINT, Phase.LOG):  # what is no training may lie in the middle of a step
+        if phase in (Phase.CHECKPOINT, Phase.LOG):  # other work may interrupt a step
             self._closed, self._open = self._open, None
 
     def read(self) -> Mapping[str, float]:
-        """Return the seconds of the newest step whose events the device has passed."""
+        """Return the seconds by part of the newest step that the device has completed."""
         if self._closed and self._closed[-1][1].query():  # type: ignore[no-untyped-call]
             spans = dict.fromkeys(STEP_PARTS[: Phase.CHECKPOINT], 0.0)
             for (phase, began), (_, ended) in zip(self._closed, self._closed[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard: what step and evaluation events tell, as curves."""
+"""TensorBoard scalars: the numbers of step and evaluation events."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _FLUSH_SECONDS = 10
-"""How much of the curves is lost when the process is killed."""
+"""Interval of writing: the scalars of this time are lost when the process is killed."""
 
 _NO_SCALARS = ("event", "split", "step", "epoch", "time", "samples")
 
 
 class TensorBoardWriter:
-    """Files of one run for TensorBoard.
+    """Writes the TensorBoard files of one run.
 
     Args:
-        folder: Where they lie; the same after a restart.
-        first_step: Step that the run starts from: what an earlier attempt wrote of later ones is hidden.
+        folder: Folder of the files; the same after a restart.
+        first_step: Step that the run starts from; TensorBoard hides what an earlier attempt wrote for later steps.
 
     Raises:
-        JobError: the package tensorboard is missing.
+        JobError: the package tensorboard is not installed.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -40,20 +40,20 @@ class TensorBoardWriter:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=first_step + 1, flush_secs=_FLUSH_SECONDS)
-        # A worker that fails leaves through its exit handlers.
+        # A worker that fails runs its exit handlers.
         atexit.register(self.close)
 
     def step(self, step: int, fields: Mapping[str, Any]) -> None:
-        """Add what a step event tells."""
+        """Add the numbers of a step event."""
         self._add(step, "train", {name: value for name, value in fields.items() if name != "split"})
         self._add(step, "split", fields.get("split") or {})
 
     def evaluation(self, split: str, step: int, values: Mapping[str, float]) -> None:
-        """Add the means of a split."""
+        """Add the mean metrics of a split."""
         self._add(step, split, values)
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write the remaining scalars, and close the files."""
         self._writer.close()
         atexit.unregister(self.close)
 

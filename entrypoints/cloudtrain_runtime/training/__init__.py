@@ -1,1 +1,1 @@
-"""The training loop and what it consists of."""
+"""Training loop of a Task, evaluation, early stopping and the model folder."""

@@ -1,4 +1,4 @@
-"""Which step had the best weights so far, by a metric of the validation split."""
+"""Best weights so far, chosen by a metric of the validation split."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.errors import JobError, TaskError
 
-_KEPT_MARKS = 8
-"""Should the checkpoints of the newest marks be missing, the one before them counts."""
+_MAX_IMPROVEMENTS = 8
+"""Improvements kept: if the checkpoint of the newest one is missing, an earlier one is exported."""
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """An evaluation that was better than all before.
+    """An evaluation with a better metric than all earlier ones. Checkpoints store the fields by name.
 
     Attributes:
         step: Optimizer steps done.
-        value: Of the metric.
-        values: All that was measured then.
-        place: Uri of the folder that its checkpoint lies in, or an empty string for this run's own.
+        value: Value of the metric.
+        values: All metrics of the evaluation by name.
+        place: URI of the folder with its checkpoint; empty for this run's own folder.
     """
 
     step: int
@@ -34,75 +34,75 @@ class Improvement:
 
 @dataclass
 class BestTracker:
-    """The best weights so far.
+    """Tracks which step had the best weights.
 
     Attributes:
-        metric: What they are chosen by.
-        mode: Whether less (`min`) or more (`max`) of it is better.
-        marks: Improvements, the best last.
+        metric: Metric that the weights are chosen by.
+        mode: Whether a lower (`min`) or a higher (`max`) value is better.
+        improvements: The evaluations that were the best so far, the best last.
     """
 
     metric: str
     mode: str
-    marks: list[Improvement] = field(default_factory=list)
+    improvements: list[Improvement] = field(default_factory=list)
 
     @classmethod
     def of(cls, train: TrainConfig, splits: Iterable[str]) -> BestTracker | None:
-        """Return what a job asks for: None where the last weights are wanted.
+        """Return the tracker that a job needs; None where it exports the last weights.
 
         Raises:
-            JobError: nothing tells which weights are best.
+            JobError: the Task has no validation split.
         """
         if train.export != "best":
             return None
         if "validation" not in splits:
             raise JobError(
-                "train.export: best is told by the validation split, and datasets() has none: add it, or set "
+                "train.export: best needs a validation split, and datasets() has none: add one, or set "
                 "train.export: last"
             )
         rule = train.early_stopping
         return cls(rule.metric, rule.mode) if rule is not None else cls("validation/loss", "min")
 
     @property
-    def mark(self) -> Improvement | None:
-        """The best one."""
-        return self.marks[-1] if self.marks else None
+    def latest(self) -> Improvement | None:
+        """The latest improvement: the best evaluation so far."""
+        return self.improvements[-1] if self.improvements else None
 
-    def improves(self, step: int, values: Mapping[str, float]) -> bool:
-        """Note an evaluation of the validation split; return whether it is the best so far.
+    def record(self, step: int, values: Mapping[str, float]) -> bool:
+        """Record an evaluation of the validation split; return whether it is the best so far.
 
         Raises:
-            TaskError: the metric is not measured.
+            TaskError: the Task does not measure the metric.
         """
         value = metric_value(self.metric, values)
         sign = 1.0 if self.mode == "min" else -1.0
-        if not math.isfinite(value) or (self.marks and sign * (self.marks[-1].value - value) <= 0):
+        if not math.isfinite(value) or (self.improvements and sign * (self.improvements[-1].value - value) <= 0):
             return False
-        self.marks = [*self.marks[1 - _KEPT_MARKS :], Improvement(step, value, dict(values))]
+        self.improvements = [*self.improvements[1 - _MAX_IMPROVEMENTS :], Improvement(step, value, dict(values))]
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; its retention reads the marks."""
-        return {"metric": self.metric, "mode": self.mode, "marks": [asdict(mark) for mark in self.marks]}
+        """Return the state for a checkpoint; the retention of checkpoints reads `marks`."""
+        return {"metric": self.metric, "mode": self.mode, "marks": [asdict(each) for each in self.improvements]}
 
     def resume(self, state: Mapping[str, Any], place: str) -> None:
-        """Go on from what a checkpoint has kept; marks of another metric are none.
+        """Restore the state from a checkpoint, unless it was tracked by another metric.
 
         Args:
-            state: The state in its manifest.
-            place: Uri of the folder that it lies in, or an empty string for this run's own.
+            state: The state in the checkpoint's manifest.
+            place: URI of the folder with the checkpoint; empty for this run's own folder.
         """
         saved = state.get(BEST_STATE)
         if saved is not None and (saved["metric"], saved["mode"]) == (self.metric, self.mode):
-            marks = [Improvement(**mark) for mark in saved["marks"]]
-            self.marks = [replace(mark, place=mark.place or place) for mark in marks]
+            improvements = [Improvement(**each) for each in saved["marks"]]
+            self.improvements = [replace(each, place=each.place or place) for each in improvements]
 
 
 def metric_value(metric: str, values: Mapping[str, float]) -> float:
-    """Return a metric such as `validation/loss` of an evaluation.
+    """Return the value of a metric such as `validation/loss` in an evaluation.
 
     Raises:
-        TaskError: it is not measured.
+        TaskError: the Task does not measure it.
     """
     name = metric.removeprefix("validation/")
     if name not in values:

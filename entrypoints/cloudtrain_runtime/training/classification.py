@@ -1,4 +1,4 @@
-"""The analysis of a split that was classified: confusion matrix, and how well each class is told."""
+"""Analysis of a classified split: confusion matrix, and precision, recall and F1 of each class."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from pathlib import Path
 
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-_FEW_CLASSES = 20
-"""So many columns of a confusion matrix can be read."""
+_MAX_COLUMNS = 20
+"""Most columns of a confusion matrix in analysis.md: wider tables are hard to read."""
 
-_MANY_CLASSES = 1000
-"""Beyond, the matrix would be larger than most models: only the pairs that were confused most are told."""
+_MAX_MATRIX_CLASSES = 1000
+"""Most classes with a full matrix in analysis.json; with more, it only lists the most confused pairs."""
 
 _MOST_CONFUSED = 20
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How well a class is told.
+    """Precision, recall and F1 of one class.
 
     Attributes:
-        precision: Share of what was predicted as it that is it; None when nothing was.
-        recall: Share of what is it that was predicted as it; None when nothing is it.
-        f1: Harmonic mean of both; None when neither is told.
-        support: Samples that are it.
+        name: Name of the class.
+        precision: Share of the samples predicted as this class that belong to it; None without predictions.
+        recall: Share of the samples of this class that were predicted as it; None without samples.
+        f1: Harmonic mean of precision and recall; None without predictions and samples.
+        support: Number of samples of this class.
     """
 
     name: str
@@ -38,7 +39,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class ConfusedPair:
-    """Two classes that were taken for each other, and how often."""
+    """A true and a predicted class that differ, and the number of such samples."""
 
     true: str
     predicted: str
@@ -46,15 +47,14 @@ class ConfusedPair:
 
 
 class ClassificationAnalysis:
-    """What a model makes of a split.
+    """The predictions of a model for one split, by class.
 
     Args:
-        confusion: How often each pair of a true and a predicted class was seen. Samples with a class below 0 are left
-            out.
-        names: Names of the classes in the order of their numbers; a class beyond them has its number as name.
-        split: The split.
-        step: Of the weights.
-        metrics: Means by split and name.
+        confusion: Number of samples by true and predicted class. Samples with a class below 0 are ignored.
+        names: Names of the classes, by class number; a class without a name is named by its number.
+        split: Name of the split.
+        step: Step of the weights.
+        metrics: Mean metrics by split and name.
     """
 
     def __init__(
@@ -78,22 +78,22 @@ class ClassificationAnalysis:
 
     @property
     def samples(self) -> int:
-        """How many have a class."""
+        """Number of samples that have a class."""
         return self._pairs.total()
 
     @property
     def accuracy(self) -> float:
-        """Share of samples whose class was predicted."""
+        """Share of samples whose class was predicted correctly."""
         return sum(self._pairs[kind, kind] for kind in self._classes) / max(self.samples, 1)
 
     @property
     def scores(self) -> list[ClassScore]:
-        """By class."""
+        """Scores of each class, by class number."""
         return [self._score(kind) for kind in self._classes]
 
     @property
     def averages(self) -> dict[str, dict[str, float]]:
-        """Means of the scores over classes that occur: `macro` counts each alike, `weighted` by its support."""
+        """Mean scores of the classes with samples: unweighted (`macro`) and weighted by support (`weighted`)."""
         scores = [score for score in self.scores if score.support]
         return {
             "macro": {name: _mean([getattr(score, name) or 0.0 for score in scores]) for name in _SCORES},
@@ -105,7 +105,7 @@ class ClassificationAnalysis:
 
     @property
     def most_confused(self) -> list[ConfusedPair]:
-        """The most frequent mistakes."""
+        """The most frequent wrong predictions."""
         wrong = Counter({pair: count for pair, count in self._pairs.items() if pair[0] != pair[1]})
         ordered = sorted(wrong.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST_CONFUSED]
         return [ConfusedPair(self._names[true], self._names[guess], count) for (true, guess), count in ordered]
@@ -116,7 +116,7 @@ class ClassificationAnalysis:
         return [[self._pairs[true, guess] for guess in self._classes] for true in self._classes]
 
     def write(self, folder: Path) -> Path:
-        """Write `analysis.json` and `analysis.md`; return the latter."""
+        """Write `analysis.json` and `analysis.md`; return the path of the latter."""
         (folder / "analysis.json").write_text(dump_json(self.to_json(), indent=1) + "\n", encoding="utf-8")
         text = folder / "analysis.md"
         text.write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
@@ -132,11 +132,9 @@ class ClassificationAnalysis:
             "accuracy": self.accuracy,
             "averages": self.averages,
             "classes": [asdict(score) for score in self.scores],
-            "confusion": self.matrix if len(self._classes) <= _MANY_CLASSES else None,
+            "confusion": self.matrix if len(self._classes) <= _MAX_MATRIX_CLASSES else None,
             "most_confused": [asdict(confusion) for confusion in self.most_confused],
         }
-
-    # ------------------------------------------------------------ for people
 
     def _lines(self) -> Iterator[str]:
         yield f"# Analysis of the {self.split} split"
@@ -176,7 +174,7 @@ class ClassificationAnalysis:
         yield from _table(("class", *_SCORES, "support"), rows)
 
     def _matrix_lines(self) -> Iterator[str]:
-        if len(self._classes) > _FEW_CLASSES:
+        if len(self._classes) > _MAX_COLUMNS:
             return
         names = [self._names[kind] for kind in self._classes]
         yield "## Confusion matrix"
@@ -185,8 +183,6 @@ class ClassificationAnalysis:
         yield ""
         rows = [(f"**{name}**", *map(str, row)) for name, row in zip(names, self.matrix, strict=True)]
         yield from _table(("", *names), rows)
-
-    # ------------------------------------------------------------ numbers
 
     def _score(self, kind: int) -> ClassScore:
         hits, predicted, support = self._pairs[kind, kind], self._predicted[kind], self._true[kind]

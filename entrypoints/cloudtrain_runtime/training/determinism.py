@@ -1,4 +1,4 @@
-"""Only algorithms that give the same bits each time."""
+"""Deterministic algorithms: the same bits in every run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterator, MutableMapping
 from cloudtrain_runtime.errors import JobError
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-_REFUSAL = re.compile(r"(?P<operation>\S+) does not have a deterministic implementation")
+_TORCH_ERROR = re.compile(r"(?P<operation>\S+) does not have a deterministic implementation")
 
 
 def configure_cublas(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set what cuBLAS reads when it is loaded, so before the device is touched."""
-    # With a fixed workspace it takes no other order of sums when several streams are in use.
+    """Set the cuBLAS workspace. Call this before CUDA is initialised, because cuBLAS reads it when it is loaded."""
+    # With a fixed workspace, cuBLAS keeps its order of summation when several streams are in use.
     # Source: cuBLAS documentation, "Results reproducibility", 2026-11.
     environ.setdefault(_WORKSPACE, ":4096:8")
 
 
 def require_deterministic_algorithms() -> None:
-    """Have torch take deterministic algorithms in this process, and raise where there is none."""
+    """Require deterministic algorithms of torch in this process; torch raises where it has none."""
     import torch
 
     configure_cublas()
@@ -31,15 +31,15 @@ def require_deterministic_algorithms() -> None:
 
 @contextlib.contextmanager
 def explain_nondeterminism() -> Iterator[None]:
-    """Say which operation has no deterministic form, in place of torch's own error.
+    """Replace torch's error about a nondeterministic operation by one that says what to do.
 
     Raises:
-        JobError: it was used in this block.
+        JobError: the block used an operation without a deterministic implementation.
     """
     try:
         yield
     except RuntimeError as error:
-        found = _REFUSAL.search(str(error))
+        found = _TORCH_ERROR.search(str(error))
         if found is None:
             raise
         operation = found["operation"]

@@ -1,4 +1,4 @@
-"""Evaluation of a split: exact means, each sample counted once, however ranks share them."""
+"""Evaluation of a split: exact means over all ranks, with each sample counted once."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from cloudtrain_runtime.task import (
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation has found, the same on all ranks.
+    """Result of an evaluation, the same on all ranks.
 
     Attributes:
-        samples: How many.
-        means: Loss and the Task's metrics: means over all samples.
-        confusion: How often which pair of a true and a predicted class was seen, where that was asked for.
+        samples: Number of samples.
+        means: Loss and the Task's metrics, as means over all samples.
+        confusion: Number of samples by true and predicted class; empty unless requested.
     """
 
     samples: int
@@ -49,15 +49,15 @@ class EvaluationResult:
 
 
 class Evaluator:
-    """Measures a model on its splits, all ranks together. Training goes on after it as if it had not been.
+    """Evaluates a model on its splits, on all ranks together. It leaves the state of training unchanged.
 
     Args:
-        task: The user's.
-        datasets: Its splits.
+        task: The user's Task.
+        datasets: The datasets by split.
         train: The job's train section.
         mesh: The grid of ranks.
-        built: The model on it.
-        autocast: The block that a forward pass runs in; it is entered again and again.
+        built: The model on its ranks.
+        autocast: Context manager of a forward pass; entered for each batch.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Evaluator:
         autocast: AbstractContextManager[Any],
     ) -> None:
         self._task, self._seed, self._mesh = task, train.seed, mesh
-        # The plain model, not its replica: ranks with the whole model may have different numbers of batches, so its
-        # forward pass must not talk to others.
+        # The plain model, not its DDP replica: ranks may have different numbers of batches, so its forward pass must
+        # not communicate with other ranks.
         self._model, self._pipeline = built.model, built.pipeline
         self._autocast = autocast
         self._batches = {
@@ -82,7 +82,7 @@ class Evaluator:
                 batch_size=train.batch_size,
                 data_rank=mesh.data_rank,
                 data_size=mesh.data_size,
-                # Where a forward pass talks to other ranks, all make equally many.
+                # A forward pass that communicates must run equally often on all ranks.
                 even=not mesh.is_plain,
                 workers=train.workers,
             )
@@ -92,18 +92,18 @@ class Evaluator:
 
     @property
     def can_predict(self) -> bool:
-        """Whether the Task tells classes."""
+        """Whether the Task implements predict()."""
         return is_classifier(self._task)
 
     @torch.no_grad()
-    def measure(self, split: str, *, with_classes: bool = False) -> EvaluationResult:
-        """Return the means over a split.
+    def evaluate(self, split: str, *, with_classes: bool = False) -> EvaluationResult:
+        """Return the mean metrics of a split.
 
-        Nothing waits for the device before the last batch.
+        The host waits for the device only after the last batch.
 
         Args:
-            split: Its name.
-            with_classes: Ask the Task for predictions, too.
+            split: Name of the split.
+            with_classes: Whether to count predicted classes, too.
         """
         sums: dict[str, torch.Tensor] = {}
         pairs: list[torch.Tensor] = []
@@ -111,21 +111,21 @@ class Evaluator:
         stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
         with (
-            _left_as_it_was(self._model, *stages),
-            _own_random_numbers(self._seed + 1 + self._mesh.data_rank, self._mesh),
+            _restored_modes(self._model, *stages),
+            _fixed_random_state(self._seed + 1 + self._mesh.data_rank, self._mesh),
         ):
             self._model.eval()
             for micro, batch in batches:
                 heartbeat.refresh()
-                found = self._forward(batch, micro.samples, with_classes=with_classes)
-                classes = None if found.prediction is None else torch.stack([*map(_whole, found.prediction)])
+                result = self._forward(batch, micro.samples, with_classes=with_classes)
+                classes = None if result.prediction is None else torch.stack([*map(_full_tensor, result.prediction)])
                 if micro.count == 0 or self._mesh.tensor_rank != 0:
-                    continue  # a stand-in, or what another rank counts
-                for name, value in found.values.items():
+                    continue  # a placeholder batch, or one that another rank counts
+                for name, value in result.values.items():
                     sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
                 if classes is not None:
                     pairs.append(classes)
-        shares = gather((_numbers(sums), _counted(pairs)), self._mesh.place)
+        shares = gather((_to_host(sums), _count_pairs(pairs)), self._mesh.place)
         means = _means([share for share, _ in shares], batches.samples)
         return EvaluationResult(batches.samples, means, sum((counts for _, counts in shares), Counter()))
 
@@ -135,13 +135,13 @@ class Evaluator:
         with self._autocast:
             loss = checked_loss(self._task, self._model, batch)
             values = {"loss": loss, **checked_metrics(self._task, self._model, batch, samples)}
-            told = checked_prediction(self._task, self._model, batch, samples) if with_classes else None
-        return BatchEvaluation({name: _whole(value) for name, value in values.items()}, told)
+            prediction = checked_prediction(self._task, self._model, batch, samples) if with_classes else None
+        return BatchEvaluation({name: _full_tensor(value) for name, value in values.items()}, prediction)
 
 
 @contextlib.contextmanager
-def _left_as_it_was(*models: nn.Module) -> Iterator[None]:
-    """Put back which modules train, and what a forward pass without a backward pass leaves gathered."""
+def _restored_modes(*models: nn.Module) -> Iterator[None]:
+    """Restore the training mode of each module, and reshard what a forward pass alone left gathered."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         yield
@@ -153,8 +153,8 @@ def _left_as_it_was(*models: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_random_numbers(seed: int, mesh: Mesh) -> Iterator[None]:
-    """Draw the same numbers in each evaluation, so that two can be compared, and none of training's."""
+def _fixed_random_state(seed: int, mesh: Mesh) -> Iterator[None]:
+    """Draw the same random numbers in each evaluation, without changing the random states of training."""
     states = random_states(mesh.place)
     seed_everything(seed)
     try:
@@ -163,21 +163,21 @@ def _own_random_numbers(seed: int, mesh: Mesh) -> Iterator[None]:
         set_random_states(states, mesh.place)
 
 
-def _whole(value: torch.Tensor) -> torch.Tensor:
+def _full_tensor(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _numbers(sums: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Bring sums from the device to the host, all at once."""
+def _to_host(sums: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Copy sums from the device to the host in one transfer."""
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)) if sums else {}
 
 
-def _counted(pairs: Sequence[torch.Tensor]) -> Counter[tuple[int, int]]:
-    """Count pairs of a predicted and a true class, [2, samples] each, by the true and the predicted one."""
+def _count_pairs(pairs: Sequence[torch.Tensor]) -> Counter[tuple[int, int]]:
+    """Count samples by true and predicted class, from pairs (predicted, true) of shape [2, samples]."""
     if not pairs:
         return Counter()
-    every: Any = torch.cat(list(pairs), dim=1).cpu()
-    kinds, counts = every.unique(dim=1, return_counts=True)
+    all_pairs: Any = torch.cat(list(pairs), dim=1).cpu()
+    kinds, counts = all_pairs.unique(dim=1, return_counts=True)
     return Counter({(true, guess): n for (guess, true), n in zip(kinds.T.tolist(), counts.tolist(), strict=True)})
 
 

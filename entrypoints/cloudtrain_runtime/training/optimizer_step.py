@@ -96,7 +96,7 @@ class OptimizerStep:
         # them. Gradients are averaged over the data ranks, hence the factor.
         weight = self._mesh.data_size / plan.samples
         weights = [micro.count * weight for micro in plan.micro_batches]
-        batches = self._batches(step) if self._guard is None else self._guard.keeping(self._batches(step))
+        batches = self._batches(step) if self._guard is None else self._guard.recording(self._batches(step))
         forward_backward = self._accumulate if self._pipeline is None else self._pipeline.run
         total = forward_backward(batches, weights)
         self._clock.mark(Phase.OPTIMIZER)
@@ -121,7 +121,7 @@ class OptimizerStep:
         phase = Phase.FORWARD if self._pipeline is None else Phase.BACKWARD
         for micro, batch in step:
             if self._meter.wants_batch:
-                self._meter.see(batch, micro.samples)
+                self._meter.count_batch_flops(batch, micro.samples)
             self._clock.mark(phase)
             yield batch
             self._clock.mark(Phase.DATA)

@@ -1,4 +1,4 @@
-"""The learning rate of a Task that has no schedule of its own."""
+"""Learning-rate schedules of the job, for a Task without its own."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from cloudtrain_runtime.errors import JobError
 def default_schedule(
     optimizer: Optimizer, train: TrainConfig, last_step: Callable[[], int | None]
 ) -> LRScheduler | None:
-    """Return the schedule that the job names, or None where the rate stays what it is.
+    """Return the schedule that the job names, or None for a constant rate.
 
     Args:
-        optimizer: Its present rates are the highest.
-        train: Says how the rate rises and falls.
-        last_step: Tells the number of optimizer steps of the whole run, which a resume may change.
+        optimizer: Its present learning rates are the highest.
+        train: The job's train section, with schedule and warm-up.
+        last_step: Returns the number of optimizer steps of the run, which a resume may change.
 
     Raises:
-        JobError: nobody knows the last step, and the schedule falls towards it.
+        JobError: the schedule depends on the last step, which is unknown.
     """
     if train.schedule == "constant" and train.warmup_steps == 0:
         return None
     if train.schedule != "constant" and last_step() is None:
         raise JobError(
-            f"train.schedule: {train.schedule} needs train.steps, because this data does not tell its length"
+            f"train.schedule: {train.schedule} needs train.steps, because the length of this data is unknown"
         )
     return LambdaLR(optimizer, lambda step: learning_rate_factor(step, train, last_step() or 0))
 
 
 def learning_rate_factor(step: int, train: TrainConfig, last_step: int) -> float:
-    """Return what share of the full rate the optimizer step after `step` others uses.
+    """Return the factor of the learning rate for the optimizer step after `step` steps.
 
-    It rises in a line over `warmup_steps`, the last of which has the full rate, and then falls to zero after the last
-    step of the run: in a line, or as half a cosine wave.
+    The factor rises linearly over `warmup_steps`, the last of which has the full rate, and then falls to zero after the
+    last step of the run: linearly, or as half a cosine wave.
     """
     if step < train.warmup_steps:
         return (step + 1) / train.warmup_steps

@@ -90,8 +90,8 @@ class Trainer:
         disable_foreach_across_meshes(self.optimizer)
         limit = train.skip_nonfinite
         self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
-        self.losses = LossMonitor()
-        self.evaluations = Evaluator(task, self.datasets, train, self.mesh, built, autocast)
+        self.loss_monitor = LossMonitor()
+        self.evaluator = Evaluator(task, self.datasets, train, self.mesh, built, autocast)
         self.feeder = make_feeder(
             self.datasets["train"],
             collate_function(task),
@@ -113,8 +113,8 @@ class Trainer:
         self.clock = self.meter.clock
         update = Update(self.optimizer, self.scaler, self.schedule, self.guard)
         self.optimizer_step = OptimizerStep(task, train, self.mesh, built, autocast, update, self.meter)
-        self.profiling = StepProfiler(place, self.clock, train.profile_at, train.profile_steps)
-        self.board: TensorBoardWriter | None = None
+        self.profiler = StepProfiler(place, self.clock, train.profile_at, train.profile_steps)
+        self.tensorboard: TensorBoardWriter | None = None
         self.saved_step = -1
         self.evaluated_step = -1
         self.last_loss: torch.Tensor | None = None
@@ -131,7 +131,7 @@ class Trainer:
         began, first = time.monotonic(), self.position.step
         parameters = self.mesh.count_parameters(self.model)
         if self.place.is_main and self.train.tensorboard:
-            self.board = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
+            self.tensorboard = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
         if self.place.is_main:
             self._emit_started(parameters, resumed)
         with self.checkpoints.notice.handling_signals():
@@ -144,12 +144,12 @@ class Trainer:
                 self.checkpoints.wait_after_failure()
                 raise
         if not is_complete:
-            self.profiling.close()  # after the save, which is more urgent
+            self.profiler.close()  # after the save, which is more urgent
             if self.place.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
         self._save(wait=True)
-        self.profiling.close()
+        self.profiler.close()
         seconds = time.monotonic() - began
         self.feeder.close()
         self._finish()
@@ -163,11 +163,11 @@ class Trainer:
                 epochs=self.position.epoch,
                 seconds=seconds,
                 samples_per_second=rate,
-                **({} if self.best is None or self.best.mark is None else {"best_step": self.best.mark.step}),
+                **({} if self.best is None or self.best.latest is None else {"best_step": self.best.latest.step}),
                 **({} if self.guard is None else {"skipped": self.guard.skipped}),
             )
-        if self.board is not None:
-            self.board.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
 
     @property
     def position(self) -> Position:
@@ -221,7 +221,7 @@ class Trainer:
             self.replica.train()
             self.clock.mark(Phase.DATA)
             for step in self.feeder.epoch():
-                self.profiling.before(self.position.step + 1)
+                self.profiler.on_step(self.position.step + 1)
                 row = self._train_step(step)
                 due = self.checkpoints.at_boundary(self.position.step, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.
@@ -270,10 +270,10 @@ class Trainer:
             if self.place.is_main:
                 fields = {"step": at.step, "epoch": at.epoch, "loss": loss, **metrics}
                 emit("step", **fields)
-                if self.board is not None:
-                    self.board.step(at.step, fields)
+                if self.tensorboard is not None:
+                    self.tensorboard.step(at.step, fields)
             if self.guard is None:
-                self.losses.note(at.step, loss, is_main=self.place.is_main)
+                self.loss_monitor.record(at.step, loss, is_main=self.place.is_main)
 
         return Row((share, *numbers), on_rows)
 
@@ -307,7 +307,7 @@ class Trainer:
 
     def _record_if_best(self, values: Mapping[str, float]) -> bool:
         """Return whether an evaluation is the best so far, where the job exports the best weights."""
-        if self.best is None or not self.best.improves(self.position.step, values):
+        if self.best is None or not self.best.record(self.position.step, values):
             return False
         if self.place.is_main:
             emit("best", step=self.position.step, metric=self.best.metric, value=metric_value(self.best.metric, values))
@@ -323,12 +323,12 @@ class Trainer:
         """
         self.checkpoints.poll()
         self.clock.mark(Phase.OTHER)
-        result = self.evaluations.measure(split, with_classes=with_classes)
+        result = self.evaluator.evaluate(split, with_classes=with_classes)
         if self.place.is_main:
             at = self.position.step if step is None else step
             emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=result.samples, **result.means)
-            if self.board is not None:
-                self.board.evaluation(split, at, result.means)
+            if self.tensorboard is not None:
+                self.tensorboard.evaluation(split, at, result.means)
         return result
 
     def _finish(self) -> None:
@@ -343,19 +343,23 @@ class Trainer:
             final["validation"] = result.means
             validation_loss = result.means.get("loss", 0.0)
             self._record_if_best(result.means)
-            mark = self._load_best()
-            if mark is not None:
-                step, final["validation"] = mark.step, mark.values
+            best = self._load_best()
+            if best is not None:
+                step, final["validation"] = best.step, best.values
                 if classified_split == "validation":
-                    result = self.evaluations.measure("validation", with_classes=True)
+                    result = self.evaluator.evaluate("validation", with_classes=True)
         if "test" in self.datasets:
             result = self._evaluate("test", step, with_classes=classified_split == "test")
             final["test"] = result.means
-        part = self._nonfinite_part(at_end=True) or ("" if math.isfinite(validation_loss) else "validation loss is")
-        if part and not self.train.export_nonfinite:
-            fail_nonfinite_export(part, self.position.step, self.checkpoints.last_step)
-        if part and self.place.is_main:
-            log_line(f"warning: the {part} not finite; the model is exported because train.export_nonfinite is true")
+        nonfinite = self._nonfinite_part(at_end=True) or (
+            "" if math.isfinite(validation_loss) else "validation loss is"
+        )
+        if nonfinite and not self.train.export_nonfinite:
+            fail_nonfinite_export(nonfinite, self.position.step, self.checkpoints.last_step)
+        if nonfinite and self.place.is_main:
+            log_line(
+                f"warning: the {nonfinite} not finite; the model is exported because train.export_nonfinite is true"
+            )
         analysis = None
         if classified_split is not None and result is not None:
             analysis = ClassificationAnalysis(
@@ -366,20 +370,20 @@ class Trainer:
 
     def _classified_split(self) -> str | None:
         """Return the split that is analysed by class, if any."""
-        if not self.evaluations.can_predict:
+        if not self.evaluator.can_predict:
             return None
         return next((split for split in ("test", "validation") if split in self.datasets), None)
 
     def _load_best(self) -> Improvement | None:
-        """Load the best weights into the model and return their mark; None if the present weights are exported."""
-        marks = self.best.marks if self.best is not None else []
-        for mark in reversed(marks):
-            if mark.step == self.position.step and not mark.place:
+        """Load the best weights into the model and return their evaluation; None if the present ones are exported."""
+        improvements = self.best.improvements if self.best is not None else []
+        for best in reversed(improvements):
+            if best.step == self.position.step and not best.place:
                 return None
-            if self.checkpoints.load_weights(mark.step, self.model, mark.place):
-                return mark
+            if self.checkpoints.load_weights(best.step, self.model, best.place):
+                return best
             if self.place.is_main:
-                log_line(f"warning: no checkpoint holds the best weights, those of step {mark.step}, any more")
+                log_line(f"warning: no checkpoint holds the best weights, those of step {best.step}, any more")
         return None
 
     def _save(self, *, wait: bool = False) -> None:
@@ -412,14 +416,14 @@ class Trainer:
 
     def _is_state_finite(self) -> bool:
         """Return whether loss and weights are finite; if not, they must not replace an earlier checkpoint."""
-        part = self._nonfinite_part()
-        if part and self.place.is_main and not self.is_loss_nonfinite:
+        nonfinite = self._nonfinite_part()
+        if nonfinite and self.place.is_main and not self.is_loss_nonfinite:
             log_line(
-                f"no checkpoint at step {self.position.step}: its {part} not finite; "
+                f"no checkpoint at step {self.position.step}: its {nonfinite} not finite; "
                 "checkpoints are saved again when both are finite"
             )
-        self.is_loss_nonfinite = bool(part)
-        return not part
+        self.is_loss_nonfinite = bool(nonfinite)
+        return not nonfinite
 
     def _nonfinite_part(self, *, at_end: bool = False) -> str:
         """Return `training loss is` or `weights are` where these are not finite, else an empty string.
