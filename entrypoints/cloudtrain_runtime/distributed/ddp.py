@@ -1,4 +1,4 @@
-"""Data parallelism with the whole model on every rank: DistributedDataParallel and its options."""
+"""Data parallelism with a full replica of the model on every rank: DistributedDataParallel and its options."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import TaskError
 
-_NOTHING = contextlib.nullcontext()
+_NO_CONTEXT = contextlib.nullcontext()
 
 
 def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, deterministic: bool = False) -> nn.Module:
-    """Return the model whose backward pass averages gradients over the data ranks."""
+    """Return a replica of the model whose backward pass averages gradients over the data ranks."""
     if mesh.data_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     device = mesh.place.device
@@ -33,34 +33,37 @@ def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, determini
         process_group=None if mesh.data_size == mesh.place.world_size else mesh.data_group,
         **options,
     )
-    # On a GPU the order of arrival is worth more, but in deterministic runs: there DDP finds it out, and the first step
-    # sums in another order. The sum of two ranks has only one. A static graph is laid out for good by its first step.
+    # On a GPU, buckets in the order in which gradients arrive are faster; DDP learns that order in the first step and
+    # then sums in another order, so deterministic runs fix the buckets. With two ranks there is only one order of
+    # summation. With a static graph the first step fixes the buckets.
     in_order = device.type == "cpu" or deterministic
     if in_order and mesh.data_size > 2 and not config.static_graph:  # noqa: PLR2004
         fix_buckets(replica)
     if config.compress == "bf16":
-        # torch refuses this hook without NCCL, by its name; on Gloo it does the same.
+        # torch refuses this hook on other backends than NCCL by its name, so a lambda hides it; on Gloo it works, too.
         replica.register_comm_hook(mesh.data_group, lambda group, bucket: bf16_compress_hook(group, bucket))  # noqa: PLW0108
     return replica
 
 
 def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-    """Return a block whose backward pass synchronises gradients now, or only adds them up."""
+    """Return a context in which a backward pass synchronises gradients (`now`) or only accumulates them."""
     if isinstance(model, DistributedDataParallel):
-        # A static graph is found out in the first backward pass, which must synchronise for it.
+        # DDP records a static graph in the first backward pass, which must synchronise.
         knows_graph = not model.static_graph or model._static_graph_delay_allreduce_enqueued  # noqa: SLF001
-        return _NOTHING if now or not knows_graph else model.no_sync()
-    if hasattr(type(model), "set_requires_gradient_sync"):  # sharded; a module looks long for what it has not
+        return _NO_CONTEXT if now or not knows_graph else model.no_sync()
+    if hasattr(
+        type(model), "set_requires_gradient_sync"
+    ):  # sharded; on the class, because nn.Module is slow to find a missing attribute
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
-        return _told_of_idle_units()
-    return _NOTHING
+        return _explain_unused_units()
+    return _NO_CONTEXT
 
 
 @contextlib.contextmanager
-def _told_of_idle_units() -> Iterator[None]:
+def _explain_unused_units() -> Iterator[None]:
     try:
         yield
-    except AttributeError as error:  # FSDP2's, where gradients are added up and a unit has never been gathered
+    except AttributeError as error:  # raised by FSDP2 when gradients accumulate in a unit that was never gathered
         if "_unsharded_param" not in str(error):
             raise
         raise TaskError(

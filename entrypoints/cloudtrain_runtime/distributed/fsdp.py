@@ -1,7 +1,7 @@
-"""Fully sharded data parallelism (FSDP2), and the units of a model that it works in.
+"""Fully sharded data parallelism (FSDP2), and the units of a model that it shards.
 
-Parameters, gradients and the optimizer's state of a unit are spread over the ranks of `shard`; they come together for
-the unit's forward and backward pass. With tensor parallelism each of these parts is itself one rank's part of a layer.
+Parameters, gradients and optimizer state of a unit are sharded over the ranks of `shard`; its parameters are gathered
+for the unit's forward and backward pass. With tensor parallelism each of them is already one rank's part of a layer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def find_units(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model: children of its lists and sequences that repeat a class and have parameters.
+    """Return the blocks of a model: children of a ModuleList or Sequential that repeat a class and have parameters.
 
-    The outermost such list counts: what lies in a block belongs to it. A list of lists has its blocks in these.
+    The search ends at a block; nested blocks belong to it. It descends into a list of lists.
     """
     return list(_blocks(model))
 
@@ -45,59 +45,61 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def recompute_activations(units: Collection[nn.Module]) -> None:
-    """Have the backward pass compute each unit's activations again instead of keeping them."""
+    """Recompute each unit's activations in the backward pass instead of keeping them (activation checkpointing)."""
     for unit in units:
         norms = [module for module in unit.modules() if isinstance(module, _BatchNorm)]
-        again: dict[str, Any] = {"context_fn": functools.partial(_counted_once, norms)} if norms else {}
-        # On the instance, so that no name in the state_dict changes; hooks (FSDP's) stay outside.
-        unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **again)
+        options: dict[str, Any] = {"context_fn": functools.partial(_contexts, norms)} if norms else {}
+        # Set on the instance, so that names in the state_dict stay; hooks such as those of FSDP still run outside.
+        unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **options)
 
 
 def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, mesh: Mesh) -> None:
     """Shard a model in place, unit by unit.
 
     Args:
-        model: The whole model, or this rank's stage of it.
-        units: Modules of it whose parameters come together at once; the rest of the model is one more.
-        train: Precision, and whether parameters are freed between forward and backward pass.
+        model: The full model, or this rank's pipeline stage.
+        units: Its modules whose parameters are gathered together; the rest of the model is one more unit.
+        train: The job's train section: precision, and whether parameters are freed between forward and backward.
         mesh: The grid of ranks.
 
     Raises:
-        JobError: this torch has no FSDP2, or it cannot shard a parameter.
+        JobError: the installed torch has no FSDP2, or a parameter cannot be sharded.
     """
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
-        raise JobError(f"data: fsdp needs PyTorch 2.6, and this is {torch.__version__}") from None
+        raise JobError(f"data: fsdp needs PyTorch 2.6 or newer, and {torch.__version__} is installed") from None
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         raise JobError(
-            f"train.parallel: a parameter without a dimension cannot be sharded: {', '.join(scalars)}; give it one, "
-            "such as torch.ones(1)"
+            f"train.parallel: a parameter without a dimension cannot be sharded: {', '.join(scalars)}; give it one "
+            "dimension, such as torch.ones(1)"
         )
-    # Told of each model that ends in a linear layer. Who does change its output in place is told by an error then.
+    # torch warns about each model that ends in a linear layer. Code that changes its output in place gets an error.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     devices = mesh.device_mesh
     dtype = PRECISIONS.get(train.precision)
     options: dict[str, Any] = {
-        # Copies of one rank each are plain replicas: what data: ddp means where layers are split, too.
+        # A shard size of 1 makes plain replicas, which is what `data: ddp` means with tensor parallelism.
         "mesh": devices["shard"] if mesh.replicate == 1 else devices["replicate", "shard"],
         "reshard_after_forward": train.parallel.reshard,
     }
-    # Gradients are summed in fp32, or in the model's own precision where that is wider.
+    # Gradients are reduced in fp32, or in the model's own precision if that is wider.
     is_double = dtype is None and any(parameter.dtype == torch.float64 for parameter in model.parameters())
     reduce_dtype = torch.float64 if is_double else torch.float32
-    inside = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
-    whole = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype and torch.float32)
+    unit_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+    model_policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype and torch.float32
+    )
     for unit in [*_independent(units, model)]:
-        fully_shard(unit, **options, mp_policy=inside)
-    fully_shard(model, **options, mp_policy=whole)
+        fully_shard(unit, **options, mp_policy=unit_policy)
+    fully_shard(model, **options, mp_policy=model_policy)
 
 
 def _independent(units: Collection[nn.Module], model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the units below a model that share no parameter with what is outside of them.
+    """Yield the units of a model that share no parameter with modules outside of them.
 
-    Tied weights come together with the rest of the model: units cannot share them.
+    Tied weights are gathered with the rest of the model, because units cannot share parameters.
     """
     paths: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -111,8 +113,8 @@ def _independent(units: Collection[nn.Module], model: nn.Module) -> Iterator[nn.
             yield unit
 
 
-def _counted_once(norms: Collection[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return what surrounds a forward pass and its repetition: only the first counts in running statistics."""
+def _contexts(norms: Collection[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of a forward pass and of its recomputation: only the first updates running statistics."""
     return contextlib.nullcontext(), _without_statistics(norms)
 
 
@@ -120,7 +122,7 @@ def _counted_once(norms: Collection[_BatchNorm]) -> tuple[AbstractContextManager
 def _without_statistics(norms: Collection[_BatchNorm]) -> Iterator[None]:
     present = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        # They take part: autograd has kept them in the first pass, and counts what it keeps.
+        # The buffers must stay in use: autograd checks that the recomputation saves as many tensors as the first pass.
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield

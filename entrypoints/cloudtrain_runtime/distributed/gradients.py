@@ -1,4 +1,4 @@
-"""Gradients of a model in parts: their global norm, clipping, and the loss scale of fp16."""
+"""Gradients of a distributed model: their global norm, clipping, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cloudtrain_runtime.distributed.mesh import Mesh
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) -> torch.Tensor:
-    """Scale gradients so that their global norm is at most `most`; return that norm as it was before.
+    """Clip gradients to a global norm of at most `most`; return the norm before clipping.
 
-    Nothing waits for the device. Without a bound (infinity) the gradients stay as they are.
+    The host does not wait for the device. With `most` infinite the gradients stay unchanged.
     """
     parameters = list(parameters)
     if mesh.is_plain and most != math.inf:
@@ -32,10 +32,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) 
 
 @torch.no_grad()
 def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-    """Return the 2-norm of the gradients of the whole model, a scalar on this rank's device, equal on all ranks.
+    """Return the 2-norm of the gradients of the full model: a scalar on this rank's device, equal on all ranks.
 
-    Each rank adds up the squares of what it holds; those of a gradient in parts are summed over the ranks that hold its
-    parts, and each gradient counts once, however many ranks have a copy.
+    Each rank adds up the squares of its shards; the sums are reduced over the ranks that hold the other shards, so each
+    gradient counts once, however many ranks have a copy.
     """
     device = mesh.place.device
     if mesh.is_plain:
@@ -52,14 +52,14 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor; it shares its memory."""
+    """Return this rank's shard of a tensor, which shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class DistributedGradScaler(torch.amp.GradScaler):
-    """A loss scale that all ranks share though each sees only its part of the gradients.
+    """A loss scale that is the same on all ranks, though each rank has only its shard of the gradients.
 
-    An overflow anywhere makes every rank leave out the step.
+    An overflow on any rank makes every rank skip the step.
     """
 
     def _unscale_grads_(
@@ -75,15 +75,15 @@ class DistributedGradScaler(torch.amp.GradScaler):
 
 
 def make_scaler(device: torch.device, mesh: Mesh, *, enabled: bool) -> torch.amp.GradScaler:
-    """Return the loss scale for a precision that needs one; otherwise one that does nothing."""
+    """Return the loss scale; one that does nothing unless `enabled`."""
     kind = torch.amp.GradScaler if mesh.is_plain else DistributedGradScaler
     return kind(device.type, enabled=enabled)
 
 
 def disable_foreach_across_meshes(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer step parameter by parameter where they lie on different grids of ranks.
+    """Make an optimizer update its parameters one by one if they are on different device meshes.
 
-    One operation on many tensors takes them from one grid only.
+    A foreach or fused operation accepts tensors of one mesh only.
     """
     grids = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in _parameters(optimizer)}
     if len(grids) > 1:
@@ -104,15 +104,15 @@ def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
 
 
 def _by_groups(gradients: Iterable[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
-    """Return this rank's parts by the groups of ranks that hold the other parts."""
+    """Return this rank's shards by the process groups that hold the other shards."""
     found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
-    for gradient in map(_summed, gradients):
+    for gradient in map(_reduced, gradients):
         found.setdefault(tuple(_groups(gradient)), []).append(local_tensor(gradient))
     return found
 
 
-def _summed(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient of which no rank holds only a summand: the squares of summands say nothing of their sum's."""
+def _reduced(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient without partial placements: a sum of squares of partial values would be wrong."""
     if not isinstance(gradient, DTensor) or not any(placement.is_partial() for placement in gradient.placements):
         return gradient
     return gradient.redistribute(

@@ -1,6 +1,6 @@
-"""The ranks as a grid: pipeline x replicate x shard x tensor, the last one next to each other.
+"""The grid of ranks: pipeline x replicate x shard x tensor.
 
-Tensor ranks talk within each layer, so they are neighbours on one host; pipeline ranks talk least.
+Tensor ranks communicate within each layer, so they are adjacent ranks of one host; pipeline ranks communicate least.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Mesh:
-    """The grid of ranks, and where this one stands.
+    """The grid of ranks, and this rank's position in it.
 
     Attributes:
         place: This rank's place.
-        pipeline: Ranks that hold the layers one after the other.
-        replicate: Copies of the model (of a stage).
-        shard: Ranks that hold one copy together.
+        pipeline: Number of pipeline ranks.
+        replicate: Number of replicas of the model, or of a stage.
+        shard: Ranks that shard one replica.
         tensor: Ranks that share each layer.
-        is_sharded: Whether parameters are spread over `shard`, be it one rank.
+        is_sharded: Whether FSDP shards parameters over `shard`, even if that is one rank.
     """
 
     place: Context
@@ -42,10 +42,10 @@ class Mesh:
 
     @classmethod
     def of(cls, config: ParallelConfig, place: Context) -> Mesh:
-        """Return the grid that a job asks for.
+        """Return the grid of a job.
 
         Raises:
-            JobError: it does not fit the ranks.
+            JobError: the sizes do not divide the number of ranks.
         """
         group = config.pipeline * config.tensor
         if place.world_size % group:
@@ -57,18 +57,18 @@ class Mesh:
         shard = (config.shard or data) if config.data == "fsdp" else 1
         if data % shard:
             raise JobError(f"train.parallel.shard: {shard} does not divide the {data} data ranks")
-        # Replicas of layers that are split are shards on one rank each: DDP cannot hold them.
+        # DDP cannot replicate layers that are split into DTensors; FSDP with a shard size of 1 can.
         is_sharded = config.data == "fsdp" or (config.tensor > 1 and data > 1)
         return cls(place, config.pipeline, data // shard, shard, config.tensor, is_sharded)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of each dimension, for people and for the manifest."""
+        """Size of each dimension by name."""
         return {name: getattr(self, name) for name in DIMENSIONS}
 
     @property
     def is_plain(self) -> bool:
-        """Whether every rank holds the whole model, and computes it alone."""
+        """Whether every rank holds and computes the full model."""
         return self.pipeline == self.tensor == 1 and not self.is_sharded
 
     @property
@@ -83,27 +83,27 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which share of the samples this rank sees. Ranks of one tensor group or one pipeline see the same."""
+        """Index of this rank's share of the samples. Ranks of one tensor group or one pipeline have the same share."""
         return self.place.rank // self.tensor % self.data_size
 
     @property
     def data_size(self) -> int:
-        """Into how many shares the samples go."""
+        """Number of shares that the samples are divided into."""
         return self.replicate * self.shard
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
-        """The grid as torch has it, with all four dimensions by name. Made on first use, by all ranks together."""
+        """The grid as a DeviceMesh with all four dimensions. All ranks create it together, on first use."""
         shape = tuple(self.sizes.values())
         return init_device_mesh(self.place.device.type, shape, mesh_dim_names=DIMENSIONS)
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
-        """Return the ranks that differ from this one in a dimension only; None where it is the only one."""
+        """Return the process group of this rank along a dimension; None if its size is 1."""
         return self.device_mesh.get_group(dimension) if self.sizes[dimension] > 1 else None
 
     @cached_property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same part of the model, or shards of it; None where this one does alone."""
+        """The process group of the data ranks, which hold the same part of the model; None for one rank."""
         if self.data_size == 1:
             return None
         if self.data_size == self.place.world_size:
@@ -114,18 +114,18 @@ class Mesh:
 
     @property
     def weight(self) -> float:
-        """What makes the mean over the data ranks of the sum over all ranks, where pipelines tell it at their end."""
+        """Factor from a sum over all ranks to a mean over data ranks; only the last pipeline stages contribute."""
         return self.pipeline / self.place.world_size
 
     def mean(self, share: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the data ranks of a scalar that lies on each pipeline's last stage, on every rank."""
+        """Return the mean over the data ranks of a scalar of the last pipeline stages, on every rank."""
         total = share.detach().clone()
         if self.place.world_size > 1:
             dist.all_reduce(total)
         return total * self.weight
 
     def count_parameters(self, model: nn.Module) -> int:
-        """Return the number of parameters of all stages together."""
+        """Return the number of parameters of all stages."""
         own = sum(parameter.numel() for parameter in model.parameters())
         if self.pipeline == 1:
             return own
@@ -135,17 +135,17 @@ class Mesh:
 
     @torch.no_grad()
     def share_buffers(self, model: nn.Module) -> None:
-        """Give every data rank the buffers of the first one.
+        """Broadcast the buffers of the first data rank to the others.
 
-        Between steps each rank has its own batch-norm statistics. What is evaluated, saved and exported must be one
-        model.
+        During training each rank has its own batch-norm statistics; the model that is evaluated, saved and exported
+        must be the same on all ranks.
         """
         group = self.data_group
         if group is None:
             return
         first = dist.get_global_rank(group, 0)
         for buffer in model.buffers():
-            whole = buffer.contiguous()  # what is transposed cannot be sent
-            dist.broadcast(whole, src=first, group=group)
-            if whole is not buffer:
-                buffer.copy_(whole)
+            contiguous = buffer.contiguous()  # a transposed tensor cannot be broadcast
+            dist.broadcast(contiguous, src=first, group=group)
+            if contiguous is not buffer:
+                buffer.copy_(contiguous)

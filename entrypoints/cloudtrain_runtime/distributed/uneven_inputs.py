@@ -1,4 +1,4 @@
-"""Forward and backward passes of ranks that have no samples left: they keep step with the others and change nothing."""
+"""Passes of ranks without samples: they take part in collectives and contribute nothing to the gradients."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch.utils._pytree import tree_map_only
 
 @contextlib.contextmanager
 def suppress_gradients(model: nn.Module) -> Iterator[None]:
-    """Give the forward and backward pass in this block gradients of exactly zero, and keep the buffers.
+    """Make all gradients of a forward and backward pass in this context exactly zero, and restore the buffers.
 
-    A loss that is multiplied by 0 is not enough: where an activation is NaN or infinite, its gradient is NaN.
+    A loss multiplied by 0 is not enough: the gradient of an infinite or NaN activation is NaN.
 
     Args:
-        model: A plain model, its replica, or a sharded model.
+        model: A plain model, its DDP replica, or a sharded model.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     handles: list[Any] = []
 
-    def watch(module: nn.Module, _: object = None) -> None:
+    def add_hooks(module: nn.Module, _: object = None) -> None:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         handles.extend(parameter.register_hook(torch.zeros_like) for parameter in trained)  # type: ignore[no-untyped-call]
 
-    # A sharded unit has the parameters that get gradients only from the start of its forward pass, when it is gathered.
+    # The parameters of a sharded unit that get gradients exist only after it is gathered for a forward pass.
     units = [module for module in model.modules() if hasattr(type(module), "set_requires_gradient_sync")]
     if units:
-        handles.extend([unit.register_forward_pre_hook(watch) for unit in units])
+        handles.extend([unit.register_forward_pre_hook(add_hooks) for unit in units])
     else:
-        watch(model)
+        add_hooks(model)
     try:
         yield
     finally:
@@ -44,9 +44,9 @@ def suppress_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def replace_nonfinite(batch: Any) -> Any:
-    """Return a batch with zeros in place of numbers that are not finite.
+    """Return a batch with zeros in place of NaN and infinite numbers.
 
-    For a pipeline, which has the backward passes of several micro-batches under way at once.
+    A pipeline needs this, because it runs backward passes of several micro-batches at once.
     """
     return tree_map_only(torch.Tensor, _finite, batch)
 
