@@ -93,8 +93,8 @@ def test_what_is_not_finite_is_never_the_best() -> None:
     again = BestTracker.of(train, ["validation"])
     assert again is not None
     again.resume({"best": json.loads(json.dumps(best.to_json()))}, "s3://bucket/other")
-    assert again.mark is not None
-    assert (again.mark.step, again.mark.value, again.mark.place) == (3, 0.6, "s3://bucket/other")
+    assert again.latest is not None
+    assert (again.latest.step, again.latest.value, again.latest.place) == (3, 0.6, "s3://bucket/other")
 
 
 # ---------------------------------------------------------------- the analysis
