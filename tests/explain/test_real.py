@@ -89,8 +89,8 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     ("how", "failure", "ranks", "action"),
     [
         ("kill", "host_memory", [1], "cluster.instance_type (now ml.g5.xlarge)"),
-        ("data", "data", [1], "Look whether the file lies in the channel"),
-        ("module", "dependency_install", [0, 1], "Install it here, pip install package_that_is_not_there"),
+        ("data", "data", [1], "Check that the channel "),
+        ("module", "dependency_install", [0, 1], "Install it here (pip install package_that_is_not_there)"),
     ],
 )
 def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action: str) -> None:

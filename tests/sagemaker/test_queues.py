@@ -261,7 +261,7 @@ def test_a_refusal_of_aws_batch_is_told(front: Front, plan: Plan) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
     put_plan(plan.to_file())
     front.rules["POST /v1/listservicejobs"] = lambda _request: Answer.denied()
-    with pytest.raises(CloudError, match="could not look into the queue ml: AWS says AccessDeniedException"):
+    with pytest.raises(CloudError, match="could not read the queue ml: AWS says AccessDeniedException"):
         backend.status(RUN)
 
 

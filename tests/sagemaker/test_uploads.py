@@ -324,7 +324,7 @@ def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
 
 def test_a_folder_without_files_is_refused(aws: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds no file"):
+    with pytest.raises(UserError, match="contains no file"):
         Uploads(s3()).add_folder(tmp_path / "empty", f"s3://{BUCKET}/run/data")
 
 

@@ -157,7 +157,7 @@ def test_what_cannot_be_resumed_is_refused(
     assert 'did you mean "instances"' in wrong.err
     other = cli("resume", run, "--set", "code.task=other:Task", environ=environ)
     assert other.code == 2
-    assert "code.task: task cannot change: the code is what" in other.err
+    assert "code.task: task cannot change: the code is the bundle of" in other.err
     plan = sandbox.client("s3")
     key = f"cloudtrain/{run}/plan.json"
     for text in (b"{}", b"not JSON", b'{"run": "x", "job": {"name": "y"}}'):

@@ -1,4 +1,4 @@
-"""What every call to AWS shares: what went wrong, told as ours."""
+"""Clients of AWS that detect truncated responses, and translation of botocore's exceptions."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ if TYPE_CHECKING:
 
 
 def make_client(session: Any, service: str, **options: Any) -> Any:
-    """Return a boto3 client that notices an answer of which only a part has arrived, and asks again.
+    """Return a boto3 client that detects truncated responses and retries them.
 
-    botocore does not compare the length of an answer with what was announced, and reads half a JSON document as an
-    answer without fields. S3's bodies are streams, which botocore does check.
+    botocore does not compare the length of a response with Content-Length, and parses half a JSON document as a
+    response without fields. The bodies of S3 objects are streams, which botocore does check.
     """
     client = session.client(service, **options)
-    transport = client._endpoint.http_session  # noqa: SLF001 (no hook has the answer's bytes and may ask for a retry)
+    transport = client._endpoint.http_session  # noqa: SLF001 (no hook gets the bytes of a response and can retry)
     send = transport.send
 
-    def send_whole(request: Any) -> Any:
+    def send_and_check(request: Any) -> Any:
         from botocore.exceptions import ConnectionClosedError
 
-        answer = send(request)
-        announced = answer.headers.get("content-length", "")
-        is_read = not request.stream_output and request.method != "HEAD"
-        if is_read and announced.isdigit() and len(answer.content) < int(announced):
+        response = send(request)
+        content_length = response.headers.get("content-length", "")
+        has_body = not request.stream_output and request.method != "HEAD"
+        if has_body and content_length.isdigit() and len(response.content) < int(content_length):
             raise ConnectionClosedError(endpoint_url=request.url)
-        return answer
+        return response
 
-    transport.send = send_whole
+    transport.send = send_and_check
     return client
 
 
 @contextlib.contextmanager
 def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn botocore's exceptions into ours: what was tried, what AWS said, what to do.
+    """Translate botocore's exceptions into `CloudError`, with the action, AWS's message and a hint.
 
     Args:
-        action: What is tried, such as `read the log`.
-        hints: What to do by error code, before what is generally done.
+        action: The action, such as `read the log`.
+        hints: Hints by error code, which take precedence over the general ones.
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
@@ -53,19 +53,21 @@ def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[
     except ValueError as error:
         if "endpoint" not in str(error).lower():
             raise
-        raise CloudError(f"could not {action}: {error}", "write AWS_ENDPOINT_URL as http://host:port") from None
+        raise CloudError(f"could not {action}: {error}", "set AWS_ENDPOINT_URL to http://host:port") from None
     except (ClientError, BotoCoreError, Boto3Error, ResponseParserError) as error:
-        # boto3's transfers wrap what AWS said.
+        # boto3's transfers wrap the exceptions of botocore.
         cause = error.__context__ if isinstance(error, Boto3Error) else error
         if isinstance(cause, ClientError):
             raise _refused(action, cause, hints or {}) from None
         raise _unreachable(action, error) from None
 
 
-_NO_ROOM = ("ResourceLimitExceeded",)
+_CAPACITY_CODES = ("ResourceLimitExceeded",)
 _HINTS: dict[str, str] = {
-    "AccessDenied": "the credentials may not do this: compare their policy with what cloudtrain calls",
-    "AccessDeniedException": "the credentials may not do this: compare their policy with what cloudtrain calls",
+    "AccessDenied": "the credentials lack this permission: compare their policy with docs/reference/permissions.md",
+    "AccessDeniedException": (
+        "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
+    ),
     "NoSuchBucket": "create the bucket, or set CLOUDTRAIN_BUCKET to one that exists",
     "ResourceLimitExceeded": "ask for a higher quota of this instance type in the Service Quotas console",
     "ThrottlingException": "too many calls at once: try again in a minute",
@@ -76,12 +78,12 @@ _HINTS: dict[str, str] = {
 }
 
 
-_PASSING = frozenset(
+_TRANSIENT_CODES = frozenset(
     {
         *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
         *("TooManyRequestsException", "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "InternalFailure"),
         *("ServiceUnavailableException", "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete"),
-        # A clock that is wrong is mostly one that is just being set.
+        # A wrong clock is usually about to be corrected.
         *("RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"),
     }
 )
@@ -93,8 +95,8 @@ def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> Cloud
     code, message = str(details.get("Code", "")), str(details.get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     is_clock = code == "InvalidSignatureException" and ("expired" in message or "not yet current" in message)
-    kind = UnreachableError if code in _PASSING or status >= _SERVER_ERROR or is_clock else CloudError
-    kind = NoCapacityError if code in _NO_ROOM else kind
+    kind = UnreachableError if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock else CloudError
+    kind = NoCapacityError if code in _CAPACITY_CODES else kind
     return kind(f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, ""))
 
 
@@ -104,30 +106,30 @@ def _unreachable(action: str, error: Exception) -> CloudError:
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return missing_credentials_error()
-    passing = (
+    transient = (
         exceptions.HTTPClientError,
         exceptions.IncompleteReadError,
         exceptions.CredentialRetrievalError,
         ResponseParserError,
     )
-    kind = UnreachableError if isinstance(error, passing) else CloudError
+    kind = UnreachableError if isinstance(error, transient) else CloudError
     return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
 
 
 def configured_region() -> str | None:
-    """Return the region of AWS's own configuration, such as that of AWS_PROFILE; None where it cannot be read."""
+    """Return the region of AWS's configuration, for example of AWS_PROFILE; None if it cannot be read."""
     import boto3
     from botocore.exceptions import BotoCoreError
 
     try:
         found: str | None = boto3.Session().region_name
-    except BotoCoreError:  # whoever asks for credentials tells
+    except BotoCoreError:  # a later request for credentials reports the error
         return None
     return found
 
 
 def missing_credentials_error() -> CloudError:
-    """Return what is said where there are no credentials."""
+    """Return the error for missing credentials."""
     return CloudError(
         "there are no AWS credentials",
         "sign in (aws configure, aws sso login, or AWS_PROFILE). To run on this machine without an account: --local",
