@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,11 +334,10 @@ def test_a_rank_that_is_gone_is_not_waited_for(cli: Cli, small: Small) -> None:
     path = small(fail_at=2, fail_rank=1)
     source = path.with_name("small.py").read_text().replace("raise ValueError(", "os.kill(os.getpid(), 9); print(")
     path.with_name("small.py").write_text(source + SLOW_COMMIT)
-    began = time.monotonic()
     done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
     assert done.code == 4
     assert "was killed by SIGKILL" in done.json["reason"]
-    assert time.monotonic() - began < 100  # as long as a save would be waited for
+    assert "is in progress" not in done.err
 
 
 def test_an_exception_is_the_reason_with_its_traceback(cli: Cli, small: Small) -> None:
@@ -430,12 +428,10 @@ def test_stop_saves_and_ends_every_process(cli: Cli, small: Small) -> None:
     run = cli("submit", path, "--local", "--instances", "2", "--set", "train.epochs=500", "--json").json["run"]
     until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
     assert len(processes_of(run)) > 4
-    began = time.monotonic()
     done = cli("stop", run, "--json")
     assert done.code == 0
     assert done.json["state"] == "STOPPED"
     assert done.json["exit_code"] == 5
-    assert time.monotonic() - began < 110  # the grace time is 120 s, and nobody had to be killed
     assert processes_of(run) == []
     assert '"event": "stopped"' in cli("logs", run, "--raw").out
     assert done.json["last_checkpoint"]["step"] == done.json["last_step"] or done.json["last_checkpoint"]["step"] > 1

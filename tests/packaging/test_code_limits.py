@@ -16,17 +16,10 @@ CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time"
 
 LONG_TEST_NAMES: frozenset[str] = frozenset()
 LONG_FILES = frozenset({"cloudtrain/bundle/contents.py"})
-TIMED_TESTS: frozenset[str] = frozenset(
+TIMED_TESTS = frozenset(
     {
-        "test_a_job_that_ended_long_ago_is_not_waited_for",
-        "test_a_rank_that_is_gone_is_not_waited_for",
         "test_a_stale_index_costs_little",
         "test_a_storage_that_never_answers_is_told_and_holds_nobody",
-        "test_an_upload_ends_in_one_sentence",
-        "test_output_ends_though_a_process_of_the_ranks_lives_on",
-        "test_stop_saves_and_ends_every_process",
-        "test_ten_thousand_files_of_data_cost_little",
-        "test_what_never_answered_is_an_error_at_once",
     }
 )
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,10 +216,8 @@ def test_output_passes_at_once_and_whole() -> None:
 def test_output_ends_though_a_process_of_the_ranks_lives_on() -> None:
     source, target = os.pipe()
     output = RedactedOutput(["secret-value"], target)
-    began = time.monotonic()
     os.write(output.descriptor, b"last words")
-    output.end()
-    assert time.monotonic() - began < 60
+    output.end()  # returns although the descriptor is still open
     assert os.read(source, 100) == b"last words"
     for descriptor in (source, target, output.descriptor):
         os.close(descriptor)
