@@ -15,7 +15,7 @@ MOST_LINES = 500
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
 
 LONG_TEST_NAMES: frozenset[str] = frozenset()
-LONG_FILES = frozenset({"cloudtrain/bundle/contents.py"})
+LONG_FILES: frozenset[str] = frozenset()
 TIMED_TESTS = frozenset(
     {
         "test_a_stale_index_costs_little",
