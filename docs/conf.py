@@ -35,6 +35,7 @@ html_theme = "furo"
 html_title = f"cloudtrain {version}"
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 html_show_sphinx = False
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|path:|#)([^)\s#]+)(?=\))")
