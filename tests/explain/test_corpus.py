@@ -1,4 +1,4 @@
-"""Realistic logs: what went wrong first, where, and what to do."""
+"""Realistic logs: the first error, its rank and the advised action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain.runs.log_lines import LogLine
 
 
 def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
-    """Return lines as a backend gives them that reads one host's log after the other."""
+    """Return lines in the order of a backend that reads the hosts one after the other."""
     return sorted(lines, key=lambda line: line.host)
 
 
@@ -31,14 +31,14 @@ def test_case(case: Case, order: type[tuple]) -> None:
         assert list(found.ranks) == expected["ranks"]
 
 
-def test_there_are_enough_and_of_every_class() -> None:
+def test_corpus_covers_every_class() -> None:
     assert len(CASES) >= 40
-    told = {case.expected["class"] for case in CASES}
-    assert told == {str(failure) for failure in FailureClass}
+    classes = {case.expected["class"] for case in CASES}
+    assert classes == {str(failure) for failure in FailureClass}
     assert sum(case.name.partition("-")[2].startswith("trap-") for case in CASES) >= 8
 
 
-def test_every_action_is_whole() -> None:
+def test_actions_have_no_placeholders_left() -> None:
     for case in CASES:
         found = explain_run(case.status, case.lines)
         assert not set("[]{}") & set(found.action), found.action

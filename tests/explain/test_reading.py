@@ -1,4 +1,4 @@
-"""How a log is read: in little memory, by any order of hosts, in spite of damage."""
+"""Log reading: constant memory, any order of hosts, damaged lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES = 200_000
 
 
 def long_log() -> Iterator[LogLine]:
-    """Yield a log of four hosts in which every tenth line belongs to an exception that was handled, all different."""
+    """Yield a log of four hosts with many different handled exceptions."""
     for number in range(LINES):
         kind = number % 10
         if kind == 0:

@@ -71,22 +71,19 @@ def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fron
         yield served
 
 
-def told(found: Candidates) -> dict[str, tuple[bool, str]]:
+def candidates_by_name(found: Candidates) -> dict[str, tuple[bool, str]]:
     return {each.value.rpartition("/")[2]: (each.fits, each.detail) for each in found.found}
-
-
-# ---------------------------------------------------------------- what the account has
 
 
 def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
     found = cloudtrain.find_candidates("us-west-2")
-    assert told(found["role"]) == {
+    assert candidates_by_name(found["role"]) == {
         "training": (True, ""),
         "function": (False, "does not trust sagemaker.amazonaws.com, so SageMaker cannot assume it"),
         "stranger": (False, f"trusts SageMaker only under conditions that this job does not satisfy: {STRANGER}"),
         "linked": (False, "belongs to an AWS service"),
     }
-    assert told(found["bucket"]) == {
+    assert candidates_by_name(found["bucket"]) == {
         "cloudtrain-test": (True, "encrypted with AES256"),
         "encrypted-bucket": (True, f"encrypted with its key {KEY}"),
         "european-bucket": (False, "is in eu-west-1, not in us-west-2"),
@@ -125,13 +122,10 @@ def test_what_may_not_be_seen_is_said(front: Front) -> None:
     assert found["bucket"].fix == "grant s3:ListAllMyBuckets to these credentials"
     del front.rules["GET /"]
     front.say("GET /cloudtrain-test", DENIED)
-    seen = told(cloudtrain.find_candidates("us-west-2")["bucket"])
+    seen = candidates_by_name(cloudtrain.find_candidates("us-west-2")["bucket"])
     assert seen["plain-bucket"] == (False, "cannot be examined without the permission s3:ListBucket")
     assert seen["cloudtrain-test"][0]
     assert "its encryption is unknown" in seen["cloudtrain-test"][1]
-
-
-# ---------------------------------------------------------------- values that the account knows better
 
 
 def network() -> dict[str, str]:
@@ -214,9 +208,6 @@ def test_an_address_that_is_none_is_told(cli: Cli, front: Front, monkeypatch: py
     assert (done.code, "Traceback" in done.err) == (0, False)
 
 
-# ---------------------------------------------------------------- on a terminal
-
-
 def terminal(*arguments: str) -> Terminal:
     environment = {**os.environ, "TERM": "xterm-256color"}
     return Terminal([str(command()), "configure", *arguments], environment, 200)
@@ -297,9 +288,6 @@ def test_ctrl_c_and_no_leave_all_as_it_was(front: Front) -> None:
     shown.press(b"\n")
     assert shown.end() == 130
     assert load_settings(os.environ).bucket == "cloudtrain-test"
-
-
-# ---------------------------------------------------------------- what is stored is what is sent
 
 
 def test_a_first_plan_and_check_need_nothing_but_the_profile(cli: Cli, front: Front, tmp_path: Path) -> None:

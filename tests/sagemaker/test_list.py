@@ -89,9 +89,6 @@ def expected(*indexes: int) -> list[str]:
     return [job_of(index)["TrainingJobName"] for index in indexes]
 
 
-# ---------------------------------------------------------------- pages
-
-
 def test_only_as_many_pages_are_asked_as_are_shown(account: Front, cli: Cli) -> None:
     assert names(most=20) == [job["TrainingJobName"] for job in OURS[:20]]
     assert asked_of_sagemaker(account) == ["ListTrainingJobs"]
@@ -117,9 +114,6 @@ def test_nothing_is_asked_before_the_first_run_is_wanted(account: Front) -> None
     assert asked_of_sagemaker(account) == []
     next(runs)
     assert asked_of_sagemaker(account) == ["ListTrainingJobs"]
-
-
-# ---------------------------------------------------------------- filters
 
 
 def asked(front: Front) -> list[dict[str, Any]]:
@@ -204,9 +198,6 @@ def test_a_search_carries_every_filter(account: Front) -> None:
         ("CreationTime", "LessThanOrEqualTo", "2026-11-20T12:00:01"),
     }
     assert (sent["SortBy"], sent["SortOrder"], sent["MaxResults"]) == ("CreationTime", "Descending", 100)
-
-
-# ---------------------------------------------------------------- what goes wrong
 
 
 def test_an_account_that_does_not_answer_hides_no_local_runs(account: Front, cli: Cli) -> None:

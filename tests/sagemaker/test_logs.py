@@ -1,4 +1,4 @@
-"""Tails against a CloudWatch that has every habit of the real one: each line once, in its host's order."""
+"""Reading and following logs: each line once and in order, against a CloudWatch with the faults of the real one."""
 
 import itertools
 import json
@@ -82,7 +82,7 @@ def ended() -> JobSnapshot:
 
 
 class Job:
-    """The state of a job that a test changes while a tail looks."""
+    """State of a job that a test changes while a log is followed."""
 
     def __init__(self) -> None:
         self.now = JobSnapshot("Training", has_ended=False)
@@ -98,14 +98,11 @@ def tail(client: Any, job: Callable[[], JobSnapshot], *, only: LogFilter = ALL_L
     return list(JobLogs(client, scale=SCALE).follow(RUN, only, job, **options))
 
 
-# ---------------------------------------------------------------- lossless
-
-
 def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None:
     service, client = serving(EVERY_FAULT, page_events=100, seed=1)
     counts = {"algo-1": 20_000, "algo-2": 20_000, "algo-10": 10_000}
     job = Job()
-    told: list[str] = []
+    messages: list[str] = []
 
     def write(host: str, late: float) -> None:
         time.sleep(late)
@@ -127,13 +124,13 @@ def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None
     threads = [*writers, threading.Thread(target=end)]
     for thread in threads:
         thread.start()
-    found = by_host(tail(client, job, on_trouble=told.append))
+    found = by_host(tail(client, job, on_trouble=messages.append))
     for thread in threads:
         thread.join()
     assert found == {host: numbered(host, 0, count) for host, count in counts.items()}
     assert all(service.struck[kind] for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short"))
-    assert told[0].startswith("could not read the log")
-    assert told[1].startswith("recovered after ")
+    assert messages[0].startswith("could not read the log")
+    assert messages[1].startswith("recovered after ")
 
 
 def test_what_was_ingested_late_is_waited_for_after_the_end(serving: Service) -> None:
@@ -209,15 +206,12 @@ def test_a_host_whose_clock_steps_back_keeps_its_order(serving: Service) -> None
     assert [line.text for line in JobLogs(client).read(RUN, ALL_LINES, ended)] == numbered("algo-1", 0, 16)
 
 
-# ---------------------------------------------------------------- trouble
-
-
 def test_a_followed_run_survives_an_outage_and_tells_it_once(serving: Service) -> None:
     service, client = serving()
     service.write(stream("algo-1"), ["before"])
-    told: list[str] = []
+    messages: list[str] = []
     job = Job()
-    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, job, told.append)
+    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, job, messages.append)
     assert next(lines).text == "before"
     service.down = True
 
@@ -229,8 +223,8 @@ def test_a_followed_run_survives_an_outage_and_tells_it_once(serving: Service) -
 
     threading.Thread(target=heal).start()
     assert [line.text for line in lines] == ["after"]
-    assert len(told) == 2, told
-    assert "retrying" in told[0]
+    assert len(messages) == 2, messages
+    assert "retrying" in messages[0]
 
 
 def test_a_job_that_cannot_be_looked_at_does_not_hold_its_log_up(serving: Service) -> None:
@@ -240,7 +234,7 @@ def test_a_job_that_cannot_be_looked_at_does_not_hold_its_log_up(serving: Servic
     def look() -> JobSnapshot:
         for answer in answers:
             return answer
-        raise UnreachableError("could not describe the training job: nobody answers")
+        raise UnreachableError("could not describe the training job: no response")
 
     lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, look)
     for i in range(5):
@@ -268,9 +262,6 @@ def test_a_refusal_ends_a_tail(serving: Service) -> None:
 
     with pytest.raises(CloudError, match="AccessDenied"):
         tail(client, refuse)
-
-
-# ---------------------------------------------------------------- one look
 
 
 def test_hosts_are_merged_in_the_order_of_time(serving: Service) -> None:
@@ -315,11 +306,8 @@ def test_more_hosts_than_a_page_of_streams_holds(serving: Service) -> None:
     assert found == {f"algo-{i}": [f"host {i}"] for i in range(1, 121)}
 
 
-# ---------------------------------------------------------------- the backend and the command line
-
-
 @pytest.fixture
-def whole(account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudWatch]:
+def cloudwatch(account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudWatch]:
     """Serve what a command needs to find a run of the account."""
     service = CloudWatch()
     with serve(service) as endpoint:
@@ -327,38 +315,38 @@ def whole(account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudWatch
         yield service
 
 
-def test_the_backend_follows_to_the_end_of_the_job(whole: CloudWatch) -> None:
-    whole.run(RUN)
-    whole.write(stream("algo-1"), ["a"])
+def test_the_backend_follows_to_the_end_of_the_job(cloudwatch: CloudWatch) -> None:
+    cloudwatch.run(RUN)
+    cloudwatch.write(stream("algo-1"), ["a"])
     backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.02)
     lines = backend.logs(RUN, follow=True)
     assert next(lines).text == "a"
-    whole.write(stream("algo-1"), ["b"])
-    whole.run(RUN, "Completed", "Completed")
+    cloudwatch.write(stream("algo-1"), ["b"])
+    cloudwatch.run(RUN, "Completed", "Completed")
     assert [line.text for line in lines] == ["b"]
 
 
-def test_status_reads_progress_and_lists_streams_seldom(whole: CloudWatch) -> None:
-    whole.run(RUN)
-    whole.write(stream("algo-1"), [format_event("step", {"step": 7, "loss": 0.5, "epoch": 0})])
+def test_status_reads_progress_and_lists_streams_seldom(cloudwatch: CloudWatch) -> None:
+    cloudwatch.run(RUN)
+    cloudwatch.write(stream("algo-1"), [format_event("step", {"step": 7, "loss": 0.5, "epoch": 0})])
     backend = SageMakerBackend(Settings(region="us-west-2"))
     assert [backend.status(RUN).progress.last_step for _ in range(3)] == [7, 7, 7]
-    assert whole.calls["DescribeLogStreams"] == 1
+    assert cloudwatch.calls["DescribeLogStreams"] == 1
 
 
-def test_a_run_without_a_log_and_one_that_is_not_there(whole: CloudWatch) -> None:
-    whole.run(RUN)
+def test_a_run_without_a_log_and_one_that_is_not_there(cloudwatch: CloudWatch) -> None:
+    cloudwatch.run(RUN)
     backend = SageMakerBackend(Settings(region="us-west-2"))
     assert list(backend.logs(RUN)) == []
     with pytest.raises(RunNotFoundError):
         backend.logs("digits-261120-101500-ffffff")
 
 
-def test_json_is_one_object_and_filters_hold(cli: Cli, whole: CloudWatch) -> None:
-    whole.run(RUN, "Completed", "Completed", hosts=2)
+def test_json_is_one_object_and_filters_hold(cli: Cli, cloudwatch: CloudWatch) -> None:
+    cloudwatch.run(RUN, "Completed", "Completed", hosts=2)
     now = time.time()
-    whole.write(stream("algo-1"), ["[rank0]: hello", format_event("step", {"step": 1}), "[rank1]: hello"], at=now)
-    whole.write(stream("algo-2"), ["[rank2]: hello", "[rank3]: bye"], at=now + 1)
+    cloudwatch.write(stream("algo-1"), ["[rank0]: hello", format_event("step", {"step": 1}), "[rank1]: hello"], at=now)
+    cloudwatch.write(stream("algo-2"), ["[rank2]: hello", "[rank3]: bye"], at=now + 1)
     content = cli("logs", RUN, "--json").json
     assert content["run"] == RUN
     assert [line["text"] for line in content["lines"]][-2:] == ["[rank2]: hello", "[rank3]: bye"]
@@ -374,10 +362,10 @@ def test_json_is_one_object_and_filters_hold(cli: Cli, whole: CloudWatch) -> Non
     assert len(texts("--since", "1h")) == 5
 
 
-def test_json_stays_one_object_when_aws_goes_away_in_the_middle(cli: Cli, whole: CloudWatch) -> None:
-    whole.run(RUN, "Completed", "Completed")
-    whole.make(stream("algo-1"), 50_000, lambda i: (1_770_000_000_000 + i, f"line {i}", 0))
-    whole.faults = Faults(errors=1.0, after=3)
+def test_json_stays_one_object_when_aws_goes_away_in_the_middle(cli: Cli, cloudwatch: CloudWatch) -> None:
+    cloudwatch.run(RUN, "Completed", "Completed")
+    cloudwatch.make(stream("algo-1"), 50_000, lambda i: (1_770_000_000_000 + i, f"line {i}", 0))
+    cloudwatch.faults = Faults(errors=1.0, after=3)
     done = cli("logs", RUN, "--json")
     assert done.code == 3
     content = json.loads(done.out)
@@ -386,8 +374,8 @@ def test_json_stays_one_object_when_aws_goes_away_in_the_middle(cli: Cli, whole:
     assert "could not read the log" in done.err
 
 
-def test_an_empty_log_as_json(cli: Cli, whole: CloudWatch) -> None:
-    whole.run(RUN)
+def test_an_empty_log_as_json(cli: Cli, cloudwatch: CloudWatch) -> None:
+    cloudwatch.run(RUN)
     assert cli("logs", RUN, "--json").json == {"run": RUN, "lines": []}
 
 

@@ -84,9 +84,6 @@ def canonical(document: Any) -> Any:
     return document
 
 
-# ---------------------------------------------------------------- an estimator built by hand
-
-
 class Hand:
     """Builds real estimators from arguments that a user writes, and sees what they put on the wire."""
 
@@ -181,8 +178,6 @@ def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
             case = {**base, factor: value}
             assert request_of(case) != plain, (factor, value)
 
-
-# ---------------------------------------------------------------- a planted difference
 
 FULL: Case = {
     "distribution": "torch_distributed",
@@ -301,8 +296,6 @@ def test_drift_stops_the_estimator_before_it_sends(hand: Hand, plan_of: PlanOf, 
     assert all(line.strip().startswith(field) for line in differences)
     assert len(hand.bodies) == before
 
-
-# ---------------------------------------------------------------- through the hook
 
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "torch_distributed": (TASK, []),

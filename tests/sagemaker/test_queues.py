@@ -59,10 +59,10 @@ def training(status: str, secondary: str, **fields: Any) -> dict[str, Any]:
     return {"TrainingJobName": "AWSBatchx", "TrainingJobStatus": status, "SecondaryStatus": secondary, **fields}
 
 
-def told(
-    status: str, job: Mapping[str, Any] | None = None, place: int | None = None, **fields: Any
+def described(
+    status: str, job: Mapping[str, Any] | None = None, position: int | None = None, **fields: Any
 ) -> Mapping[str, Any]:
-    return as_training_job(RUN, REQUEST, {**SERVICE, "status": status, **fields}, job, place)
+    return as_training_job(RUN, REQUEST, {**SERVICE, "status": status, **fields}, job, position)
 
 
 def state_of(job: Mapping[str, Any]) -> State:
@@ -94,7 +94,7 @@ def test_the_mapping_is_total() -> None:
     ],
 )
 def test_states_without_a_training_job(status: str, state: State) -> None:
-    job = told(status)
+    job = described(status)
     assert state_of(job) is state
     assert job["TrainingJobName"] == RUN
     assert job["ResourceConfig"] == REQUEST["ResourceConfig"]
@@ -102,11 +102,11 @@ def test_states_without_a_training_job(status: str, state: State) -> None:
 
 
 def test_why_a_run_waits() -> None:
-    assert read_reason(told("RUNNABLE"), datetime.now(UTC)) == "waits in the queue ml"
-    assert read_reason(told("RUNNABLE", place=0), datetime.now(UTC)) == "waits in the queue ml"
-    assert read_reason(told("RUNNABLE", place=1), datetime.now(UTC)) == "waits in the queue ml, 1 job before it"
+    assert read_reason(described("RUNNABLE"), datetime.now(UTC)) == "waits in the queue ml"
+    assert read_reason(described("RUNNABLE", position=0), datetime.now(UTC)) == "waits in the queue ml"
+    assert read_reason(described("RUNNABLE", position=1), datetime.now(UTC)) == "waits in the queue ml, 1 job before it"
     capacity = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none"
-    assert read_reason(told("RUNNABLE", place=2, statusReason=capacity), datetime.now(UTC)) == (
+    assert read_reason(described("RUNNABLE", position=2, statusReason=capacity), datetime.now(UTC)) == (
         f"waits in the queue ml, 2 jobs before it: {capacity}"
     )
 
@@ -130,7 +130,7 @@ def test_why_a_run_waits() -> None:
     ],
 )
 def test_ends_before_a_training_job(fields: dict[str, Any], state: State, reason: str) -> None:
-    job = told("FAILED", stoppedAt=MILLISECONDS + 5000, **fields)
+    job = described("FAILED", stoppedAt=MILLISECONDS + 5000, **fields)
     assert state_of(job) is state
     assert read_reason(job, datetime.now(UTC)) == reason
     assert (job["TrainingEndTime"] - BEGAN).total_seconds() == 5
@@ -138,7 +138,7 @@ def test_ends_before_a_training_job(fields: dict[str, Any], state: State, reason
 
 def test_a_training_job_says_more_than_its_service_job() -> None:
     transition = {"Status": "Starting", "StartTime": BEGAN, "StatusMessage": "Starting"}
-    job = told(
+    job = described(
         "SCHEDULED",
         training("InProgress", "Training", SecondaryStatusTransitions=[transition]),
         scheduledAt=MILLISECONDS + 1000,
@@ -180,7 +180,7 @@ def test_a_training_job_says_more_than_its_service_job() -> None:
 def test_what_counts_where_the_two_differ(
     status: str, job: dict[str, Any], fields: dict[str, Any], state: State
 ) -> None:
-    assert state_of(told(status, job, **fields)) is state
+    assert state_of(described(status, job, **fields)) is state
 
 
 def test_attempts_in_their_order() -> None:
@@ -192,9 +192,6 @@ def test_attempts_in_their_order() -> None:
     assert attempt_names({"attempts": attempts, "latestAttempt": attempt("AWSBatchb")}) == ("AWSBatcha", "AWSBatchb")
     assert attempt_names({"latestAttempt": attempt("AWSBatchc")}) == ("AWSBatchc",)
     assert attempt_names({}) == ()
-
-
-# ---------------------------------------------------------------- the estimator's document
 
 
 @pytest.fixture
@@ -224,9 +221,6 @@ def test_a_document_that_differs_is_never_sent(aws: dict[str, str], plan: Plan) 
     assert "StoppingCondition" not in str(caught.value)  # read off the request, so the estimator follows it
 
 
-# ---------------------------------------------------------------- what is asked of AWS
-
-
 @pytest.fixture
 def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
     with Front(aws["AWS_ENDPOINT_URL"]).serve() as served:
@@ -251,7 +245,7 @@ def test_without_a_bucket_nothing_is_looked_for(front: Front) -> None:
 
 
 def put_plan(text: str) -> None:
-    """Put something where a run's plan lies."""
+    """Store content as the plan of a run."""
     import boto3
 
     boto3.client("s3").put_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{RUN}/plan.json", Body=text.encode())

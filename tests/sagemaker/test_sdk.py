@@ -1,4 +1,4 @@
-"""The SageMaker SDK is imported beside other work: nobody waits for it in vain, and nobody notices."""
+"""The SageMaker SDK is imported in the background, without side effects and without useless waits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def stand_in(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def endless(stand_in: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """An SDK whose import never ends; return the environment with it, and the file that tells that it has begun."""
+    """Create an SDK whose import never ends; return its environment, and a file that exists once it has started."""
     begun = tmp_path / "begun"
     folder = stand_in(__init__=f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}, begun

@@ -38,8 +38,8 @@ def check(job: Callable[..., Path]) -> Callable[..., Check]:
 
     def ask(*overrides: str) -> Check:
         found = cloudtrain.check(cloudtrain.validate(job(JOB, train_py=""), overrides))
-        (told,) = [each for each in found if each.name == "secrets"]
-        return told
+        (check,) = [each for each in found if each.name == "secrets"]
+        return check
 
     return ask
 
@@ -53,18 +53,18 @@ def store(**fields: Any) -> None:
 def test_a_secret_that_the_role_may_read_passes_and_is_not_read(front: Front, check: Callable[..., Check]) -> None:
     store()
     front.seen.clear()
-    told = check()
-    assert (told.result, told.detail) == (Result.PASS, "the role may read the secret")
+    found = check()
+    assert (found.result, found.detail) == (Result.PASS, "the role may read the secret")
     assert front.seen.count("DescribeSecret") == 1
     assert "GetSecretValue" not in front.seen
 
 
 @pytest.mark.usefixtures("front")
 def test_missing_secret_fails_with_the_command_to_create_it(check: Callable[..., Check]) -> None:
-    told = check()
-    assert told.result is Result.FAIL
-    assert told.detail == "AGAIN: there is no secret team/wandb in us-west-2"  # the first that names it
-    assert told.fix.startswith("aws secretsmanager create-secret --region us-west-2 --name team/wandb --secret-string")
+    found = check()
+    assert found.result is Result.FAIL
+    assert found.detail == "AGAIN: there is no secret team/wandb in us-west-2"  # the first that names it
+    assert found.fix.startswith("aws secretsmanager create-secret --region us-west-2 --name team/wandb --secret-string")
     store()
     assert "no version with the stage OLD" in check("code.env.AGAIN={secret: team/wandb, stage: OLD}").detail
 
@@ -74,20 +74,20 @@ def test_a_role_that_may_not_read_it_fails_with_the_grant(front: Front, check: C
     front.rules["SimulatePrincipalPolicy"] = simulation(
         {"secretsmanager:GetSecretValue": "explicitDeny", "kms:Decrypt": "implicitDeny"}
     )
-    told = check()
-    assert told.result is Result.FAIL
-    assert "not allowed: secretsmanager:GetSecretValue on arn:aws:secretsmanager:us-west-2:" in told.detail
+    found = check()
+    assert found.result is Result.FAIL
+    assert "not allowed: secretsmanager:GetSecretValue on arn:aws:secretsmanager:us-west-2:" in found.detail
     front.rules["SimulatePrincipalPolicy"] = simulation({"secretsmanager:GetSecretValue": "implicitDeny"})
-    told = check()
-    assert told.result is Result.UNKNOWN  # a policy of the secret may allow it
-    assert '"Action": ["secretsmanager:GetSecretValue"]' in told.fix
+    found = check()
+    assert found.result is Result.UNKNOWN  # a policy of the secret may allow it
+    assert '"Action": ["secretsmanager:GetSecretValue"]' in found.fix
 
 
 def test_who_may_not_look_is_told_what_that_needs(front: Front, check: Callable[..., Check]) -> None:
     front.say("DescribeSecret", Answer.denied())
-    told = check()
-    assert told.result is Result.UNKNOWN
-    assert told.detail == "these credentials lack the permission secretsmanager:DescribeSecret"
+    found = check()
+    assert found.result is Result.UNKNOWN
+    assert found.detail == "these credentials lack the permission secretsmanager:DescribeSecret"
 
 
 @pytest.mark.usefixtures("front")

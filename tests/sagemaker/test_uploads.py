@@ -46,7 +46,7 @@ def body_of(key: str) -> bytes:
 
 
 def keys(endpoint: str | None = None) -> list[str]:
-    """Return what lies in the bucket but the claim on the request, which comes before everything else."""
+    """Return the objects in the bucket except the submit lock, which is written first."""
     found = [entry["Key"] for entry in s3(endpoint).list_objects_v2(Bucket=BUCKET).get("Contents", [])]
     return [key for key in found if not key.startswith("cloudtrain/requests/")]
 
@@ -66,11 +66,8 @@ def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fron
         yield served
 
 
-# ---------------------------------------------------------------- in the middle of an upload
-
-
 class Held:
-    """The upload of a job's archive: two parts are let through, the others wait, and are answered when told so."""
+    """The upload of a job's archive: two parts are let through, the others wait, until the test releases them."""
 
     def __init__(self, front: Front, key: str) -> None:
         self.front = front
@@ -150,9 +147,9 @@ def test_ctrl_c_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str
         process.send_signal(signal.SIGINT)
         until(lambda: handled(process))
         held.let_go()
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 130, told
-    assert "Traceback" not in told
+        _, output = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
     assert keys(aws["AWS_ENDPOINT_URL"]) == []
     assert begun(aws["AWS_ENDPOINT_URL"]) == []
     assert f"DELETE /{BUCKET}/{key}" in front.seen
@@ -164,14 +161,11 @@ def test_a_refusal_leaves_neither_object_nor_parts(front: Front, aws: dict[str, 
     with submitting(path, held) as process:
         held.answer = DENIED
         held.released.set()
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 3, told
-    assert "could not upload the code: AWS says AccessDenied" in told
+        _, output = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    assert "could not upload the code: AWS says AccessDenied" in output
     assert keys(aws["AWS_ENDPOINT_URL"]) == []
     assert begun(aws["AWS_ENDPOINT_URL"]) == []
-
-
-# ---------------------------------------------------------------- what is there already
 
 
 @pytest.fixture
@@ -268,9 +262,6 @@ def test_another_ones_bucket_is_not_written_to(aws: dict[str, str], archive: Pat
     assert all(named.values())
 
 
-# ---------------------------------------------------------------- folders of data
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "numbers"
@@ -294,22 +285,22 @@ def test_a_folder_is_uploaded_but_for_what_lies_there(aws: dict[str, str], data:
 def test_progress_counts_the_bytes_of_all_files(aws: dict[str, str], data: Path, archive: Path) -> None:
     (data / "large").write_bytes(bytes(2 * PART_BYTES + 1))
     total = 7 + 6 + 2 * PART_BYTES + 1
-    told: list[tuple[int, int]] = []
+    updates: list[tuple[int, int]] = []
     uploads = Uploads(s3())
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
-    sent = uploads.send(lambda done, of: told.append((done, of)))
+    sent = uploads.send(lambda done, of: updates.append((done, of)))
     assert sent == UploadResult(files=5, bytes=total, kept=0)
-    assert told[-1] == (total, total)
-    assert {of for _, of in told} == {total}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert updates[-1] == (total, total)
+    assert {of for _, of in updates} == {total}
+    assert [done for done, _ in updates] == sorted(done for done, _ in updates)
     assert uploads.send() == UploadResult(files=0, bytes=0, kept=0)
 
 
 def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
-    meeting = threading.Barrier(4, timeout=30)  # nobody is answered before four ask
+    meeting = threading.Barrier(4, timeout=30)  # each waits for four parallel requests
 
     def meet(_: Request) -> None:
         meeting.wait()

@@ -1,4 +1,4 @@
-"""Which lines of a log are wanted, and how long a wait goes on that nobody answers."""
+"""Filters of log lines, and waiting through outages."""
 
 import os
 import re
@@ -127,12 +127,12 @@ class Flaky:
 
 def test_a_wait_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.aws.retry.random.uniform", lambda *_: 0.001)
-    away = UnreachableError("could not describe the training job: nobody answers")
-    told: list[str] = []
+    away = UnreachableError("could not describe the training job: no response")
+    messages: list[str] = []
     run = Run(RUN, Flaky(State.QUEUED, away, away, State.RUNNING, away, State.SUCCEEDED))
-    assert run.wait(on_trouble=told.append).state is State.SUCCEEDED
-    assert told[::2] == [f"{away.message} (retrying; the run continues)"] * 2
-    assert [text.rpartition(" ")[0] for text in told[1::2]] == ["recovered after"] * 2
+    assert run.wait(on_trouble=messages.append).state is State.SUCCEEDED
+    assert messages[::2] == [f"{away.message} (retrying; the run continues)"] * 2
+    assert [text.rpartition(" ")[0] for text in messages[1::2]] == ["recovered after"] * 2
     with pytest.raises(UnreachableError):
         Run(RUN, Flaky(away)).wait()
     with pytest.raises(TimeoutError, match="it continues"):

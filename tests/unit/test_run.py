@@ -154,8 +154,6 @@ def test_status_json_has_the_promised_keys() -> None:
     assert content["last_checkpoint"] == {"uri": "file:///c/step-00000010", "step": 10, "age_seconds": 30.0}
 
 
-# ---------------------------------------------------------------- alarms
-
 MISSED = {
     "event": "checkpoint_missed",
     "step": 40,
@@ -183,8 +181,8 @@ def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
 
 
 def test_a_checkpoint_ends_the_alarm() -> None:
-    whole = {"event": "checkpoint", "uri": "file:///c/step-00000050", "step": 50, "time": 100.0}
-    assert running(MISSED, DAMAGED, whole).alarms(110.0) == ()
+    intact = {"event": "checkpoint", "uri": "file:///c/step-00000050", "step": 50, "time": 100.0}
+    assert running(MISSED, DAMAGED, intact).alarms(110.0) == ()
 
 
 def test_a_damaged_checkpoint_is_not_the_last_one() -> None:
@@ -216,31 +214,31 @@ def test_alarms_are_shown() -> None:
 def test_checkpoint_events_are_told() -> None:
     from cloudtrain.console.runs import format_log_line
 
-    def told(event: Mapping[str, Any]) -> str:
+    def shown(event: Mapping[str, Any]) -> str:
         return format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
     place = {"uri": "file:///c/step-00000010", "time": 50.0}
     saved = {"event": "checkpoint", **place, "step": 10, "bytes": 5e6, "seconds": 2.0}
-    assert told(saved) == "checkpoint of step 10: 5.0 MB in 2.00 s"
-    assert told({**saved, "stall_seconds": 0.0124}).endswith("2.00 s, training waited 0.012 s")
-    assert told(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied"
-    assert "step 10 is damaged and set aside, at file:///c/step-00000010" in told(DAMAGED)
+    assert shown(saved) == "checkpoint of step 10: 5.0 MB in 2.00 s"
+    assert shown({**saved, "stall_seconds": 0.0124}).endswith("2.00 s, training waited 0.012 s")
+    assert shown(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied"
+    assert "step 10 is damaged and set aside, at file:///c/step-00000010" in shown(DAMAGED)
 
 
 def test_the_stages_of_a_pipeline_are_told() -> None:
     from cloudtrain.console.runs import format_log_line
 
     event = {"event": "pipeline", "links": [3, 4], "stage_seconds": [0.00155, 0.00154], "imbalance": 1.0032}
-    told = format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
-    assert told == "pipeline: modules by stage 3 (1.55 ms), 4 (1.54 ms); the slowest takes 1.00 x the mean"
+    shown = format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
+    assert shown == "pipeline: modules by stage 3 (1.55 ms), 4 (1.54 ms); the slowest takes 1.00 x the mean"
 
 
 def test_the_first_step_may_wait_for_data() -> None:
     from cloudtrain.console.runs import format_log_line
 
-    def told(step: int) -> str:
+    def shown(step: int) -> str:
         event = {"event": "step", "step": step, "epoch": 0, "loss": 1.0, "samples_per_second": 9.0, "data_wait": 0.7}
         return format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
-    assert "data" not in told(1)
-    assert "70% of the step waits for data" in told(10)
+    assert "data" not in shown(1)
+    assert "70% of the step waits for data" in shown(10)
