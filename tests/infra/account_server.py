@@ -40,4 +40,4 @@ BudgetsResponse.list_tags_for_resource = list_tags_for_resource
 BudgetsResponse.describe_subscribers_for_notification = describe_subscribers_for_notification
 StepFunctionResponse.validate_state_machine_definition = validate_state_machine_definition
 StepFunctionResponse.list_state_machine_versions = list_state_machine_versions
-runpy.run_path(str(Path(__file__).parent.parent / "moto_server.py"))
+runpy.run_path(str(Path(__file__).parents[1] / "support" / "moto_server.py"))
