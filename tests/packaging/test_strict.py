@@ -19,7 +19,7 @@ def outcome(folder: Path, text: str, strict: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "strict", "-p", "no:cacheprovider", "-rs", folder],
+        [sys.executable, "-m", "pytest", "-p", "support.strict_skips", "-p", "no:cacheprovider", "-rs", folder],
         capture_output=True,
         text=True,
         check=False,
