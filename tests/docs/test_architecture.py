@@ -19,6 +19,13 @@ def test_paths_in_backticks_exist(page: str) -> None:
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
+def test_names_after_paths_are_defined_there() -> None:
+    found = re.findall(r"`([\w/]+\.py)` \(`(\w+)`\)", PAGES["docs/architecture.md"])
+    assert len(found) > 2
+    for path, name in found:
+        assert re.search(rf"^(class|def) {name}\b", (REPOSITORY / path).read_text(encoding="utf-8"), re.MULTILINE), name
+
+
 def test_picture_shows_every_package() -> None:
     shown = set(re.findall(r">([\w ]+)</text>", PAGES["docs/architecture.svg"]))
     for package in PACKAGES:
