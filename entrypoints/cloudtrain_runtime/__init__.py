@@ -1,9 +1,9 @@
-"""What travels into the container: the launcher, the worker and the shared training loop.
+"""The code that runs in the container: the launcher, the worker and the shared training loop.
 
-A Task imports `Task` from here. A script may call `context()` for its rank and folders, `checkpoint` to save and
-resume, `heartbeat.tick()` to report progress, and read its samples through `GlobalOrderSampler`.
+A Task imports `Task` from here. A script can call `context()` for its rank and folders, use `checkpoint` to save and
+resume, call `heartbeat.tick()` to report progress, and read its samples through `GlobalOrderSampler`.
 
-All names are imported on first use, so that the SDK can import `cloudtrain_runtime.contract` without torch.
+All names are imported lazily, so that the SDK can import `cloudtrain_runtime.contract` without torch.
 """
 
 from __future__ import annotations

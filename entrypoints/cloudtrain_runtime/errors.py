@@ -1,19 +1,19 @@
-"""What is the job's own mistake: the message says all that its author needs, a traceback would only hide it."""
+"""Exceptions of the runtime. A `JobError` is reported by its message alone, without a traceback."""
 
 from __future__ import annotations
 
 
 class JobError(Exception):
-    """Base of the job's mistakes."""
+    """Base class of mistakes in the job."""
 
 
 class TaskError(JobError):
-    """The Task cannot be loaded or does not keep its promise."""
+    """The Task cannot be loaded, or one of its methods does not behave as documented."""
 
 
 class CheckpointError(JobError):
-    """There is no checkpoint to resume from, or it does not fit this job."""
+    """A checkpoint is missing, cannot be saved or loaded, or does not fit this job."""
 
 
 class DamagedError(Exception):
-    """A checkpoint has not the bytes that were written."""
+    """A checkpoint's bytes are not those that were written."""

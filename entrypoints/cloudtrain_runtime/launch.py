@@ -1,7 +1,7 @@
-"""One per host: PID 1 of the container. Starts torchrun, forwards the notice to stop, writes down why it failed.
+"""The launcher, PID 1 of each host's container: starts torchrun, forwards stop notices and writes the failure file.
 
-Standard library only, and torch is imported only by the processes it starts: it answers a signal in microseconds, and
-an image whose torch cannot be imported still gets a readable failure.
+Standard library only. Only the processes that it starts import torch: the launcher responds to a signal within
+microseconds, and reports a readable failure even in an image whose torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _MARGIN_SECONDS = 20
-"""Kept of the grace time for torchrun to end its workers after they did not act on the notice."""
+"""Part of the grace time that is reserved for torchrun to end workers that have not acted on the notice."""
 
 _RENDEZVOUS_SECONDS = 1800
-"""How long the first host waits for the last: images are pulled at different speeds."""
+"""How long the first host waits for the last one: hosts pull their images at different speeds."""
 
 
 def main() -> int:
@@ -71,15 +71,15 @@ def main() -> int:
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     stop = _Stop(tree)
-    if stop.was_asked():
+    if stop.is_received():
         return 128 + signal.SIGTERM
     try:
         config = RunConfig.from_json(tree.run_config.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _fail(tree, f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
-    if wrong := check_task_source(tree, config):
-        return _fail_early(tree, host, wrong)
+    if errors := check_task_source(tree, config):
+        return _fail_early(tree, host, errors)
     return _run(tree, config, host, stop)
 
 
@@ -87,14 +87,14 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     """Start this host's workers and wait for them; return the exit code of the container."""
     config = replace(config, processes_per_instance=limit_processes(config.processes_per_instance))
     is_installed = config.requirements is None or _install(tree, config.requirements, stop)
-    found = resolve_secrets(config, stop) if is_installed and not stop.was_asked() else secrets.ResolvedSecrets({})
-    if stop.was_asked():
+    resolved = resolve_secrets(config, stop) if is_installed and not stop.is_received() else secrets.ResolvedSecrets({})
+    if stop.is_received():
         return 128 + signal.SIGTERM
     if not is_installed:
-        return _fail(tree, f"pip could not install {config.requirements}; its output is in the log of {host.name}")
-    if found.problems:
-        return _fail_early(tree, host, [f"error: {problem}" for problem in found.problems])
-    return _run_ranks(tree, config, host, stop, found.values)
+        return _fail(tree, f"pip could not install {config.requirements}; see its output in the log of {host.name}")
+    if resolved.problems:
+        return _fail_early(tree, host, [f"error: {problem}" for problem in resolved.problems])
+    return _run_ranks(tree, config, host, stop, resolved.values)
 
 
 def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret: Mapping[str, str]) -> int:
@@ -108,7 +108,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         hosts=len(host.hosts),
         limit_seconds=config.hang_seconds,
         checkpoints=config.checkpoint.uri,
-        is_stopping=stop.was_asked,
+        is_stopping=stop.is_received,
     )
     report = ScriptReport(tree, config, host.name)
     environment = {**os.environ, **host_variables(tree, config, host), **secret}
@@ -116,7 +116,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     agent = _start_agent(torchrun_arguments(config, host, os.environ), tree.code, environment, output)
     if output is not None:
         output.close_write_end()
-    stop.reaches(agent)
+    stop.set_target(agent)
     watch.start(agent.pid)
     report.start()
     _compile_ahead()
@@ -128,11 +128,11 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     report.end()
     if (hung := watch.end()) is not None:
         return hung
-    if exit_code != 0 and not stop.was_asked():
+    if exit_code != 0 and not stop.is_received():
         watch.keep_traces()
     if exit_code == REPORTED_EXIT_CODE:
         return 1
-    if exit_code != 0 and not stop.was_asked() and not tree.failure.exists():
+    if exit_code != 0 and not stop.is_received() and not tree.failure.exists():
         text = f"torchrun on {host.name} ended with {describe_exit(exit_code)}"
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
         return _fail(tree, text)
@@ -144,8 +144,8 @@ def _start_agent(
 ) -> _Process:
     """Start torchrun's agent.
 
-    Where nothing is in the way it is a fork of this process, which has half of its imports already. With an output in
-    between it is not: that has a thread.
+    The agent is a fork of this process where possible, which has half of its imports already. With an output pipe it
+    is a new process: the pipe's thread makes a fork unsafe.
     """
     command = [sys.executable, "-m", _AGENT, *arguments]
     if sys.platform == "linux" and output is None and threading.active_count() == 1:
@@ -160,14 +160,14 @@ def _fork_agent(command: list[str], folder: Path, environment: Mapping[str, str]
     pid = os.fork()
     if pid == 0:
         fork.assume_identity(command, environment, mask)
-        _be_agent(command[3:], folder)
+        _run_agent(command[3:], folder)
     fork.release_signals(mask)
     return _Forked(pid)
 
 
-def _be_agent(arguments: list[str], folder: Path) -> NoReturn:
+def _run_agent(arguments: list[str], folder: Path) -> NoReturn:
     fork.unbuffer_output()
-    if sys.path[0] == str(Path.cwd()):  # where `python -m` looks first
+    if sys.path[0] == str(Path.cwd()):  # `python -m` puts the working directory first
         sys.path[0] = str(folder)
     os.chdir(folder)
     from cloudtrain_runtime.launcher import agent
@@ -176,9 +176,9 @@ def _be_agent(arguments: list[str], folder: Path) -> NoReturn:
 
 
 def check_task_source(tree: MlTree, config: RunConfig) -> list[str]:
-    """Return what is wrong with the Task, as far as its text proves it, one line each.
+    """Return the errors that the Task's source proves, one line each.
 
-    The plan has asked the same. A job may come from another version, and what is found here costs no start of workers.
+    The plan has made the same check. This one covers jobs that another version planned, before any worker starts.
     """
     if config.task is None or not isinstance(config.args, dict):
         return []
@@ -186,28 +186,30 @@ def check_task_source(tree: MlTree, config: RunConfig) -> list[str]:
 
 
 def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.ResolvedSecrets:
-    """Return the variables that the ranks get from Secrets Manager; what this place has set already stays.
+    """Return the ranks' variables from Secrets Manager, without those that the environment sets already.
 
-    Only the ranks' environment holds them: neither this process' own, nor an argument, nor a file.
+    Only the ranks' environment holds the values: not this process's environment, no argument and no file.
     """
-    found = secrets.load_missing(config.secrets, on_start=stop.reaches)
-    stop.reaches(None)
-    return found
+    resolved = secrets.load_missing(config.secrets, on_start=stop.set_target)
+    stop.set_target(None)
+    return resolved
 
 
-def limit_processes(asked: int | None) -> int | None:
-    """Return the ranks of this host: what was asked for, or fewer where the place has room for fewer."""
-    most = int(os.environ.get(MAX_PROCESSES_VARIABLE, "0"))
-    if most == 0 or (asked is not None and asked <= most):
-        return asked
-    log_line(f"{most} ranks on this instance instead of {asked or 'one per GPU'}: {MAX_PROCESSES_VARIABLE}={most}")
-    return most
+def limit_processes(requested: int | None) -> int | None:
+    """Return the number of ranks of this host: as requested, up to the limit in the environment."""
+    limit = int(os.environ.get(MAX_PROCESSES_VARIABLE, "0"))
+    if limit == 0 or (requested is not None and requested <= limit):
+        return requested
+    log_line(
+        f"{limit} ranks on this instance instead of {requested or 'one per GPU'}: {MAX_PROCESSES_VARIABLE}={limit}"
+    )
+    return limit
 
 
 def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]) -> list[str]:
     """Return torchrun's arguments on this host.
 
-    c10d rendezvous, so that a group of hosts survives the loss of a worker on one of them. Ranks follow the hosts'
+    With the c10d rendezvous, a group of hosts survives the loss of a worker on one of them. Ranks follow the hosts'
     order because torchrun sorts its nodes by the address given with --local-addr, as text.
     """
     addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
@@ -229,9 +231,9 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
 
 
 def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:
-    """Return the environment that this host's processes get on top of the container's.
+    """Return the variables that this host's processes get in addition to the container's environment.
 
-    What the container's own environment sets already is left alone.
+    Values that the container's environment sets already take precedence.
     """
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
@@ -239,13 +241,13 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
         **sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=config.script or WORKER_SCRIPT),
         ML_ROOT_VARIABLE: str(tree.root),
         "PYTHONUNBUFFERED": "1",
-        # Without it a restarted worker reads the addresses of its dead predecessors and hangs (pytorch#135712).
+        # Without it a restarted worker reads the addresses of its ended predecessors and hangs (pytorch#135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if gpus and config.hang_seconds is not None:
         wanted |= trace_variables(tree)
     if host.interface:
-        # Nothing else of NCCL and nothing of libfabric (FI_*): decision 020.
+        # No other NCCL variables and no libfabric variables (FI_*): decision 020.
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = host.interface
     if "OMP_NUM_THREADS" not in os.environ and gpus == 0 and config.processes_per_instance:
         ranks_here = config.processes_per_instance * int(os.environ.get(HOSTS_HERE_VARIABLE, "1"))
@@ -255,28 +257,28 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     if ML_ROOT_VARIABLE in os.environ:
-        log_line(f"{requirements} is not installed here: a local run uses this machine's environment as it is")
+        log_line(f"{requirements} is not installed: a local run uses this machine's environment as it is")
         return True
     command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", str(tree.code / requirements)]
     with subprocess.Popen(command) as pip:
-        stop.reaches(pip)
+        stop.set_target(pip)
         is_installed = pip.wait() == 0
-    stop.reaches(None)
+    stop.set_target(None)
     return is_installed
 
 
 def _compile_ahead() -> None:
-    """Compile what the ranks will import of this package, while torch is imported: it came as text with the code."""
+    """Compile the modules of this package that the ranks will import, while torch is imported in another process."""
     if sys.dont_write_bytecode:
         return
     import compileall
 
-    with contextlib.suppress(Exception):  # no reason to end a container for
+    with contextlib.suppress(Exception):  # only an optimization: an error must not end the container
         compileall.compile_dir(Path(__file__).parent, quiet=2)
 
 
 def _wait(pid: int) -> int:
-    """Wait for one child and reap every other: orphans of the whole container are handed to PID 1."""
+    """Wait for one child and reap all others: PID 1 inherits every orphan of the container."""
     while True:
         child, status = os.wait()
         if child == pid:
@@ -293,14 +295,14 @@ class _Forked(NamedTuple):
 
 
 class _Stop:
-    """What happens when the host is told to stop, from the launcher's first moments on.
+    """Handles stop notices, from the launcher's start on.
 
-    Ranks that have said that they act on the notice see it at their next step boundary, save together and leave.
-    Everything else (another script, a start-up that takes long) gets SIGTERM, at once. A second notice changes nothing.
+    Ranks that act on the notice see it at their next step boundary, save together and exit. Any other process (a script
+    that does not act on it, a long start-up) receives SIGTERM at once. A second notice has no effect.
     """
 
     def __init__(self, tree: MlTree) -> None:
-        self._was_asked = False
+        self._is_received = False
         self._tree = tree
         self._process: _Process | None = None
         self._timer: threading.Timer | None = None
@@ -310,20 +312,20 @@ class _Stop:
         if was_stop_received():
             self._on_signal(signal.SIGTERM, None)
 
-    def was_asked(self) -> bool:
-        """Return whether the host has been told to stop."""
-        return self._was_asked
+    def is_received(self) -> bool:
+        """Return whether the host has received a stop notice."""
+        return self._is_received
 
-    def reaches(self, process: _Process | None) -> None:
-        """Name the process that the host's work is done by now."""
+    def set_target(self, process: _Process | None) -> None:
+        """Set the process that does the host's work now and receives SIGTERM."""
         self._process = process
-        if self._was_asked and self._timer is None:
+        if self._is_received and self._timer is None:
             self._terminate()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)
-        if self._was_asked:
+        if self._is_received:
             return
-        self._was_asked = True
+        self._is_received = True
         self._tree.stop_notice.touch()
         if not self._tree.in_training_loop.exists():
             self._terminate()
@@ -347,7 +349,7 @@ class _Stop:
 
 
 def _fail_early(tree: MlTree, host: Host, lines: list[str]) -> int:
-    """Tell what is wrong before any rank is started."""
+    """Report errors that are found before any rank is started."""
     emit("failed", host=host.name, exit_code=1, message=lines[0], secondary=False)
     return _fail(tree, "\n".join(lines))
 

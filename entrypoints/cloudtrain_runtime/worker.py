@@ -1,4 +1,4 @@
-"""One per rank: trains the Task, or runs the user's script unchanged."""
+"""The worker, one process per rank: trains the Task, or runs the user's script unchanged."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.training import determinism
 
-_ECHO_SECONDS = 2.0
+_SECONDARY_DELAY_SECONDS = 2.0
 
 
 def main() -> None:
-    """Run this rank. An exception's traceback goes to torchrun's error file, and from there to `output/failure`."""
+    """Run this rank. torchrun's error file receives the traceback of an exception, and from it `output/failure`."""
     try:
         run_rank()
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 (torch has failures that are no Exception)
+    except BaseException as error:  # noqa: BLE001 (torch raises some errors that do not derive from Exception)
         callstack = "".join(traceback.format_exception(error.with_traceback(trim_to_user_code(error.__traceback__))))
         record_failure(f"{type(error).__name__}: {error}", callstack)
         delay_secondary_failure(callstack)
         print_traceback(callstack)
         report_without_agent(f"failed: {type(error).__name__}: {error}", callstack)
-        # Without the interpreter's shutdown, which may abort (see `leave`) and then hide the reason.
+        # Skips the interpreter's shutdown, which may abort (see `exit_process`) and then hide the reason.
         exit_process(1)
 
 
@@ -65,7 +65,7 @@ def run_rank() -> None:
     """Run the script or train the Task that run.json names."""
     config = read_run_config(os.environ)
     if config is None:
-        sys.exit("no run.json: this script is started by cloudtrain's launcher or by AWS's training toolkit")
+        sys.exit("no run.json: only cloudtrain's launcher or AWS's training toolkit can start this script")
     if is_mpirun_rank(os.environ):
         os.environ.update(mpirun_variables(ml_tree(os.environ), config, os.environ))
     os.environ.update(torchrun_variables(os.environ))
@@ -82,9 +82,9 @@ def run_rank() -> None:
 
 
 def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame of the job's own code on; the whole where none of it is there.
+    """Return a traceback from the first frame of the job's own code on; unchanged if it has no such frame.
 
-    How the loop has come to call it helps nobody who reads it, and fills a screen for each rank.
+    The frames of the training loop before it do not help the reader and fill a screen for each rank.
     """
     code = Path.cwd().resolve()
     runtime = Path(__file__).resolve().parent
@@ -98,9 +98,9 @@ def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:
 
 
 def load_secrets(config: RunConfig) -> None:
-    """Hide the values of the job's secrets in what is told from here, and ask for those that are not here yet.
+    """Redact the values of the job's secrets in the output, and fetch those that the environment does not have yet.
 
-    Our launcher has set them all. Under AWS's toolkit there is none, so each rank asks.
+    cloudtrain's launcher has set all of them. Under AWS's toolkit each rank fetches them.
     """
     if not config.secrets:
         return
@@ -113,39 +113,39 @@ def load_secrets(config: RunConfig) -> None:
 
 
 def delay_secondary_failure(callstack: str) -> None:
-    """Wait a little with what only follows another rank's failure, where AWS's toolkit reads what mpirun prints.
+    """Delay an error that only follows another rank's failure, where AWS's toolkit reads mpirun's output.
 
-    It quotes from the first error on, and what another host's ranks print is on its way for longer.
+    The toolkit quotes the first error, and output from other hosts arrives later.
     """
     if is_mpirun_rank(os.environ) and is_secondary_error(callstack):
-        time.sleep(_ECHO_SECONDS)
+        time.sleep(_SECONDARY_DELAY_SECONDS)
 
 
 def print_traceback(text: str) -> None:
-    """Print a traceback with the rank before each line, as torch's own hook does for scripts, and in one write.
+    """Print a traceback in one write, with the rank before each line as torch's own hook does.
 
-    Ranks share their host's log: without both, the lines of two that fail together cannot be told apart.
+    Ranks share their host's log: without both, the lines of two ranks that fail together would mix.
     """
-    log_line("\n".join(f"{_rank()}{line}" for line in text.rstrip().splitlines()))
+    log_line("\n".join(f"{_rank_prefix()}{line}" for line in text.rstrip().splitlines()))
 
 
-def _rank() -> str:
+def _rank_prefix() -> str:
     return f"[rank{os.environ.get('RANK', '?')}]: "
 
 
 def record_failure(message: str, callstack: str) -> None:
-    """Write the error file that torchrun reads: whole or not at all.
+    """Write the error file that torchrun reads, atomically.
 
-    torchrun ends the ranks that have lost another one, perhaps while they write this, and half a file ends torchrun's
-    agent instead of starting the group again.
+    torchrun ends ranks that have lost a peer, perhaps while they write this file, and an incomplete file would crash
+    torchrun's agent instead of restarting the group.
 
-    What `torch.distributed.elastic.multiprocessing.errors.record` does, without the 0.3 s that its import takes.
+    Does the same as `torch.distributed.elastic.multiprocessing.errors.record`, without the 0.3 s that its import takes.
     """
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return
     now = time.time()
-    # torch reads whole seconds; our agent compares hosts that fail within one.
+    # torch reads integral seconds; cloudtrain's agent compares hosts that fail within the same second.
     details = {"py_callstack": redact(callstack), "timestamp": str(int(now)), "failed_at": now}
     content = {"message": {"message": redact(message), "extraInfo": details}}
     part = Path(f"{path}.part")
@@ -154,10 +154,10 @@ def record_failure(message: str, callstack: str) -> None:
 
 
 def report_without_agent(title: str, callstack: str = "", exit_code: int = 1) -> None:
-    """Write down why this rank failed where no agent of torchrun does it: under AWS's toolkit and its mpirun.
+    """Write the failure file where torchrun's agent does not: under AWS's toolkit with mpirun.
 
-    The toolkit leaves a failure file alone that is there already. What only followed another rank's failure is not
-    written: on the first host it would take the place of the cause, which the toolkit finds in mpirun's output.
+    The toolkit does not overwrite an existing failure file. A secondary failure is not written: on the first host it
+    would replace the cause, which the toolkit finds in mpirun's output.
     """
     if ERROR_FILE_VARIABLE in os.environ or read_run_config(os.environ) is None:
         return
@@ -181,31 +181,31 @@ def run_script(config: RunConfig) -> None:
     sys.argv = [str(script), *script_arguments(config, os.environ)]
     sys.path[0] = str(script.parent)
     keep_gloo_groups()
-    note = record_join() if ml_tree(os.environ).joins.is_dir() else None
+    recorder = record_join() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit_:
         code = exit_.code
-    used = sys.modules.get("cloudtrain_runtime.checkpoint.script_api")
-    if not code and used is not None:
+    checkpoints = sys.modules.get("cloudtrain_runtime.checkpoint.script_api")
+    if not code and checkpoints is not None:
         from cloudtrain_runtime.errors import JobError
 
         try:
-            used.finish_script()
+            checkpoints.finish_script()
         except JobError as error:
             exit_with_error(error)
     if code:
-        is_told = isinstance(code, str)
-        title = f"failed: {code}" if is_told else f"ended with {describe_exit(int(code))}"
-        report_without_agent(title, exit_code=1 if is_told else int(code))
-    elif note is not None:
-        note.end()
+        is_message = isinstance(code, str)
+        title = f"failed: {code}" if is_message else f"ended with {describe_exit(int(code))}"
+        report_without_agent(title, exit_code=1 if is_message else int(code))
+    elif recorder is not None:
+        recorder.end()
     exit_process(code)
 
 
 def script_arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
-    """Return the script's argv. Its local rank stands first, as `python -m torch.distributed.launch` has put it."""
+    """Return the script's arguments. The local rank comes first, as with `python -m torch.distributed.launch`."""
     given = config.args if isinstance(config.args, list) else []
     option = config.local_rank_option
     return [*([f"{option}={environ['LOCAL_RANK']}"] if option else []), *given]
@@ -235,25 +235,25 @@ def run_task(config: RunConfig) -> None:
         Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
     except JobError as error:
         exit_with_error(error)
-    except SystemExit as exit_:  # other ranks would lose this one, and nobody would know why
+    except SystemExit as exit_:  # without an error the other ranks would lose this one for no visible reason
         raise TaskError(f"the Task ended its process, by sys.exit({exit_.code!r})") from exit_
     exit_process(0)
 
 
 def exit_with_error(error: JobError) -> None:
-    """Tell the job's own mistake without a traceback, and end this process."""
+    """Report a mistake of the job without a traceback, and end this process."""
     record_failure(str(error), "")
-    log_line(f"{_rank()}error: {error}")
+    log_line(f"{_rank_prefix()}error: {error}")
     report_without_agent(f"failed: {error}")
     exit_process(1)
 
 
 def exit_process(code: str | int | None) -> None:
-    """End this process: join threads, run exit handlers, flush, and skip the interpreter's shutdown.
+    """End this process: join threads, run exit handlers, flush files, and skip the interpreter's shutdown.
 
-    With torch loaded that shutdown takes 0.6 s. And a process group that a model still holds is destroyed in it, which
-    aborts a run that had succeeded: with Gloo, plain torchrun 2.13 fails so in up to half of the runs of an ordinary
-    script (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
+    With torch loaded the shutdown takes 0.6 s. It also destroys a process group that a model still references, which
+    can abort a run that had succeeded: with Gloo, up to half of the runs of an ordinary script fail so under plain
+    torchrun 2.13 (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
     """
     heartbeat.leave()
     if isinstance(code, str):
@@ -262,7 +262,7 @@ def exit_process(code: str | int | None) -> None:
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
     if not code:
         finalize_mpi()
-    # What the shutdown would have done for files that nobody closed.
+    # The shutdown would have flushed files that are still open.
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):
             with contextlib.suppress(Exception):
@@ -273,9 +273,10 @@ def exit_process(code: str | int | None) -> None:
 
 
 def finalize_mpi() -> None:
-    """Finalize MPI where this process has begun it: for mpirun a rank that ends without it has failed.
+    """Finalize MPI if this process has initialized it: mpirun treats a rank that exits without it as failed.
 
-    Usually mpi4py does so in the interpreter's shutdown. Asked of the library itself, because SMDDP may have begun it.
+    Usually mpi4py finalizes MPI in the interpreter's shutdown. This calls the MPI library directly, because SMDDP may
+    have initialized it.
     """
     if not is_mpirun_rank(os.environ):
         return
@@ -283,10 +284,10 @@ def finalize_mpi() -> None:
     path = next((line.split()[-1] for line in lines if "/libmpi.so" in line), None)
     if path is None:
         return
-    library, is_begun, is_ended = ctypes.CDLL(path), ctypes.c_int(), ctypes.c_int()
-    library.MPI_Initialized(ctypes.byref(is_begun))
-    library.MPI_Finalized(ctypes.byref(is_ended))
-    if is_begun.value and not is_ended.value:
+    library, is_initialized, is_finalized = ctypes.CDLL(path), ctypes.c_int(), ctypes.c_int()
+    library.MPI_Initialized(ctypes.byref(is_initialized))
+    library.MPI_Finalized(ctypes.byref(is_finalized))
+    if is_initialized.value and not is_finalized.value:
         library.MPI_Finalize()
 
 

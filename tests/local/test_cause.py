@@ -58,7 +58,7 @@ def agree(reasons: dict[str, bool], *, keeps_store: bool = True) -> list[str]:
     def one(number: int, reason: str) -> str:
         is_first = keeps_store and number == 0
         return agree_on_cause(
-            reason, is_effect=reasons[reason], endpoint=endpoint, hosts=len(reasons), keeps_store=is_first
+            reason, is_secondary=reasons[reason], endpoint=endpoint, hosts=len(reasons), holds_store=is_first
         )
 
     with ThreadPoolExecutor(len(reasons)) as pool:
@@ -76,13 +76,13 @@ def test_without_a_cause_each_host_writes_what_it_saw(monkeypatch: pytest.Monkey
 
 def test_without_the_first_host_an_effect_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
-    asked = {"endpoint": "127.0.0.1:9", "hosts": 2, "keeps_store": False}
-    assert agree_on_cause(LOST, is_effect=True, **asked) == ""  # type: ignore[arg-type]
-    assert agree_on_cause(CAUSE, is_effect=False, **asked) == CAUSE  # type: ignore[arg-type]
+    asked = {"endpoint": "127.0.0.1:9", "hosts": 2, "holds_store": False}
+    assert agree_on_cause(LOST, is_secondary=True, **asked) == ""  # type: ignore[arg-type]
+    assert agree_on_cause(CAUSE, is_secondary=False, **asked) == CAUSE  # type: ignore[arg-type]
 
 
 def test_one_host_writes_what_it_saw() -> None:
-    assert agree_on_cause(LOST, is_effect=True, endpoint="", hosts=1, keeps_store=True) == LOST
+    assert agree_on_cause(LOST, is_secondary=True, endpoint="", hosts=1, holds_store=True) == LOST
 
 
 def failed(host: str, message: str, at: float, *, secondary: bool = False) -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""torchrun, and its failure written down: which rank, on which host, and why.
+"""torchrun's agent of one host, with a report of failures: which rank failed, on which host, and why.
 
-torchrun prints a table that people read; SageMaker shows one file. This is torchrun's own entry point with the
-exception that it raises turned into `/opt/ml/output/failure` and one event line, and with workers that are forked from
-one process instead of each importing torch (`template`; `CLOUDTRAIN_WORKER_START=fresh` turns that off).
+torchrun prints a table for people; SageMaker shows one file. This runs torchrun's own entry point, and writes the
+exception that it raises to `/opt/ml/output/failure` and as one event line. Workers are forked from one process that has
+imported torch (worker_template.py; `CLOUDTRAIN_WORKER_START=fresh` turns that off).
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 _LINGER_SECONDS = 0.3
-"""The first host keeps the rendezvous' store; the others say goodbye to it, and log a stack trace when it has gone."""
+"""How long the first host, which holds the rendezvous store, outlives its work: other hosts still access the store
+when they exit, and print a stack trace if it is gone."""
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     _limit_threads(argv)
-    gc.disable()  # imports make no garbage, and looking for it takes a third of their time
+    gc.disable()  # imports produce no garbage, and the collector takes a third of their time
     template = start_template()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.run import parse_args, run
 
-    gc.freeze()  # or the first look goes through all of it
+    gc.freeze()  # so that the first collection does not traverse all of it
     gc.enable()
     _record_collectives()
     if template is not None:
@@ -75,25 +76,25 @@ def main(argv: list[str]) -> int:
 
 
 def _limit_threads(argv: list[str]) -> None:
-    """Set what torchrun would set later: OpenMP reads it once, when torch is loaded."""
+    """Set the thread limit that torchrun would set later: OpenMP reads it once, when torch is loaded."""
     asked = next((each.partition("=")[2] for each in argv if each.startswith("--nproc-per-node=")), "1")
     ranks = int(asked) if asked.isdecimal() else count_gpus()
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        log_line("OMP_NUM_THREADS=1, as torchrun sets it for several ranks: code.env can say another number")
+        log_line("OMP_NUM_THREADS=1, as torchrun sets it for several ranks; code.env can set another value")
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _fork_workers(template: Template) -> None:
-    """Have torchrun's agent fork its workers where it would start a command, and change nothing else.
+    """Make torchrun's agent fork its workers where it would start a command, and change nothing else.
 
-    The agent takes functions, too (`elastic_launch` with a start method), but then it reports only the first of several
-    failures, signals a worker without its children, and never notices one that leaves by `os._exit(0)`.
+    The agent also accepts functions (`elastic_launch` with a start method), but then it reports only the first of
+    several failures, signals a worker without its children, and never notices a worker that ends by `os._exit(0)`.
     """
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     start_fresh: Any = getattr(SubprocessHandler, "_popen", None)
     if start_fresh is None or list(inspect.signature(start_fresh).parameters) != ["self", "args", "env"]:
-        log_line("each worker is a new interpreter: this torch starts workers in a way that is not known")
+        log_line("each worker is a new interpreter: this version of torch starts workers in an unknown way")
         return
 
     def start(self: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
@@ -101,14 +102,14 @@ def _fork_workers(template: Template) -> None:
         worker = None if is_redirected or tuple(args) != COMMAND else template.fork(env)
         return worker or start_fresh(self, args, env)
 
-    SubprocessHandler._popen = start  # type: ignore[method-assign] # noqa: SLF001 (the one place where it starts one)
+    SubprocessHandler._popen = start  # type: ignore[method-assign] # noqa: SLF001 (the only place where torchrun starts a worker)
 
 
 def _finish_starts(template: Template | None) -> threading.Event:
-    """Have a signal that comes while workers are started take effect when all of them are.
+    """Defer signals that arrive while workers are being started until all of them have been started.
 
-    torchrun raises it there and then, and does not know the workers that it has started already: they would hear of
-    nothing, and run on without an agent.
+    torchrun would raise an exception at once, without a record of the workers that it has already started. They would
+    receive no signal and continue without an agent.
 
     Returns:
         An event that is set when the workers have been started for the first time.
@@ -122,11 +123,11 @@ def _finish_starts(template: Template | None) -> threading.Event:
     if handle is None or start_workers is None:
         return has_started
     is_starting = False
-    came: list[int] = []
+    deferred: list[int] = []
 
     def handle_later(signum: int, frame: FrameType | None) -> None:
         if is_starting:
-            came.append(signum)
+            deferred.append(signum)
         else:
             handle(signum, frame)
 
@@ -140,8 +141,8 @@ def _finish_starts(template: Template | None) -> threading.Event:
         finally:
             is_starting = False
             has_started.set()
-            if came:
-                handle(came[0], None)
+            if deferred:
+                handle(deferred[0], None)
 
     api._terminate_process_handler = handle_later  # noqa: SLF001
     LocalElasticAgent._start_workers = start_all  # type: ignore[method-assign] # noqa: SLF001
@@ -149,7 +150,7 @@ def _finish_starts(template: Template | None) -> threading.Event:
 
 
 def _record_collectives() -> None:
-    """Have collectives that time out leave a trace behind instead of silence."""
+    """Make collectives that time out write a trace."""
     import torch
 
     if torch.cuda.device_count() == 0:
@@ -157,16 +158,16 @@ def _record_collectives() -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     if (major, minor) < (2, 8):
-        # Its former name, the one that torch 2.5 reads; torch 2.13 warns about it.
+        # The former name, which torch 2.5 reads; torch 2.13 warns about it.
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
 def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
-    """Emit the event of the rank that failed first on this host, and write the run's cause into the failure file."""
+    """Emit the event of the rank that failed first on this host, and write the run's cause to the failure file."""
     rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), _time_of(item[1])))
     title, traceback = _describe(failure)
-    told = RankFailure(
+    first = RankFailure(
         rank=rank,
         local_rank=failure.local_rank,
         title=title,
@@ -175,21 +176,21 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
         failed_at=_time_of(failure),
         secondary=_is_secondary(failure),
     )
-    report_failure(told)
+    report_failure(first)
     options = dict(argument.partition("=")[::2] for argument in argv)
     reason = agree_on_cause(
-        failure_reason(told),
-        is_effect=told.secondary,
+        failure_reason(first),
+        is_secondary=first.secondary,
         endpoint=options.get("--rdzv-endpoint", ""),
         hosts=int(options.get("--nnodes", "1")),
-        keeps_store="is_host=true" in options.get("--rdzv-conf", ""),
+        holds_store="is_host=true" in options.get("--rdzv-conf", ""),
     )
     if reason:
         write_failure_file(reason, replace=True)
 
 
 def _report_lost_store() -> None:
-    """Report that the first host, which keeps the rendezvous store, has ended while the ranks of this host ran.
+    """Report that the first host, which holds the rendezvous store, ended while the ranks of this host were running.
 
     The first host knows the cause. This host writes no failure file, which SageMaker might show in place of the cause.
     """
@@ -200,7 +201,7 @@ def _report_lost_store() -> None:
 
 
 def _time_of(failure: ProcessFailure) -> float:
-    """Return when a rank failed, in seconds since the epoch: exactly where the rank has recorded it itself."""
+    """Return when a rank failed, in seconds since the epoch: with fractions if the rank has recorded them."""
     data: Any = failure.error_file_data
     content = data.get("message") if isinstance(data, dict) else None
     recorded = content.get("extraInfo", {}).get("failed_at") if isinstance(content, dict) else None
@@ -214,8 +215,8 @@ def _is_secondary(failure: ProcessFailure) -> bool:
 
 
 def _describe(failure: ProcessFailure) -> tuple[str, str]:
-    """Return what happened in one line, and the traceback or an empty string."""
-    data: Any = failure.error_file_data  # whatever the error file held
+    """Return one line about a failure, and its traceback or an empty string."""
+    data: Any = failure.error_file_data  # any JSON
     content = data.get("message") if isinstance(data, dict) else None
     if failure.exitcode == -signal.SIGKILL or (failure.exitcode < 0 and not isinstance(content, dict)):
         return f"was killed by {describe_exit(failure.exitcode)}", ""
@@ -226,16 +227,16 @@ def _describe(failure: ProcessFailure) -> tuple[str, str]:
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:
-    """Run torchrun with these arguments, and leave with its exit code.
+    """Run torchrun with these arguments, and exit with its exit code.
 
-    A worker that was forked from here comes back with the SystemExit or the exception that ends it.
+    A worker that was forked from here passes through with the SystemExit or the exception that ends it.
     """
     exit_code = main(argv)
     if "is_host=true" in " ".join(argv) and "--nnodes=1" not in argv:
         time.sleep(_LINGER_SECONDS)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # nothing is left to do, and the interpreter's shutdown takes 0.25 s with torch loaded
+    os._exit(exit_code)  # the interpreter's shutdown would take 0.25 s with torch loaded
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Stop signals that arrive while the launcher is still importing.
 
-The kernel drops a signal to PID 1 for which there is no handler. The launcher therefore imports this module, which
-needs nothing but `signal`, before everything else.
+The kernel discards a signal to PID 1 without a handler. The launcher therefore imports this module first, which needs
+only `signal`.
 """
 
 from __future__ import annotations

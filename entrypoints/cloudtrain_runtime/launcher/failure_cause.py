@@ -1,8 +1,8 @@
-"""The cause of a failure, exchanged between the hosts of a run through torchrun's rendezvous store.
+"""Agreement between the hosts of a run on the cause of a failure, through torchrun's rendezvous store.
 
-A healthy rank that loses a peer fails with the effect ("Connection closed by peer"), and SageMaker may show the failure
-file of any host. So a host that knows a cause publishes it, and a host that saw only an effect writes what was
-published. The first host keeps the store; it waits for the others before it leaves.
+A healthy rank that loses a peer fails with a secondary error ("Connection closed by peer"), and SageMaker may show the
+failure file of any host. A host that knows the cause therefore publishes it, and a host with only a secondary error
+writes the published cause. The first host holds the store and waits for the others before it exits.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 _CAUSE, _READERS = "cloudtrain/cause", "cloudtrain/cause-readers"
 _WAIT_SECONDS = 5.0
-"""How long a host waits for the cause of another one, and the first host for the others."""
+"""How long a host waits for another host's cause, and the first host for the others."""
 
 _POLL_SECONDS = 0.02
 
 
-def agree_on_cause(reason: str, *, is_effect: bool, endpoint: str, hosts: int, keeps_store: bool) -> str:
-    """Return the text for this host's failure file; an empty string where the cause is another host's and not known.
+def agree_on_cause(reason: str, *, is_secondary: bool, endpoint: str, hosts: int, holds_store: bool) -> str:
+    """Return the text for this host's failure file; empty if another host has the cause and it is unknown here.
 
     Args:
-        reason: What this host saw.
-        is_effect: Whether that only followed another rank's failure.
+        reason: The failure that this host observed.
+        is_secondary: Whether it is only a consequence of another rank's failure.
         endpoint: Address of the rendezvous store, `host:port`.
-        hosts: Hosts of the run.
-        keeps_store: Whether the store is in this process.
+        hosts: Number of hosts of the run.
+        holds_store: Whether the store is in this process.
     """
     if hosts == 1:
         return reason
@@ -38,18 +38,18 @@ def agree_on_cause(reason: str, *, is_effect: bool, endpoint: str, hosts: int, k
         store: Any = distributed.TCPStore(  # type: ignore[attr-defined]
             host, int(port), is_master=False, timeout=wait, wait_for_workers=False
         )
-        if not is_effect:
+        if not is_secondary:
             store.compare_set(_CAUSE, "", reason)
         try:
             store.wait([_CAUSE], wait)
             found = str(store.get(_CAUSE), "utf-8", "replace")
-        except distributed.DistStoreError:  # all hosts saw the same kind of error, so it may be the cause
+        except distributed.DistStoreError:  # all hosts observed the same kind of error, so it may be the cause
             found = reason
         store.add(_READERS, 1)
-        if keeps_store:
+        if holds_store:
             _wait_for_readers(store, hosts)
-    except distributed.DistError:  # the first host has gone, and with it what was known
-        return "" if is_effect else reason
+    except distributed.DistError:  # the first host has ended, and the store with it
+        return "" if is_secondary else reason
     return found
 
 

@@ -1,4 +1,4 @@
-"""A failure written down: in `/opt/ml/output/failure`, which SageMaker shows, and as one event line."""
+"""Reports of a failure: the file `/opt/ml/output/failure`, which SageMaker shows, and one event line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
 
 REPORTED_EXIT_CODE = 3
-"""Of torchrun's agent: it has reported why the ranks failed. The container ends with exit code 1."""
+"""Exit code of torchrun's agent when it has reported why the ranks failed. The container's exit code is then 1."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RankFailure:
     Attributes:
         title: What happened, in one line: `failed: ValueError: no such column`.
         failed_at: Seconds since the epoch.
-        secondary: Whether it only followed another rank's failure.
+        secondary: Whether it is only a consequence of another rank's failure.
     """
 
     rank: int
@@ -35,13 +35,13 @@ class RankFailure:
 
     @property
     def message(self) -> str:
-        """The one line, with the place."""
+        """One line with rank, host and title."""
         host = os.environ.get("SM_CURRENT_HOST", "")
         return f"rank {self.rank}{f' on {host} (local rank {self.local_rank})' if host else ''} {self.title}"
 
 
 def report_failure(failure: RankFailure) -> None:
-    """Say it in one line, since the rank itself has printed its traceback, and emit the event."""
+    """Print the failure in one line and emit the event. The rank itself has printed its traceback."""
     log_line(failure.message)
     emit(
         "failed",
@@ -56,18 +56,18 @@ def report_failure(failure: RankFailure) -> None:
 
 
 def failure_reason(failure: RankFailure) -> str:
-    """Return what SageMaker shows of a failure: the message, and as much of the traceback's end as fits."""
+    """Return the text of the failure file: the message, and as much of the traceback's end as fits."""
     message = redact(failure.message)
     tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
     return "\n".join([message, *tail])[:FAILURE_CHARACTERS]
 
 
 def write_failure_file(reason: str, *, replace: bool) -> None:
-    """Write the file that SageMaker shows.
+    """Write the failure file, which SageMaker shows.
 
     Args:
-        reason: What to write.
-        replace: Whether what another process has written there is replaced.
+        reason: Text of the file.
+        replace: Whether to replace a file that another process has written.
     """
     path = ml_tree(os.environ).failure
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def write_failure_file(reason: str, *, replace: bool) -> None:
 
 
 def _last_lines(text: str, characters: int) -> list[str]:
-    """Return as many whole lines from the end of a text as fit."""
+    """Return as many complete lines from the end of a text as fit."""
     lines: list[str] = []
     for line in reversed(text.rstrip().splitlines()):
         characters -= len(line) + 1

@@ -1,7 +1,7 @@
-"""What the ranks print, on its way to the container's log, without the values of the job's secrets.
+"""The ranks' output with the values of the job's secrets redacted.
 
-Only a host whose job has secrets puts this in between. Ranks write to a pipe then, as they do to the container's log on
-SageMaker; standard error goes the same way.
+Used only when the job has secrets. The ranks then write standard output and standard error to a pipe, and a thread of
+the launcher copies it to the container's log.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from cloudtrain_runtime.contract.redaction import RedactingStream
 
 _PIECE_BYTES = 1 << 16
 _IDLE_SECONDS = 1.0
-"""After which what may be the beginning of a value is let through: a prompt, most likely."""
+"""Time without output after which a possible beginning of a value is printed; it is most likely a prompt."""
 
 _LAST_SECONDS = 3.0
-"""How long the end waits for processes that the ranks have left behind and that still may print."""
+"""How long `end` waits for output of processes that outlive the ranks."""
 
 
 class RedactedOutput:
     """A pipe whose other end is the host's standard output.
 
     Attributes:
-        descriptor: What children write to; `close_write_end` after they have it.
+        descriptor: The end that children write to. Call `close_write_end` after they have inherited it.
     """
 
     def __init__(self, values: Iterable[str], target: int = 1) -> None:
@@ -38,16 +38,16 @@ class RedactedOutput:
         self._thread.start()
 
     def close_write_end(self) -> None:
-        """Close this process' end, so that the last child's end is the end of the output."""
+        """Close this process's copy of the write end, so that the output ends with the last child."""
         os.close(self.descriptor)
 
     def end(self) -> None:
-        """Wait until all has been written."""
+        """Wait until all output has been written."""
         self._ended.set()
         self._thread.join(_LAST_SECONDS)
 
     def _pump(self) -> None:
-        with contextlib.suppress(OSError):  # nobody reads the log any more
+        with contextlib.suppress(OSError):  # the log has been closed
             while True:
                 ready, _, _ = select.select([self._source], [], [], _IDLE_SECONDS)
                 piece = os.read(self._source, _PIECE_BYTES) if ready else None
@@ -57,7 +57,7 @@ class RedactedOutput:
                 if piece is None and self._ended.is_set():
                     break
             self._write(self._stream.flush())
-        # Children that still write must get an error rather than wait for ever.
+        # Children that still write must receive an error rather than block forever.
         os.close(self._source)
 
     def _write(self, content: bytes) -> None:
