@@ -140,7 +140,7 @@ def test_blocks_are_read_in_any_order(objects: S3Objects) -> None:
 
 
 def test_a_missing_object_cannot_be_read_by_ranges(objects: S3Objects) -> None:
-    with objects.open("nothing", 100) as source, pytest.raises(S3Error, match="it is not there"):
+    with objects.open("nothing", 100) as source, pytest.raises(S3Error, match="there is no such object"):
         source.read_at(0, 100)
 
 
@@ -148,7 +148,7 @@ def test_an_object_that_is_shorter_than_stated_says_so(objects: S3Objects) -> No
     objects.put("shard", b"12345")
     with objects.open("shard", 100) as source:
         assert source.read_at(0, 8) == b"12345"
-        with pytest.raises(S3Error, match="shorter than it should be"):
+        with pytest.raises(S3Error, match="shorter than expected"):
             source.read_at(8, 8)
 
 
@@ -297,8 +297,8 @@ def test_damaged_bytes_are_refused_by_their_checksum(sky: S3Server) -> None:
 # ---------------------------------------------------------------- weather that stays
 
 LASTING = {
-    "throttled": "slow down until the last attempt",
-    "broken": "S3 failed until the last attempt",
+    "throttled": "S3 throttled every attempt",
+    "broken": "S3 failed on every attempt",
     "reset": "the connection was lost",
     "expired": "the credentials have expired",
     "denied": "access is denied",

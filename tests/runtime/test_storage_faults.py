@@ -177,8 +177,8 @@ def test_a_save_gets_through_passing_weather(training: Training, sky: S3Server, 
 # ---------------------------------------------------------------- weather that stays
 
 LASTING = {
-    "throttled": "S3 asked to slow down until the last attempt: save less often",
-    "broken": "S3 failed until the last attempt: try again later",
+    "throttled": "S3 throttled every attempt: save less often",
+    "broken": "S3 failed on every attempt: try again later",
     "reset": "the connection was lost or could not be made: check the network and the endpoint",
     "lost": "the connection was lost or could not be made: check the network and the endpoint",
     "expired": "the credentials have expired and could not be renewed: sign in again, or use a role",

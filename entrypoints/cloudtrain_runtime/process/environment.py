@@ -1,4 +1,4 @@
-"""What the environment says about this process, read without torch."""
+"""This process's environment: run configuration, paths and ranks. Without torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
 
 
 def is_mpirun_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether mpirun has started this process, as AWS's toolkit does for SMDDP."""
+    """Return whether mpirun started this process, as AWS's toolkit does for SMDDP."""
     return "OMPI_COMM_WORLD_RANK" in environ
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torch's `env://` start needs and that are not there yet.
+    """Return the variables that torch's `env://` initialization needs and the environment lacks.
 
-    torchrun sets them all. Under AWS's mpirun only `OMPI_COMM_WORLD_*` are there, and the master is the first host.
+    torchrun sets all of them. Under AWS's mpirun only `OMPI_COMM_WORLD_*` is set, and the master is the first host.
     """
     if "RANK" in environ:
         return {}

@@ -1,4 +1,4 @@
-"""Event lines on standard output: the only source of truth for progress."""
+"""Event lines and messages on standard output. Event lines are the only source of progress."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cloudtrain_runtime.contract import format_event
 from cloudtrain_runtime.contract.redaction import redact
 
 _EXACT_FROM = 1e9
-"""Numbers of this size are times in seconds since the epoch, of which six digits would be days."""
+"""Larger numbers are times in seconds since the epoch, which six significant digits would round to days."""
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Print one event line, whole.
+    """Print one event line.
 
-    One write call, so that lines of several processes on the same log never mix. A number that is not finite becomes
-    null, because JSON has no other word for it. Texts are told without secrets.
+    A single write call prints it, so that lines of several processes on the same log never mix. A number that is not
+    finite becomes null, because JSON cannot represent it. Secrets in texts are redacted.
     """
     values = {name: _json_value(value) for name, value in fields.items()}
     line = format_event(event, {**values, "time": round(time.time(), 3)}) + "\n"
@@ -28,7 +28,7 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def log_line(text: str) -> None:
-    """Print one line for people, whole and without secrets."""
+    """Print one line for people in a single write call, with secrets redacted."""
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), f"{redact(text)}\n".encode())
 

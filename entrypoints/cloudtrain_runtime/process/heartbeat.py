@@ -1,7 +1,7 @@
-"""The pulse of each rank: a few numbers in a small file that the host's launcher reads.
+"""Heartbeats: each rank writes a few numbers to a small file that its host's launcher reads.
 
-A rank ticks at each step. The file is mapped into memory, so a tick is a few stores and no system call, and it can be
-read while the rank is stopped or holds the interpreter's lock for ever. What the launcher does with it is in `hang`.
+A rank ticks at each step. The file is mapped into memory, so a tick is a few stores and no system call, and the
+launcher can read it while the rank is stopped or holds the interpreter's lock. launcher/hang.py evaluates it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO
 from cloudtrain_runtime.process.environment import ml_tree
 
 DUMP_SIGNAL = signal.SIGUSR2
-"""Has a rank write the stacks of all its threads to its file of stacks."""
+"""Signal that makes a rank write the stacks of all its threads to its stacks file."""
 
 _FORM = struct.Struct("=8q")
 _PULSE = "rank-"
@@ -33,32 +33,32 @@ _START_FIELD = 21
 
 
 class Phase(enum.IntEnum):
-    """What the launcher may expect of a rank."""
+    """The phase of a rank, which decides whether the launcher monitors it."""
 
     STARTING = 0
-    """No tick so far: there may be data to prepare and a model to compile."""
+    """No tick so far: the rank may be preparing data or compiling a model."""
     RUNNING = 1
     PAUSED = 2
     LEFT = 3
 
 
-# Places of the numbers in the file, which is what `_FORM` unpacks.
+# Indices of the numbers in the file, as `_FORM` unpacks them.
 _PHASE, _STEP, _LAST, _SLOWEST = range(4, 8)
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank's file tells.
+    """The content of a rank's heartbeat file.
 
     Attributes:
         local_rank: Index among the ranks of this host.
         pid: The rank's process.
-        born: When that process was started, in the kernel's ticks; 0 where that is not told. Tells it from a later
-            process of the same number.
+        born: Start time of the process in the kernel's ticks, which distinguishes it from a later process with the same
+            number; 0 if unknown.
         rank: Index among all ranks.
-        main_thread: Identifier of its main thread, as stacks name it.
-        step: The last step that was told.
-        last_nanoseconds: Time of the last tick, on the host's monotonic clock; another one with each tick.
+        main_thread: Identifier of its main thread, as in faulthandler's output.
+        step: The last step that the rank reported.
+        last_nanoseconds: Time of the last tick, on the host's monotonic clock; it changes with each tick.
         slowest_nanoseconds: Longest time between two ticks.
     """
 
@@ -74,47 +74,47 @@ class Heartbeat:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is there, and no zombie."""
+        """Whether the process exists and is not a zombie."""
         state = process_state(self.pid)
         return state is not None and state.letter not in "ZX" and self.born in (0, state.born)
 
 
-# ---------------------------------------------------------------- a rank's side
-
-
 def tick(step: int) -> None:
-    """Tell that this rank is alive, at this step. The watch begins with the first tick; outside of a run nothing."""
+    """Report that this rank has reached a step. The first tick starts the monitoring.
+
+    Outside of a run it has no effect.
+    """
     if _own is not None:
         _own.tick(step)
 
 
 def refresh() -> None:
-    """Tell that this rank is alive, still at the same step. It does not begin the watch, as `tick` does."""
+    """Report that this rank is alive at the same step. Unlike `tick`, it does not start the monitoring."""
     if _own is not None and _own.is_watched:
         _own.tick(_own.step)
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Let the launcher watch this process, and have it write its stacks on demand. Without a watching launcher nothing.
+    """Let the launcher monitor this process and request its stacks. Without a monitoring launcher it has no effect.
 
     Args:
         environ: The environment of a rank: RANK and LOCAL_RANK are set.
     """
-    global _own  # noqa: PLW0603 (one process has one pulse)
+    global _own  # noqa: PLW0603 (one process has one heartbeat)
     folder = ml_tree(environ).heartbeats
     if folder.is_dir() and _own is None:
-        _own = _Own(folder, int(environ["LOCAL_RANK"]), int(environ["RANK"]))
+        _own = _HeartbeatFile(folder, int(environ["LOCAL_RANK"]), int(environ["RANK"]))
 
 
 def pause() -> None:
-    """Stop the watch of this rank until its next tick: what follows may take as long as it likes."""
+    """Pause the monitoring of this rank until its next tick, before work of unlimited duration."""
     if _own is not None:
         _own.enter(Phase.PAUSED)
 
 
 @contextlib.contextmanager
 def exempt() -> Iterator[None]:
-    """Return a block that may take as long as it likes. A rank that was not watched before is not watched after it."""
+    """Return a context manager that pauses the monitoring of this rank for a block of unlimited duration."""
     own = _own
     if own is None or not own.is_watched:
         yield
@@ -127,23 +127,23 @@ def exempt() -> Iterator[None]:
 
 
 def leave() -> None:
-    """End the watch of this rank: it has nothing left to do but to end."""
+    """End the monitoring of this rank, which is about to exit."""
     if _own is not None:
         _own.enter(Phase.LEFT)
         _forget()
 
 
 def _forget() -> None:
-    global _own  # noqa: PLW0603 (one process has one pulse)
+    global _own  # noqa: PLW0603 (one process has one heartbeat)
     _own = None
 
 
-# The pulse of a process is not that of the children that it forks, such as data-loader workers.
+# Forked children, such as data-loader workers, do not share the heartbeat of their parent.
 os.register_at_fork(after_in_child=_forget)
 
 
-class _Own:
-    """This process's file."""
+class _HeartbeatFile:
+    """This process's heartbeat file."""
 
     __slots__ = ("_last", "_numbers", "_slowest", "_stacks")
 
@@ -153,7 +153,7 @@ class _Own:
         state = process_state(pid)
         main_thread = threading.main_thread().ident or 0
         content = _FORM.pack(pid, state.born if state else 0, rank, main_thread, *[0] * 4)
-        # Appended to, so that what an earlier process of this rank has written stays.
+        # Opened for appending, so that the output of an earlier process of this rank stays.
         self._stacks: IO[bytes] = stacks_file(folder, local_rank).open("ab", buffering=0)
         faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
         path = folder / f"{_PULSE}{local_rank}"
@@ -182,18 +182,15 @@ class _Own:
         numbers[_PHASE] = 1
 
     def enter(self, phase: Phase) -> None:
-        self._last = 0  # the time until the next tick is no step
+        self._last = 0  # the time until the next tick does not count as a step
         self._numbers[_PHASE] = phase
 
 
-_own: _Own | None = None
-
-
-# ---------------------------------------------------------------- the launcher's side
+_own: _HeartbeatFile | None = None
 
 
 def read_heartbeats(folder: Path) -> list[Heartbeat]:
-    """Return the pulses of a host's ranks, in their order."""
+    """Return the heartbeats of a host's ranks, in order of local rank."""
     found = [(int(path.name.removeprefix(_PULSE)), path) for path in folder.glob(f"{_PULSE}*") if not path.suffix]
     return [pulse for local_rank, path in sorted(found) if (pulse := _read(local_rank, path)) is not None]
 
@@ -213,12 +210,12 @@ def stacks_file(folder: Path, local_rank: int) -> Path:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """State of a process as the kernel tells it: R running, S asleep, D in a call to a device, T stopped, Z a zombie.
+    """State of a process in the kernel: R running, S sleeping, D in an uninterruptible call, T stopped, Z zombie.
 
     Attributes:
-        letter: The state; `?` where it is not told.
-        parent: Process number of its parent; 0 where it is not told.
-        born: When it was started, in the kernel's ticks; 0 where that is not told.
+        letter: The state; `?` if unknown.
+        parent: Process id of its parent; 0 if unknown.
+        born: Start time in the kernel's ticks; 0 if unknown.
     """
 
     letter: str
@@ -231,14 +228,14 @@ def process_state(pid: int) -> ProcessState | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return _ask_for(pid)
-    # The program's name stands in brackets and may hold anything, brackets as well.
+        return _probe(pid)
+    # The program's name is in brackets and may contain any character, even brackets.
     fields = ["", "", *text[text.rindex(")") + 1 :].split()]
     return ProcessState(fields[2], int(fields[3]), int(fields[_START_FIELD]))
 
 
-def _ask_for(pid: int) -> ProcessState | None:
-    """Return what is known of a process where there is no /proc."""
+def _probe(pid: int) -> ProcessState | None:
+    """Return whether a process exists, on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

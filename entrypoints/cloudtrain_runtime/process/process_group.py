@@ -1,4 +1,4 @@
-"""Ranks that work as one: the process group, and what all ranks must agree on."""
+"""The process group of all ranks, and agreement between them at step boundaries."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 """The newest of AWS's images with SMDDP. Source: AWS's list of Deep Learning Containers, 2026-11."""
 
 _START_SECONDS = 1800
-"""How long the first rank waits for the last, and the longest single collective."""
+"""Timeout of the rendezvous and of each collective."""
 
 _PACE_SECONDS = 0.05
-"""Time from one message to the next: on full cores one takes half a millisecond from the steps."""
+"""Minimum time between two messages: on busy cores each costs half a millisecond."""
 
-_LEAST_OFTEN = 16
-"""Step boundaries from one message to the next, at most: steps may become slow at once, and a notice gives 120 s."""
+_MAX_BOUNDARIES = 16
+"""Maximum number of step boundaries between two messages: steps may slow down, and a stop notice leaves 120 s."""
 
 
 def join_ranks(place: Context) -> None:
-    """Join the ranks to one process group, for the life of this process.
+    """Initialize the process group of all ranks, for the lifetime of this process.
 
-    Nothing destroys it: torch 2.5's Gloo can deadlock there (it waits for a thread that waits for the interpreter), and
-    a worker leaves without the interpreter's shutdown anyway.
+    Nothing destroys it: torch 2.5's Gloo can deadlock on destruction (it waits for a thread that waits for the
+    interpreter's lock), and a worker exits without the interpreter's shutdown anyway.
     """
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     if place.backend == "smddp":
         _register_smddp()
-    # CPU tensors (flags, object gathers, checkpoints' plans) always travel by Gloo.
+    # CPU tensors (flags, gathered objects, checkpoint plans) always use Gloo.
     backend = "gloo" if place.backend == "gloo" else f"cpu:gloo,cuda:{place.backend}"
     timeout = timedelta(seconds=_START_SECONDS)
     if place.world_size > 1:
@@ -71,11 +71,11 @@ def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers of this rank, next to which those of all others are wanted.
+    """Numbers of this rank that are exchanged with all other ranks.
 
     Attributes:
-        numbers: As many as each rank's, and as `Agreement` was told.
-        take: Called with the rows of all ranks in rank order, on every rank.
+        numbers: As many as `Agreement` was created with, on each rank.
+        take: Callback that receives the rows of all ranks in rank order; called on every rank.
     """
 
     numbers: Sequence[float]
@@ -83,15 +83,15 @@ class Row:
 
 
 class Agreement:
-    """Flags that any rank may raise and all ranks see at the same step boundary, and numbers that travel with them.
+    """Flags that any rank can raise and all ranks see at the same step boundary, with numbers in the same message.
 
-    What is sent at one boundary is read at the next, so nobody waits for it: a step costs one small message on the CPU
-    and no device synchronisation. Where boundaries come faster than the pace, only each second to sixteenth asks
-    and sends: the ranks agree on that in the same message.
+    A message that is sent at one boundary is read at the next, so no rank waits for it: a step costs one small message
+    on the CPU and no device synchronization. When boundaries follow each other quickly, only every second to sixteenth
+    sends a message; the ranks agree on the interval in the message itself.
 
     Args:
-        place: This rank's place.
-        flags: How many there are.
+        place: This rank's context.
+        flags: Number of flags.
         numbers: How many numbers a `Row` has.
     """
 
@@ -99,21 +99,21 @@ class Agreement:
         self._size = place.world_size
         self._silent = (False,) * flags
         self._no_numbers = (0.0,) * numbers
-        # A group of its own: it must not queue behind gradients.
+        # A separate group: these messages must not queue behind gradients.
         self.group = dist.new_group(backend="gloo") if self._size > 1 else None
         self._pending: tuple[torch.Tensor, dist.Work, Row | None] | None = None
         self._flags_seen = self._silent
         self._asked_at = time.monotonic()
-        self._boundaries = 0  # since then
+        self._boundaries = 0  # since the last message
         self._every = 1
 
     def at_boundary(self, ask: Callable[[], tuple[bool, ...]], row: Row | None = None) -> tuple[bool, ...]:
-        """Return what all ranks together had raised a few boundaries ago; a rank alone sees its own at once.
+        """Return the flags that any rank raised a few boundaries ago; with one rank, its present flags.
 
         Args:
-            ask: Returns this rank's flags. Called where they are sent.
-            row: Sent at once, so that all ranks must have one at the same boundaries. Those of all ranks are taken
-                there, or where steps are fast at the next boundary.
+            ask: Returns this rank's flags. Called when a message is sent.
+            row: Sent at once; all ranks must pass one at the same boundaries. The rows of all ranks are delivered at
+                this boundary, or at the next one when steps are fast.
         """
         if self.group is None:
             if row is not None:
@@ -124,39 +124,39 @@ class Agreement:
         if row is not None or self._boundaries >= self._every:
             now = time.monotonic()
             seconds = (now - self._asked_at) / self._boundaries
-            wished = min(_LEAST_OFTEN, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
+            proposed = min(_MAX_BOUNDARIES, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
             self._asked_at, self._boundaries = now, 0
-            self._send((*ask(), wished, *(self._no_numbers if row is None else row.numbers)), row)
+            self._send((*ask(), proposed, *(self._no_numbers if row is None else row.numbers)), row)
             if row is not None and self._every == 1:
                 self.poll()
         seen, self._flags_seen = self._flags_seen, self._silent
         return seen
 
     def poll(self, *, wait: bool = True) -> None:
-        """Read what is under way: rows are taken now, flags are seen at the next boundary.
+        """Receive the pending message: rows are delivered now, flags at the next boundary.
 
         Args:
-            wait: Whether to wait for it. Without, it may stay under way.
+            wait: Whether to wait for the message; otherwise it may stay pending.
         """
         if self._pending is None:
             return
-        told, work, row = self._pending
+        received, work, row = self._pending
         if not (wait or work.is_completed()):
             return
         self._pending = None
         work.wait()
-        rows: list[list[float]] = told.tolist()
+        rows: list[list[float]] = received.tolist()
         flags = len(self._flags_seen)
         self._flags_seen = tuple(before or any(of) for before, *of in zip(self._flags_seen, *rows, strict=False))
-        # The mean of what all wish for. Whole numbers: the sum is exact, and every rank comes to the same.
+        # The mean of the intervals that the ranks propose. The sum of integers is exact, so all ranks compute the same.
         self._every = max(1, round(sum(each[flags] for each in rows) / self._size))
         if row is not None:
             row.take([each[flags + 1 :] for each in rows])
 
     def _send(self, numbers: tuple[float, ...], row: Row | None) -> None:
-        # Flags are summed up by each rank itself: gathering takes half the hops of an all-reduce.
-        told = torch.empty(self._size, len(numbers), dtype=torch.float64)
+        # Each rank combines the flags itself: an all-gather takes half the hops of an all-reduce.
+        received = torch.empty(self._size, len(numbers), dtype=torch.float64)
         own = torch.tensor(numbers, dtype=torch.float64)
-        work = dist.all_gather(list(told.unbind()), own, group=self.group, async_op=True)
+        work = dist.all_gather(list(received.unbind()), own, group=self.group, async_op=True)
         if work is not None:
-            self._pending = (told, work, row)
+            self._pending = (received, work, row)

@@ -1,4 +1,4 @@
-"""Where a process is: rank, world size, hosts, device, channel folders, model folder, seed, step."""
+"""The context of a process: rank, world size, hosts, device, folders, seed, step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cloudtrain_runtime.process.environment import ml_tree, read_run_config, tor
 
 @dataclass
 class StepCounter:
-    """The step that training has reached; shared between the loop and `context().step`."""
+    """The number of optimizer steps done; shared between the training loop and `context().step`."""
 
     step: int = 0
 
 
 @dataclass(frozen=True)
 class Context:
-    """The place of one process in a run. Outside of a run: one process, the working folder.
+    """The context of one process in a run. Outside of a run: one process, the working folder.
 
     Attributes:
         run: Run id, or an empty string outside of a run.
@@ -41,18 +41,18 @@ class Context:
         local_world_size: Number of processes on this host.
         host: Name of this host.
         hosts: All hosts; the first is the master.
-        device: Where this rank computes.
+        device: Device of this rank.
         backend: Collective backend: `nccl`, `gloo` or `smddp`.
         channels: Folder of each input channel by name.
-        model_dir: What lies here at the end becomes model.tar.gz.
-        output_dir: What lies here at the end becomes output.tar.gz.
-        checkpoint_dir: Folder that scripts write checkpoints to; kept in S3 on a cluster.
-        restarts: How often torchrun has started this group again.
+        model_dir: Folder whose content becomes model.tar.gz at the end.
+        output_dir: Folder whose content becomes output.tar.gz at the end.
+        checkpoint_dir: Folder that scripts write checkpoints to; synchronized with S3 on a cluster.
+        restarts: How often torchrun has restarted this group of ranks.
         seed: The job's seed.
         code: Digest of the code.
         request: Identity of the plan.
         train: The job's train section, or None for a script.
-        training: Identity of the training, which its checkpoints hold; empty outside of a run.
+        training: Identity of the training, which its checkpoints record; empty outside of a run.
     """
 
     run: str
@@ -83,7 +83,7 @@ class Context:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done so far, those before a resume included."""
+        """Optimizer steps done so far, including those before a resume."""
         return self.progress.step
 
 
@@ -91,15 +91,15 @@ _current: Context | None = None
 
 
 def context() -> Context:
-    """Return this process's place in the run."""
-    global _current  # noqa: PLW0603 (one process has one place)
+    """Return the context of this process."""
+    global _current  # noqa: PLW0603 (one process has one context)
     if _current is None:
         _current = read_context(os.environ)
     return _current
 
 
 def read_context(environ: Mapping[str, str]) -> Context:
-    """Return the place that an environment describes."""
+    """Return the context that an environment describes."""
     environ = {**environ, **torchrun_variables(environ)}
     config = read_run_config(environ)
     tree = ml_tree(environ)
@@ -107,7 +107,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
     hosts = tuple(sort_hosts(json.loads(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    # On this machine torch's own backends stand in for SMDDP, as a local plan says.
+    # Local runs use torch's own backends in place of SMDDP.
     distribution = config.distribution if config and ML_ROOT_VARIABLE not in environ else ""
     device, backend = choose_device(local_rank, local_world_size, distribution)
     named = json.loads(environ.get("SM_CHANNELS", "[]"))

@@ -1,4 +1,4 @@
-"""Seeds: of every random state of a process, and numbers drawn from them that are the same everywhere."""
+"""Seeds of all random generators of a process, and reproducible hash-based random numbers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def seed_everything(seed: int) -> None:
 
 
 class IsolatedRandomState:
-    """Random states of its own on the CPU, of torch, Python and NumPy: they go on from block to block.
+    """Separate CPU random states of torch, Python and NumPy, which continue from one `with` block to the next.
 
-    What is drawn inside of `with` leaves no trace outside of it.
+    Draws inside of a block do not affect the random states outside of it.
     """
 
     def __init__(self, seed: int) -> None:
@@ -52,8 +52,8 @@ class IsolatedRandomState:
 
 
 def _states() -> tuple[Any, ...]:
-    # NumPy's state is exchanged whole: to copy it would take longer than all the rest. Who has not imported NumPy has
-    # drawn nothing from it.
+    # NumPy's bit generator is exchanged as one object: copying its state would take longer than everything else. A
+    # process that has not imported NumPy has drawn nothing from it.
     numpy = sys.modules.get("numpy")
     own = numpy.random.get_bit_generator() if numpy is not None else None
     return torch.default_generator.get_state(), random.getstate(), own
@@ -68,7 +68,7 @@ def _set_states(states: tuple[Any, ...]) -> None:
 
 
 def random_number(*parts: int) -> int:
-    """Return a number below 2**64 that looks random, and is the same for the same parts everywhere."""
+    """Return a pseudo-random number below 2**64 that depends only on the parts."""
     state = 0
     for part in parts:
         state = _mixed(state + _GOLDEN + part)
@@ -76,7 +76,7 @@ def random_number(*parts: int) -> int:
 
 
 def random_numbers(*parts: int) -> Iterator[int]:
-    """Yield such numbers without end."""
+    """Yield an endless sequence of such numbers."""
     state = random_number(*parts)
     while True:
         state = (state + _GOLDEN) & _WORD

@@ -1,7 +1,7 @@
-"""Threads that a process does not wait for when it ends.
+"""A thread pool whose threads do not block the end of the process.
 
-Those of concurrent.futures are joined then, so a request that is never answered would keep a rank, and what it costs,
-for as long as the client waits.
+The interpreter joins the threads of concurrent.futures at exit, so a request without a response would keep a rank
+alive, at the price of its instance, until the client's timeout.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class DaemonThreadPool:
-    """A few threads that do what they are given, in order; begun when they are needed.
+    """Daemon threads that run tasks in order of submission. They are started on demand.
 
     Args:
-        most: How many at most.
-        name: Of each.
+        most: Maximum number of threads.
+        name: Name of each thread.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -32,7 +32,7 @@ class DaemonThreadPool:
         self._begun: list[threading.Thread] = []
 
     def submit(self, act: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a thread call it; return what it will return."""
+        """Run a function in a thread; return the future of its result."""
         future: Future[T] = Future()
         self._tasks.put((future, act, arguments))
         if len(self._begun) < self._most:
@@ -42,7 +42,7 @@ class DaemonThreadPool:
         return future
 
     def close(self) -> None:
-        """Cancel what has not begun, wait for what has, and end the threads."""
+        """Cancel tasks that have not started, wait for the others, and end the threads."""
         while not self._tasks.empty():
             task = self._tasks.get()
             if task is not None:
@@ -60,8 +60,8 @@ class DaemonThreadPool:
                 continue
             try:
                 result = act(*arguments)
-            except BaseException as error:  # noqa: BLE001 (whoever asks for the result has it)
+            except BaseException as error:  # noqa: BLE001 (the future raises it)
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del task, future, act, arguments  # a block of memory must not stay until the next one comes
+            del task, future, act, arguments  # release the memory of the arguments before the next task arrives

@@ -1,4 +1,4 @@
-"""boto3 sessions whose credentials have been loaded, with retries where a container's endpoint provides them."""
+"""boto3 sessions with loaded credentials; credentials from a container's endpoint are fetched with retries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cloudtrain_runtime.process.event_log import log_line
 
 _ENDPOINT_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 _ATTEMPTS = 10
-_LONGEST_PAUSE_SECONDS = 20.0
+_MAX_PAUSE_SECONDS = 20.0
 
 
 def max_attempts(default: int = _ATTEMPTS) -> int:
-    """Return how often a request is sent at most, the first time included; AWS_MAX_ATTEMPTS overrides the default."""
+    """Return the maximum number of attempts of a request, with the first; AWS_MAX_ATTEMPTS overrides the default."""
     return int(os.environ.get("AWS_MAX_ATTEMPTS") or default)
 
 
@@ -31,13 +31,13 @@ def is_container_endpoint(environ: Mapping[str, str]) -> bool:
 
 
 def open_session() -> Any:
-    """Return a boto3 session that has its credentials.
+    """Return a boto3 session that has loaded its credentials.
 
-    botocore asks a container's endpoint three times within three seconds and does not count that as a request to retry.
-    So this does what its clients do for requests: `AWS_MAX_ATTEMPTS` attempts with growing pauses, about two minutes.
+    botocore queries a container's endpoint three times within three seconds, outside of its retry policy. This function
+    retries like a client: `AWS_MAX_ATTEMPTS` attempts with exponential back-off, about two minutes in total.
 
     Raises:
-        botocore.exceptions.CredentialRetrievalError: no attempt gave credentials.
+        botocore.exceptions.CredentialRetrievalError: no attempt returned credentials.
     """
     from boto3.session import Session
     from botocore.exceptions import CredentialRetrievalError
@@ -52,8 +52,8 @@ def open_session() -> Any:
             if attempt == last:
                 raise
             if attempt == 1:
-                log_line(f"the container's credentials endpoint fails and is asked up to {last} times: {error}")
-            time.sleep(min(2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311
+                log_line(f"the container's credentials endpoint fails; trying up to {last} times: {error}")
+            time.sleep(min(2.0 ** (attempt - 1), _MAX_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311
             attempt += 1
         else:
             return session

@@ -1,4 +1,4 @@
-"""What S3 and its clients say went wrong, as one kind of error whose sentence says what to do."""
+"""Translation of the errors of S3's clients into `S3Error`, whose message says what to do."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DENIED = (
 )
 _LOST = "the connection was lost or could not be made: check the network and the endpoint"
 _RENEWED_BY_ROLE = "resume the run; if it fails again, check that the role exists and that SageMaker may assume it"
-# Patterns of error codes, of botocore's classes and of the connector's texts; the first that is found counts. Where
-# credentials are concerned: what to do on a machine, and what to do where a container's endpoint provides them.
+# Patterns of error codes, botocore's classes and the connector's messages; the first match counts. Credential errors
+# have two messages: one for a machine, and one for a container whose endpoint provides the credentials.
 _CREDENTIALS = (
     (
         r"CredentialRetrievalError",
         "the source of the credentials failed: check AWS_PROFILE, or sign in again",
-        f"the container's credentials endpoint failed until the last attempt: {_RENEWED_BY_ROLE}",
+        f"the container's credentials endpoint failed on every attempt: {_RENEWED_BY_ROLE}",
     ),
     (
         r"Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO",
@@ -39,7 +39,7 @@ _CREDENTIALS = (
     (
         r"NoCredentials|PartialCredentials|No signing credentials|CREDENTIALS|ProfileNotFound",
         "there are no credentials: give the job a role, or set AWS_PROFILE",
-        "the container's credentials endpoint gives no credentials: give the job a role",
+        "the container's credentials endpoint returns no credentials: give the job a role",
     ),
 )
 _SENTENCES = (
@@ -48,24 +48,24 @@ _SENTENCES = (
         _DENIED,
     ),
     (r"NoSuchBucket", "there is no such bucket: check its name"),
-    (r"NoSuchUpload", "the upload was ended by somebody else: check the bucket's lifecycle rules"),
-    (r"NoSuchKey|\b404\b", "it is not there (any more)"),
-    (r"InvalidRange|\b416\b", "it is shorter than it should be"),
+    (r"NoSuchUpload", "another client ended the upload: check the bucket's lifecycle rules"),
+    (r"NoSuchKey|\b404\b", "there is no such object (any more)"),
+    (r"InvalidRange|\b416\b", "the object is shorter than expected"),
     (
         r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|IncorrectRegion|\b301\b",
-        "the bucket lies in another region: set AWS_DEFAULT_REGION to the bucket's",
+        "the bucket is in another region: set AWS_DEFAULT_REGION to the bucket's region",
     ),
     (r"RequestTimeTooSkewed|TIME_SKEWED", "this machine's clock is wrong: set it"),
     (
         r"SlowDown|[Tt]hrottl|RequestLimitExceeded|TooManyRequests|SLOW_DOWN|ServiceUnavailable|\b503\b",
-        "S3 asked to slow down until the last attempt: save less often, or spread over more prefixes",
+        "S3 throttled every attempt: save less often, or use more prefixes",
     ),
     (
         r"InternalError|INTERNAL_ERROR|InternalServerError|\b500\b|\b502\b|\b504\b",
-        "S3 failed until the last attempt: try again later",
+        "S3 failed on every attempt: try again later",
     ),
-    (r"BadDigest|[Cc]hecksum|CHECKSUM|IncompleteBody", "the bytes were damaged on their way: try again"),
-    (r"EntityTooLarge|EntityTooSmall|InvalidPart", "S3 does not take a part of this size: it is cloudtrain's mistake"),
+    (r"BadDigest|[Cc]hecksum|CHECKSUM|IncompleteBody", "the data was corrupted in transit: try again"),
+    (r"EntityTooLarge|EntityTooSmall|InvalidPart", "S3 rejects a part of this size: this is a bug in cloudtrain"),
     (
         r"Connection|Endpoint|Timeout|TIMEOUT|SOCKET|AWS_IO|AWS_ERROR_HTTP|ResponseStreaming|IncompleteRead|Protocol|SSL|TLS|DNS",
         _LOST,
@@ -75,15 +75,15 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class S3Error(OSError):
-    """What S3 refuses or cannot do; the message says what to do about it."""
+    """S3 rejected or failed an operation; the message says what to do."""
 
 
 @contextlib.contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
-    """Turn the errors of S3's clients into an `S3Error`.
+    """Translate errors of S3's clients into an `S3Error`.
 
     Args:
-        doing: What is being done, such as `writing s3://bucket/key`.
+        doing: The operation, such as `writing s3://bucket/key`.
 
     Raises:
         S3Error: in place of what a client raises.
@@ -97,12 +97,12 @@ def translate_errors(doing: str) -> Iterator[None]:
 
 
 def is_credentials_error(error: S3Error) -> bool:
-    """Tell whether other credentials could help."""
+    """Return whether an error is about credentials."""
     return any(sentence in str(error) for _, *sentences in _CREDENTIALS for sentence in sentences)
 
 
 def is_recognized(error: S3Error) -> bool:
-    """Tell whether the cause was recognized."""
+    """Return whether the cause was recognized."""
     return is_credentials_error(error) or any(sentence in str(error) for _, sentence in _SENTENCES)
 
 
@@ -116,7 +116,7 @@ def error_code(error: BaseException) -> str:
 
 
 def retry_count(error: BaseException) -> int:
-    """Return how often a client has tried again before this error."""
+    """Return how often a client retried before this error."""
     response = getattr(error, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
 
@@ -138,4 +138,4 @@ def _sentence(error: BaseException) -> str:
     for pattern, sentence in (*((pattern, texts[here]) for pattern, *texts in _CREDENTIALS), *_SENTENCES):
         if re.search(pattern, searched):
             return f"{sentence} {detail}"
-    return f"S3 cannot do this {detail}"
+    return f"the S3 request failed {detail}"

@@ -1,4 +1,4 @@
-"""Objects in S3: conditional writes, listings, streaming uploads and ranged reads, with one kind of error."""
+"""S3 objects: conditional writes, listings, streaming uploads and ranged reads, with one exception type."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _CONNECTIONS = 32
 _DELETE_BATCH = 1000
 _READ_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-# The connector cannot let parts grow, takes 10,000 of them, and keeps up to 50 in memory while S3 is slow (seen with
+# The connector's parts have a fixed size, at most 10,000 of them, and up to 50 are in memory if S3 is slow (seen with
 # 1.5.0): 400 MiB with the first of these sizes, which is enough for 84 GB, 800 MiB with the second.
 _PART_BYTES = 8 << 20
 _PART_BYTES_OF_UNKNOWN = 16 << 20
-# Kinds of credentials that the connector finds, too. Others (SSO, programs) only boto3 sees.
+# Sources of credentials that the connector supports, too. Others (SSO, programs) work with boto3 only.
 _SHARED_CREDENTIALS = {
     "env",
     "shared-credentials-file",
@@ -78,14 +78,14 @@ class ObjectReader(Protocol):
 class S3Objects:
     """Objects below an S3 prefix; keys are relative to it.
 
-    Clients are made at first use, once in each process, so that an instance may be carried over a fork.
-    Every method raises an `S3Error` for what S3 refuses or cannot do after its clients' own retries.
+    Clients are created at first use, once per process, so that an instance survives a fork. Every method raises an
+    `S3Error` when S3 rejects or fails a request after the client's retries.
 
     Args:
         uri: `s3://bucket` or `s3://bucket/prefix`.
 
     Raises:
-        RuntimeError: the image has no boto3, or not the engine that CLOUDTRAIN_S3_ENGINE names.
+        RuntimeError: the image lacks boto3, or the engine that CLOUDTRAIN_S3_ENGINE names.
     """
 
     def __init__(self, uri: str) -> None:
@@ -98,9 +98,9 @@ class S3Objects:
         self._engine = _engine()
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one of that name; return whether it was written.
+        """Write an object unless one with that key exists; return whether it was written.
 
-        When an answer was lost on the way, the bytes decide whose object it is: they must differ between writers.
+        When a response was lost, the bytes decide who wrote the object: they must differ between writers.
         """
         from botocore.exceptions import ClientError
 
@@ -122,12 +122,12 @@ class S3Objects:
         return False
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object, in place of one that is there."""
+        """Write an object, replacing an existing one."""
         with self._explained(f"writing {self.uri}/{key}"):
             self._client.put_object(**self._place(key), Body=data)
 
     def read(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None when there is no such object."""
+        """Return an object's bytes, or None if it does not exist."""
         return self._get(key, {})
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
@@ -138,11 +138,11 @@ class S3Objects:
             )
             found = [entry for page in pages for entry in page.get("Contents", [])]
         sizes = {entry["Key"].removeprefix(self._prefix): int(entry["Size"]) for entry in found}
-        sizes.pop("", None)  # consoles make an empty object for a folder
+        sizes.pop("", None)  # the AWS console creates an empty object for a folder
         return sizes
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; one that is not there is no error."""
+        """Delete objects; a missing one is not an error."""
         names = [{"Key": self._prefix + key} for key in keys]
         for start in range(0, len(names), _DELETE_BATCH):
             batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
@@ -150,24 +150,22 @@ class S3Objects:
                 _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
 
     def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
-        """Upload an object as a stream; it appears when the block has ended without an exception, and whole.
+        """Upload an object as a stream; it becomes visible, complete, when the block ends without an exception.
 
         Args:
             key: Of the object.
-            bytes_: About its size, or 0 when it is not known. It decides on the memory that s3torchconnector takes.
+            bytes_: Approximate size, or 0 if unknown. It determines the memory that s3torchconnector uses.
         """
         return self._create(key, bytes_)
 
     def open(self, key: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
-        """Read an object of a known size by ranges.
+        """Read an object of known size by ranges.
 
         Args:
             key: Of the object.
             bytes_: Its size.
         """
         return self._open(key, bytes_)
-
-    # ---------------------------------------------------------------- the two engines
 
     @contextlib.contextmanager
     def _create(self, key: str, bytes_: int) -> Iterator[ObjectWriter]:
@@ -201,7 +199,7 @@ class S3Objects:
             return ConnectorUpload(connector.writer(uri), uri, part_bytes)
 
     def _cause(self, key: str, error: S3Error) -> S3Error:
-        """Ask boto3 for the reason where the connector gives none, as for a request after the one that was refused."""
+        """Return boto3's error for the same key where the connector's error gives no reason."""
         if is_recognized(error):
             return error
         try:
@@ -214,11 +212,11 @@ class S3Objects:
     def _range(self, key: str, start: int, end: int) -> bytes:
         data = self._get(key, {"Range": f"bytes={start}-{end - 1}"})
         if data is None:
-            raise S3Error(f"reading {self.uri}/{key}: it is not there (any more)")
+            raise S3Error(f"reading {self.uri}/{key}: there is no such object (any more)")
         return data
 
     def _get(self, key: str, options: dict[str, str]) -> bytes | None:
-        """Read an object or a range, again where the connection breaks within the body: boto3 does not see to that."""
+        """Read an object or a range; retry when the connection breaks within the body, which boto3 does not do."""
         pauses = iter(_READ_PAUSES_SECONDS)
         while (body := self._body(key, options)) is not None:
             try:
@@ -231,7 +229,7 @@ class S3Objects:
         return None
 
     def _body(self, key: str, options: dict[str, str]) -> Any:
-        """Return the beginning answer's body, or None when there is no such object."""
+        """Return the body of the response, or None if the object does not exist."""
         from botocore.exceptions import ClientError
 
         with self._explained(f"reading {self.uri}/{key}"):
@@ -244,9 +242,9 @@ class S3Objects:
 
     @contextlib.contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
-        """Turn clients' errors into an S3Error; with new credentials go on with new clients.
+        """Translate clients' errors into an S3Error; after a credentials error discard the clients.
 
-        A client has read its keys from a file or the environment once, and would never see that somebody renewed them.
+        A client reads its keys from a file or the environment only once. New clients read renewed keys.
         """
         try:
             with translate_errors(doing):
@@ -271,7 +269,7 @@ class S3Objects:
         return self._clients[process]
 
     def _connector(self, part_bytes: int) -> Any:
-        """Return the connector of this process, or None where boto3 is to upload."""
+        """Return the connector of this process, or None to upload with boto3."""
         place = (os.getpid(), part_bytes)
         if place not in self._connectors:
             self._connectors.setdefault(place, self._make_connector(part_bytes))
@@ -291,22 +289,22 @@ class S3Objects:
         return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
 
     def _is_ours(self) -> bool:
-        """Whether the bucket is whose it must be: the connector cannot have S3 look at each call, boto3 can.
+        """Return whether the bucket has the expected owner: boto3 can have S3 check each call, the connector cannot.
 
-        Where S3 does not tell, boto3 is to upload: it says why.
+        Where S3 does not answer, boto3 uploads and reports the reason.
         """
         if self._bucket not in bucket_owners():
             return True
         try:
-            with translate_errors(f"asking for the owner of {self.uri}"):
+            with translate_errors(f"checking the owner of {self.uri}"):
                 self._client.head_bucket(Bucket=self._bucket)
         except S3Error:
             return False
         return True
 
     def _region(self) -> str:
-        """Return the bucket's region; boto3 finds it by itself, the connector does not."""
-        with contextlib.suppress(S3Error), translate_errors(f"asking for the region of {self.uri}"):
+        """Return the bucket's region, which boto3 finds by itself and the connector does not."""
+        with contextlib.suppress(S3Error), translate_errors(f"looking up the region of {self.uri}"):
             answer = self._client.head_bucket(Bucket=self._bucket)
             if region := answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region"):
                 return str(region)
@@ -314,7 +312,7 @@ class S3Objects:
 
 
 def connector_part_bytes(bytes_: int) -> int:
-    """Return a size of parts in bytes, a power of two, of which 10,000 are enough for an object of this size."""
+    """Return a part size in bytes, a power of two, with which 10,000 parts suffice for an object of this size."""
     part_bytes = _PART_BYTES if bytes_ else _PART_BYTES_OF_UNKNOWN
     while part_bytes * MAX_PARTS < bytes_:
         part_bytes *= 2
@@ -335,17 +333,17 @@ def s3_client() -> Any:
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=_CONNECTIONS,
-        # A checksum goes with each body. Over plain HTTP a digest would be computed, too, at a sixth of its speed.
+        # Each body has a checksum. Over plain HTTP botocore would also compute a digest, at a sixth of the speed.
         s3={"payload_signing_enabled": False},
     )
-    # A session of its own: the default one may not be used by several threads at once.
+    # A new session: the default session is not safe for use by several threads.
     client = open_session().client("s3", config=config)
     expect_owner(client, bucket_owners().get)
     return client
 
 
 def bucket_owners() -> dict[str, str]:
-    """Return the accounts that must own buckets, as far as the run or whoever has started this process knows them."""
+    """Return the accounts that must own buckets, from the run's configuration and the environment."""
     config = read_run_config(os.environ)
     return {**(config.bucket_owners if config is not None else {}), **owners_from(os.environ)}
 
@@ -358,7 +356,7 @@ def _require_boto3() -> None:
 
 
 def _engine() -> str:
-    """Return the engine that is asked for, or an empty string."""
+    """Return the engine that the environment selects, or an empty string."""
     engine = os.environ.get(ENGINE_VARIABLE, "")
     if engine and engine not in _ENGINES:
         raise RuntimeError(f"{ENGINE_VARIABLE} is {engine!r}; choose one of {', '.join(_ENGINES)}")
@@ -380,7 +378,7 @@ def _only_new() -> Iterator[None]:
 
 
 def _add_condition(params: dict[str, Any], **_: Any) -> None:
-    # By hand, because boto3 knows the parameter IfNoneMatch only from 1.35 on.
+    # Set as a header, because boto3 supports the parameter IfNoneMatch only from 1.35 on.
     if getattr(_claim, "is_new", False):
         params["headers"]["If-None-Match"] = "*"
 
@@ -393,13 +391,13 @@ def _raise_failed(answer: dict[str, Any]) -> None:
 
 
 def _sees_the_same() -> bool:
-    """Tell whether the connector finds the credentials that boto3 finds."""
+    """Return whether the connector finds the same credentials as boto3."""
     credentials = open_session().get_credentials()
     return credentials is None or credentials.method in _SHARED_CREDENTIALS
 
 
 def _own_endpoint(client: Any) -> str | None:
-    """Return the endpoint that somebody has configured, or None for AWS's own."""
+    """Return the configured endpoint, or None for AWS's default."""
     endpoint = str(client.meta.endpoint_url)
     host = urlsplit(endpoint).hostname or ""
     is_usual = host in ("s3.amazonaws.com", f"s3.{client.meta.region_name}.amazonaws.com")

@@ -1,4 +1,4 @@
-"""Reading one object by ranges, the following ones ahead of being asked for."""
+"""Ranged reads of one object with read-ahead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _THREADS = 4
 
 
 class RangeReader:
-    """An object being read by one thread, mostly in order. It holds at most `_THREADS` ranges that were not asked for.
+    """Reads an object from one thread, mostly in order. It prefetches at most `_THREADS` ranges.
 
     Args:
         fetch: Returns the bytes from an offset to an end.
@@ -29,25 +29,25 @@ class RangeReader:
         """Return the bytes from `offset` on: `length` of them, fewer only at the object's end.
 
         Raises:
-            S3Error: they cannot be read.
+            S3Error: the range cannot be read.
         """
         end = min(offset + length, self._bytes)
         if offset >= end:
             return b""
-        asked = self._ahead.pop((offset, end), None)
+        prefetched = self._ahead.pop((offset, end), None)
         if offset != self._next_offset:
-            self._forget()
+            self._cancel()
         elif end < self._bytes:
-            asked = asked or self._threads.submit(self._fetch, offset, end)
-            self._look_ahead(end, length)
+            prefetched = prefetched or self._threads.submit(self._fetch, offset, end)
+            self._prefetch(end, length)
         self._next_offset = end
-        return asked.result() if asked else self._fetch(offset, end)
+        return prefetched.result() if prefetched else self._fetch(offset, end)
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._threads.close()
 
-    def _look_ahead(self, offset: int, length: int) -> None:
+    def _prefetch(self, offset: int, length: int) -> None:
         wanted = [
             (start, min(start + length, self._bytes))
             for start in range(offset, min(offset + _THREADS * length, self._bytes), length)
@@ -58,7 +58,7 @@ class RangeReader:
             if span not in self._ahead:
                 self._ahead[span] = self._threads.submit(self._fetch, *span)
 
-    def _forget(self) -> None:
+    def _cancel(self) -> None:
         for future in self._ahead.values():
             future.cancel()
         self._ahead.clear()

@@ -1,4 +1,4 @@
-"""Streaming uploads of one object: by boto3 in parts, and by s3torchconnector. Nothing appears before the end."""
+"""Streaming uploads of one object, by boto3 or s3torchconnector. The object becomes visible when it is complete."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class MultipartUpload:
-    """An upload in parts by boto3. It holds one part more than its threads send.
+    """A multipart upload by boto3. It holds one part more in memory than its threads send.
 
     Args:
         client: boto3's S3 client.
         bucket: The bucket's name.
-        key: The object's whole key.
+        key: The object's full key.
     """
 
     def __init__(self, client: Any, bucket: str, key: str) -> None:
@@ -63,7 +63,7 @@ class MultipartUpload:
         """Make the object visible.
 
         Raises:
-            S3Error: it cannot be; there is no such object.
+            S3Error: the upload failed, and the object does not exist.
         """
         if not self._upload:
             with translate_errors(self._doing):
@@ -77,7 +77,7 @@ class MultipartUpload:
             self._finish(parts)
 
     def abort(self) -> None:
-        """Give the upload up; the parts are deleted where S3 can be reached."""
+        """Abort the upload; the parts are deleted if S3 can be reached."""
         self._threads.close()
         if not self._upload:
             return
@@ -85,7 +85,7 @@ class MultipartUpload:
             with translate_errors(self._doing):
                 self._client.abort_multipart_upload(**self._place, UploadId=self._upload)
         except S3Error:
-            return  # what made us give up counts, and nothing is visible
+            return  # the error that led to the abort is the one to report, and no object is visible
 
     def _send(self) -> None:
         if not self._upload:
@@ -114,7 +114,7 @@ class MultipartUpload:
                 **self._place, UploadId=self._upload, MultipartUpload={"Parts": parts}
             )
         except ClientError as error:
-            # The first answer was lost, and the second says that the upload has ended: the object tells.
+            # The first response was lost, and the retry says that the upload does not exist: check the object itself.
             if error_code(error) != "NoSuchUpload" or not retry_count(error):
                 raise
             if self._client.head_object(**self._place)["ContentLength"] != self._total_bytes:
@@ -131,7 +131,7 @@ class ConnectorUpload:
 
     Args:
         writer: What `S3Checkpoint.writer` returns.
-        uri: Of the object.
+        uri: Uri of the object.
         part_bytes: The connector's size of a part.
     """
 
@@ -149,7 +149,7 @@ class ConnectorUpload:
         data = buffer if isinstance(buffer, bytes) else bytes(buffer)
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            raise S3Error(f"{self._doing}: it has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3")
+            raise S3Error(f"{self._doing}: the upload has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3")
         with translate_errors(self._doing):
             self._writer.write(data)
 
@@ -157,7 +157,7 @@ class ConnectorUpload:
         """Make the object visible.
 
         Raises:
-            S3Error: it cannot be; there is no such object.
+            S3Error: the upload failed, and the object does not exist.
         """
         try:
             with translate_errors(self._doing):
@@ -166,12 +166,12 @@ class ConnectorUpload:
             self.abort()
 
     def abort(self) -> None:
-        """Give the upload up, unless it is complete."""
-        # Closing the writer would publish what was written so far, and its finalizer closes it. Without its stream it
+        """Abort the upload, unless it is complete."""
+        # Closing the writer would publish the data written so far, and its finalizer closes it. Without its stream it
         # cannot, and the connector aborts an upload whose stream is dropped.
-        self._writer.stream = _Nothing()
+        self._writer.stream = _ClosedStream()
 
 
-class _Nothing:
+class _ClosedStream:
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing."""
