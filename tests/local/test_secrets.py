@@ -130,7 +130,10 @@ def test_a_variable_that_is_set_here_wins_and_needs_no_account(cli: Cli, job: Jo
     [
         (
             "code.env.WANDB_API_KEY={secret: gone}",
-            "WANDB_API_KEY: the secret gone is not there in us-west-2: make it, or mend its name in code.env (Resource",
+            (
+                "WANDB_API_KEY: the secret gone is not there in us-west-2: create it, or fix its name in "
+                "code.env (Resource"
+            ),
         ),
         (
             "code.env.WANDB_API_KEY={secret: team/wandb, key: apikey}",

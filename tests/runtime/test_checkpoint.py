@@ -412,7 +412,7 @@ def test_another_models_checkpoint_is_refused_with_the_reason(place: Context, tm
             r"its 0.weight has the shape \[8, 4\], the model's has \[9, 4\]",
         ),
         (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 2)), "it has no 2.weight"),
-        (nn.Sequential(nn.Linear(4, 8)), "it has 1.weight, the model has not"),
+        (nn.Sequential(nn.Linear(4, 8)), "it has 1.weight, the model does not"),
     ):
         with pytest.raises(CheckpointError, match=f"step-00000001 does not fit this model: {reason}"):
             checkpoints.resume(other, [torch.optim.AdamW(other.parameters())])

@@ -88,7 +88,7 @@ def test_a_list_tells_every_state_and_why(uri: str) -> None:
     assert why[700] == "a bit has flipped"
     assert why[600] == "manifest.json has version 1; expected 2"
     assert why[500] == "__1_0.distcp has 5 bytes instead of 100"
-    assert why[400] == "its writing was never finished"
+    assert why[400] == "it was never finished"
     assert why[100] == ""
     oldest, unfinished = entries[-1], entries[3]
     assert (oldest.run, oldest.time, oldest.world_size, oldest.torch) == (RUN, 1_000_100.0, 2, "2.13.0")

@@ -64,7 +64,7 @@ REFUSALS = [
         "User: arn:aws:sts::123456789012:assumed-role/training/SageMaker is not authorized",
         "role needs secretsmanager:GetSecretValue on arn:aws:secretsmanager:us-west-2:<account>:secret:team/wandb-??",
     ),
-    ("ResourceNotFoundException", "Secrets Manager can't find it", "is not there in us-west-2: make it"),
+    ("ResourceNotFoundException", "Secrets Manager can't find it", "is not there in us-west-2: create it"),
     ("DecryptionFailure", "no key", "cannot be decrypted: the role needs kms:Decrypt"),
     ("UnrecognizedClientException", "bad", "AWS does not accept the credentials"),
 ]
@@ -114,10 +114,10 @@ def test_every_variable_without_a_value_is_told(tmp_path: Path, manager: Any) ->
     found = secrets.resolve_in_subprocess(wanted)
     assert found.values == {"D": "1.5", "E": '{"number": 1.5, "deep": {}, "zero": "a\\u0000b", "half": "\\ud83d"}'}
     assert found.problems == (
-        "A: the secret bytes holds bytes, and a variable is text: store it as a string",
+        "A: the secret bytes holds bytes, but a variable is text: store it as a string",
         "B: the secret object holds no text under the key deep",
-        "C: the secret object holds a zero byte or half a character, which no variable may",
-        "F: the secret object holds a zero byte or half a character, which no variable may",
+        "C: the secret object holds a zero byte or an invalid character, which a variable cannot hold",
+        "F: the secret object holds a zero byte or an invalid character, which a variable cannot hold",
     )
     exit_code, tree, _ = launch(tmp_path, replace(CONFIG, secrets=wanted))
     assert exit_code == 1

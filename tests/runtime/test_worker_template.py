@@ -187,7 +187,7 @@ def test_without_its_template_the_agent_starts_workers_afresh(tmp_path: Path) ->
     workers[0].kill()
     assert agent.wait(60) == 0
     assert sorted(told(tmp_path, "forked", 4)) == [["False", "1"], ["False", "1"], ["True", "0"], ["True", "0"]]
-    assert "the process that they are forked from has gone" in (tmp_path / "log").read_text()
+    assert "the process that they are forked from has ended" in (tmp_path / "log").read_text()
 
 
 # ---------------------------------------------------------------- signals

@@ -1,7 +1,7 @@
-"""What lies in a folder of checkpoints: listed, verified, exported. A list needs no torch.
+"""Inspection of a folder of checkpoints: list, verify and export. Listing needs no torch.
 
-Run as a program (`python -m cloudtrain_runtime.checkpoint.inspection list URI`) it prints one JSON object per line,
-events as it goes and last a `result` or an `error`. A uri is a folder of checkpoints, or one checkpoint in it.
+Run as a program (`python -m cloudtrain_runtime.checkpoint.inspection list URI`) it prints one JSON object per line:
+progress events, and last a `result` or an `error`. A uri is a folder of checkpoints, or one checkpoint in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPLETE: Final = "complete"
 UNFINISHED: Final = "unfinished"
 DAMAGED: Final = "damaged"
 UNREADABLE: Final = "unreadable"
-"""The bytes are those that were written, and a load could not parse them: another version's, or made up."""
+"""The bytes are those that were written, but a load cannot parse them: another version's, or forged."""
 
 NOT_PARSED: Final = "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
 
@@ -51,17 +51,17 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """A checkpoint as it lies there.
+    """A checkpoint in the folder.
 
     Attributes:
         name: Its folder.
         state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`.
-        why: Why it is not complete, or what a verification could not compare; else empty.
+        why: Why it is not complete, or what a verification could not compare; otherwise empty.
         bytes: Size of all its files.
         files: Their number.
-        run: Run that has written it, or None where nothing tells.
+        run: Run that wrote it, or None if unknown.
         time: When it was complete, in seconds since 1970.
-        best: Whether it has the best weights of its run so far, where the run looks for them.
+        best: Whether it has the best weights of its run so far, if the run tracks them.
     """
 
     step: int
@@ -84,9 +84,6 @@ class _Read:
 
     entry: CheckpointEntry
     manifest: Manifest | None = None
-
-
-# ---------------------------------------------------------------- list
 
 
 class Inspection:
@@ -112,7 +109,7 @@ class Inspection:
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """What the uri names, the newest step first."""
+        """The checkpoints that the uri names, newest step first."""
         return tuple(read.entry for read in self._read if self._only in (None, read.entry.name))
 
     def _entry(self, record: CheckpointRecord) -> CheckpointEntry:
@@ -131,8 +128,6 @@ class Inspection:
             torch=manifest.torch if manifest else None,
         )
 
-    # ------------------------------------------------------------ find
-
     def find(self, step: int | None = None, run: str = "") -> CheckpointEntry:
         """Return the newest complete checkpoint.
 
@@ -141,7 +136,7 @@ class Inspection:
             run: Of this run only, where several share the folder.
 
         Raises:
-            CheckpointError: there is none; the message names the nearest that are there.
+            CheckpointError: there is none; the message names the nearest existing ones.
         """
         own = [entry for entry in self.entries if run in ("", entry.run)]
         fitting = [entry for entry in own if entry.state == COMPLETE and step in (None, entry.step)]
@@ -156,42 +151,41 @@ class Inspection:
         mine = [entry for entry in there if run in ("", entry.run)]
         if asked is None:
             others = sorted({str(entry.run) for entry in there if entry not in mine})
-            why = f"; those there are of {', '.join(others)}" if others else f"; {_told(own[0])}" if own else ""
+            why = f"; those there are of {', '.join(others)}" if others else f"; {_describe(own[0])}" if own else ""
             return f"there is no complete checkpoint{whose} at {self.storage.uri}{why}"
         of_step = [entry for entry in own if entry.step == asked]
         others = sorted({str(entry.run) for entry in there if entry.step == asked and entry not in mine})
-        why = f"; {_told(of_step[0])}" if of_step else f"; that of {', '.join(others)} is another's" if others else ""
+        why = (
+            f"; {_describe(of_step[0])}" if of_step else f"; that of {', '.join(others)} is another's" if others else ""
+        )
         nearest = _nearest(asked, [entry.step for entry in mine])
         near = f"; the nearest complete: {' and '.join(map(str, nearest))}" if nearest else "; none is complete"
         return f"there is no complete checkpoint of step {asked}{whose} at {self.storage.uri}{why}{near}"
 
-    # ------------------------------------------------------------ verify
-
     def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointEntry, ...]:
-        """Compare every block of the checkpoints with the manifest, and parse what a load parses; change nothing.
+        """Compare every block of the checkpoints with the manifest, and parse what a load parses. Nothing is changed.
 
         Args:
-            emit: Told how many bytes have been read, and how many there are.
+            emit: Callback with progress events: bytes read and total bytes.
             step: Only those of this step.
 
         Returns:
-            All that were asked for, the newest first, as they are known now. What retention has deleted meanwhile is
-            left out.
+            The checkpoints with their new state, newest first, without those that the run has deleted meanwhile.
 
         Raises:
-            CheckpointError: none of them is there.
+            CheckpointError: there is none.
         """
         asked = [read for read in self._read if read.entry in self.entries and step in (None, read.entry.step)]
         if not any(read.entry.state != UNFINISHED for read in asked):
             self.find(step)
-        whole = {
+        complete = {
             read.entry.name: read.manifest
             for read in asked
             if read.entry.state == COMPLETE and read.manifest is not None
         }
-        progress = _Progress(emit, sum(manifest.total_bytes for manifest in whole.values()))
+        progress = _Progress(emit, sum(manifest.total_bytes for manifest in complete.values()))
         with ThreadPoolExecutor(_READERS) as pool:
-            work = {name: self._start(pool, name, manifest, progress) for name, manifest in whole.items()}
+            work = {name: self._start(pool, name, manifest, progress) for name, manifest in complete.items()}
             done = [self._verified(read, work.get(read.entry.name, {})) for read in asked]
         return tuple(entry for entry in done if entry is not None)
 
@@ -221,7 +215,7 @@ class Inspection:
         return self._parsed(entry, read.manifest)
 
     def _parsed(self, entry: CheckpointEntry, manifest: Manifest) -> CheckpointEntry:
-        """Return an entry whose bytes are those that were written, as it is known after a load's parsing."""
+        """Return an entry with intact bytes, with its state after parsing what a load parses."""
         if importlib.util.find_spec("torch") is None:
             return replace(entry, why=NOT_PARSED)
         from cloudtrain_runtime.checkpoint.shards import CheckpointReader
@@ -234,22 +228,20 @@ class Inspection:
             return replace(entry, state=DAMAGED, why=str(error))
         return entry
 
-    # ------------------------------------------------------------ export
-
     def export(self, entry: CheckpointEntry, target: Path, *, form: str, part: str) -> dict[str, Any]:
-        """Write a checkpoint's tensors, each of them whole, into one file that appears when it is complete.
+        """Write a checkpoint's tensors, unsharded, into one file, which appears when it is complete.
 
-        One process holds all of them in memory, whatever the number of ranks that have written them.
+        One process holds all tensors in memory, whatever the number of ranks that wrote them.
 
         Args:
             entry: A complete checkpoint.
             target: The file.
             form: `safetensors`, which holds tensors only, or `torch`.
-            part: `model`, or `all` for everything that is in it.
+            part: `model`, or `all` for the complete checkpoint.
 
         Raises:
             CheckpointError: it holds no model.
-            DamagedError: it is not what was written.
+            DamagedError: its bytes are not those that were written.
         """
         manifest = next(read.manifest for read in self._read if read.entry == entry)
         state, metadata = _load(self.storage, entry, manifest, part)
@@ -280,33 +272,33 @@ class Inspection:
 
 
 def _best_of_runs(found: Iterable[_Read]) -> list[CheckpointEntry]:
-    """Return each run's complete checkpoint that its newest one calls the best; the newest come first."""
-    whole = [read for read in found if read.entry.state == COMPLETE and read.manifest is not None]
+    """Return for each run the complete checkpoint that its newest one names as the best, newest first."""
+    complete = [read for read in found if read.entry.state == COMPLETE and read.manifest is not None]
     newest: dict[str | None, Manifest] = {}
-    for read in whole:
+    for read in complete:
         if read.manifest is not None:
             newest.setdefault(read.entry.run, read.manifest)
     steps = {run: best_steps(manifest.state) for run, manifest in newest.items()}
     best: dict[str | None, CheckpointEntry] = {}
-    for read in whole:
+    for read in complete:
         if read.entry.step in steps[read.entry.run]:
             best.setdefault(read.entry.run, read.entry)
     return list(best.values())
 
 
-def _told(entry: CheckpointEntry) -> str:
+def _describe(entry: CheckpointEntry) -> str:
     return f"{entry.name} is {entry.state}: {entry.why}"
 
 
 def _nearest(step: int, steps: Iterable[int]) -> list[int]:
-    """Return the next lower and the next higher step, as far as there are."""
+    """Return the next lower and the next higher step, if they exist."""
     lower = [other for other in steps if other < step]
     higher = [other for other in steps if other > step]
     return [*([max(lower)] if lower else []), *([min(higher)] if higher else [])]
 
 
 class _Progress:
-    """Tells how many bytes have been read. Called by several threads."""
+    """Emits the number of bytes read. Thread-safe."""
 
     def __init__(self, emit: Emit, total: int) -> None:
         self._emit = emit
@@ -320,13 +312,10 @@ class _Progress:
             self._emit({"event": "progress", "done": self._done, "total": self._total})
 
 
-# ---------------------------------------------------------------- tensors
-
-
 def _load(
     storage: Storage, entry: CheckpointEntry, manifest: Manifest | None, part: str
 ) -> tuple[dict[str, Any], Metadata]:
-    """Return the wanted entries by their full names, read by one process without a process group."""
+    """Return the entries of a part by their full names, read by one process without a process group."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -345,7 +334,7 @@ def _load(
         raise CheckpointError(f"{entry.uri} holds no model: none of its keys begins with {_MODEL_KEYS}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is one process is meant
+            warnings.simplefilter("ignore")  # DCP warns about the single process, which is intended
             load(state, storage_reader=reader, planner=PlainLoadPlanner())
     except CheckpointException as error:
         raise next((cause for cause, _ in error.failures.values()), error) from None
@@ -358,7 +347,7 @@ def _room_for(stored: TensorStorageMetadata | BytesStorageMetadata) -> Any:
 
     if isinstance(stored, TensorStorageMetadata):
         return torch.empty(stored.size, dtype=stored.properties.dtype)
-    return None  # an object, which the planner puts here
+    return None  # an object, which the planner stores here
 
 
 def _of_part(state: Mapping[str, Any], part: str) -> dict[str, Any]:
@@ -366,11 +355,11 @@ def _of_part(state: Mapping[str, Any], part: str) -> dict[str, Any]:
 
 
 def _nest(state: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:
-    """Return entries nested as they were saved: DCP notes the way to each."""
-    ways = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+    """Return entries nested as they were saved, along the paths that DCP has recorded."""
+    paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
     nested: dict[Any, Any] = {}
     for name, value in state.items():
-        *outer, last = ways.get(name, (name,))
+        *outer, last = paths.get(name, (name,))
         level = nested
         for key in outer:
             level = level.setdefault(key, {})
@@ -378,11 +367,8 @@ def _nest(state: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:
     return nested
 
 
-# ---------------------------------------------------------------- the program
-
-
 def main(argv: Sequence[str], emit: Emit) -> int:
-    """Do what the command line says; return 0, or 1 when an error was told."""
+    """Run the command line; return 0, or 1 if an error was reported."""
     arguments = _parse(argv)
     try:
         emit({"event": "result", **_answer(arguments, emit)})

@@ -1,4 +1,4 @@
-"""What lies in a place for checkpoints: which are complete, which are not, and why. Without torch."""
+"""The checkpoints in a folder: which are complete, which are not, and why. Without torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Verdict = Literal["complete", "unfinished", "damaged"]
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """One folder in a place for checkpoints.
+    """One checkpoint's folder.
 
     Attributes:
         folder: Its name.
         step: Optimizer steps done.
-        verdict: `complete` (every file is there in its size), `unfinished` (its manifest was never written) or
+        verdict: `complete` (every file exists with the right size), `unfinished` (its manifest was never written) or
             `damaged`.
         why: Why it is not complete, or an empty string.
-        manifest: Its manifest, where there is a readable one.
-        files: Sizes in bytes of what lies there.
+        manifest: Its manifest, or None if there is no readable one.
+        files: Sizes of its files in bytes.
     """
 
     folder: str
@@ -43,27 +43,27 @@ class CheckpointRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it can be resumed from."""
+        """Whether a run can resume from it."""
         return self.verdict == "complete"
 
     def may_belong_to(self, run: str) -> bool:
-        """Whether its manifest names this run; an empty string stands for any."""
+        """Return whether its manifest names this run; an empty string means any run."""
         return not run or (self.manifest is not None and self.manifest.run == run)
 
     @property
     def age_key(self) -> tuple[int, float]:
-        """What to sort by, the newest last: the step, then the time."""
+        """Sort key, newest last: the step, then the time."""
         return self.step, self.manifest.time if self.manifest else 0.0
 
 
 def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
-    """Return what lies there, oldest first."""
+    """Return the checkpoints of a storage, oldest first."""
     found = [_judge(storage, folder, files) for folder, files in storage.folders().items()]
     return sorted(found, key=lambda record: record.age_key)
 
 
 def writing_run(storage: Storage, record: CheckpointRecord) -> str:
-    """Return the run that has written a checkpoint, finished or not, or an empty string."""
+    """Return the run that wrote a checkpoint, finished or not, or an empty string."""
     if record.manifest is not None:
         return record.manifest.run
     try:
@@ -80,9 +80,9 @@ def mark_damaged(storage: Storage, folder: str, details: Iterable[str]) -> None:
 def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> CheckpointRecord:
     step = step_of_folder(folder) or 0
     if MANIFEST_FILE not in files or folder.startswith("."):
-        return CheckpointRecord(folder, step, "unfinished", "its writing was never finished", None, files)
+        return CheckpointRecord(folder, step, "unfinished", "it was never finished", None, files)
     text = storage.read(folder, MANIFEST_FILE)
-    if text is None:  # retired since it was listed
+    if text is None:  # deleted since it was listed
         return CheckpointRecord(folder, step, "unfinished", "it is being deleted", None, files)
     try:
         manifest = Manifest.from_json(text)
@@ -90,7 +90,7 @@ def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> Checkpoin
         return CheckpointRecord(folder, step, "damaged", str(error), None, files)
     if DAMAGED_FILE in files:
         why = normalise(_object(storage.read(folder, DAMAGED_FILE)).get("why"))
-        why = why if isinstance(why, list) and why else ["it was set aside"]
+        why = why if isinstance(why, list) and why else ["it was marked as damaged"]
         return CheckpointRecord(folder, step, "damaged", "; ".join(map(str, why)), manifest, files)
     wrong = manifest.file_mismatches(files)
     if manifest.step != step:

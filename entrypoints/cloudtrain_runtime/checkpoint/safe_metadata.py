@@ -1,8 +1,8 @@
-"""What is read of a checkpoint is data: nothing in it can name code that is run.
+"""Safe deserialization of checkpoints: loading one never runs code that it names.
 
-DCP writes pickles, and reads them by Python's own unpickler, which calls whatever they name. Here its metadata is read
-into records that do nothing, of which its classes are built again; all else is read by torch's `weights_only=True`.
-What could not be read so again is refused when it is saved.
+DCP writes pickles and reads them with Python's unpickler, which calls any function that they name. This module reads
+DCP's metadata into inert records and rebuilds DCP's classes from them; torch's `weights_only=True` reads everything
+else. Values that could not be loaded this way are rejected when they are saved.
 """
 
 from __future__ import annotations
@@ -30,64 +30,62 @@ from torch.distributed.checkpoint.metadata import (
 
 from cloudtrain_runtime.errors import CheckpointError
 
-# ---------------------------------------------------------------- objects
-
 _ATOMS = frozenset({type(None), bool, float, str, bytes, torch.Tensor, nn.Parameter})
 _INT_BITS = 1024
 """torch's reader takes integers of up to 255 bytes."""
 _NUMPY = "__numpy__"
-"""Key of what stands for an array or a number of NumPy: its own pickles name functions that take raw memory."""
+"""Key of the replacement of a NumPy array or number, whose own pickles name functions that accept raw memory."""
 _NUMPY_KINDS = "biufcSUmM"
 _BROKEN = (
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError),
     *(RuntimeError, OverflowError, MemoryError),
 )
-"""What readers raise at bytes that somebody has made up. A RecursionError is a RuntimeError."""
-# What MultiStepLR counts its milestones with; newer versions of torch take it anyway.
+"""Exceptions that readers raise for forged bytes. A RecursionError is a RuntimeError."""
+# MultiStepLR stores its milestones in a Counter; newer versions of torch accept it anyway.
 torch.serialization.add_safe_globals([Counter])
 _ADVICE = "keep plain values in it: numbers, strings, lists, dicts, tensors, NumPy arrays"
 
 
 def serialize(value: Any, name: str) -> bytes:
-    """Return a value as torch.save writes it.
+    """Return the bytes that torch.save writes for a value.
 
     Args:
         value: Plain values: numbers, strings, tensors, NumPy's arrays and numbers, and containers of them.
-        name: What it is, for the error.
+        name: Name of the value for errors.
 
     Raises:
-        CheckpointError: it holds something that could not be loaded again without running code.
+        CheckpointError: the value could not be loaded again without running code.
     """
-    data = _packed(value)
+    data = _try_serialize(value)
     if data is None:
         raise CheckpointError(_refusal(value, name))
     return data
 
 
 def deserialize(data: bytes, name: str) -> Any:
-    """Return the value that `packed`, or an earlier version's torch.save of plain values, has written.
+    """Return the value that `serialize`, or an earlier version's torch.save of plain values, has written.
 
     Raises:
-        CheckpointError: it is anything else; nothing of it has been run.
+        CheckpointError: the data is anything else; no code of it was run.
     """
     try:
         return _with_numpy(_loaded(data))
     except _BROKEN as error:
-        raise CheckpointError(_stranger(name, error)) from None
+        raise CheckpointError(_describe_foreign(name, error)) from None
 
 
 def check_serializable(values: Mapping[str, Any]) -> None:
-    """Refuse what `packed` would, by its name, before days have gone into it.
+    """Reject values that `serialize` would reject, before the training begins.
 
     Raises:
-        CheckpointError: as `packed` does.
+        CheckpointError: a value is not serializable; the message names it.
     """
     for name, value in values.items():
         serialize(value, name)
 
 
-def _packed(value: Any) -> bytes | None:
-    """Return the bytes, or None where they could not be loaded again."""
+def _try_serialize(value: Any) -> bytes | None:
+    """Return the bytes, or None if they could not be loaded again."""
     try:
         plain = _without_numpy(value)
         data = _saved(plain)
@@ -112,7 +110,7 @@ def _loaded(data: bytes) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether torch's reader surely takes it, which spares reading it for a proof."""
+    """Return whether torch's reader certainly accepts the value, which makes a trial read unnecessary."""
     kind = type(value)
     if kind in (dict, OrderedDict):
         return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
@@ -124,9 +122,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _refusal(value: Any, name: str) -> str:
-    """Return which part of a value cannot be saved, and what to do."""
+    """Return the message that names the part of a value that cannot be saved."""
     for key, part in _parts(value):
-        if _packed(part) is None:
+        if _try_serialize(part) is None:
             return _refusal(part, f"{name}.{key}")
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     return f"{name} is a {kind}, which cannot be loaded again without running code: {_ADVICE}"
@@ -139,7 +137,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
 
 
-def _stranger(name: str, error: BaseException) -> str:
+def _describe_foreign(name: str, error: BaseException) -> str:
     named = re.search(r"GLOBAL (\S+)", str(error))
     if named is None:
         why = f"{type(error).__name__}: {_first_line(error)}"
@@ -152,11 +150,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-# ---------------------------------------------------------------- NumPy
-
-
 def _without_numpy(value: Any) -> Any:
-    """Return a value with plain ones for NumPy's arrays and numbers; the same where there are none."""
+    """Return a value with NumPy's arrays and numbers replaced by plain values."""
     numpy = sys.modules.get("numpy")
     return value if numpy is None else _replaced(value, (numpy.ndarray, numpy.generic))
 
@@ -174,7 +169,7 @@ def _replaced(value: Any, kinds: tuple[type, ...]) -> Any:
 def _as_plain(value: Any) -> dict[str, Any]:
     if value.dtype.kind not in _NUMPY_KINDS or not value.dtype.itemsize:
         raise TypeError(f"dtype {value.dtype}")
-    shape = value.shape if hasattr(value, "__setitem__") else None  # of a number there is none
+    shape = value.shape if hasattr(value, "__setitem__") else None  # a number has no shape
     return {_NUMPY: value.dtype.str, "shape": shape, "data": value.tobytes() or None}
 
 
@@ -199,11 +194,8 @@ def _as_numpy(numpy: str, shape: tuple[int, ...] | None, data: bytes | None) -> 
     return array[0] if shape is None else array.reshape(shape).copy()
 
 
-# ---------------------------------------------------------------- DCP's metadata
-
-
 class _Record:
-    """Stands for an object of a class that a pickle names: it keeps what it is given, and does nothing."""
+    """Replaces an object of a class that a pickle names: it stores its arguments and does nothing."""
 
     kind = ""
     args: tuple[Any, ...] = ()
@@ -224,7 +216,7 @@ _OLD = "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS = {
     _OLD: ("TensorProperties", "MEM_FORMAT_ENCODING"),
     "torch.serialization": ("_get_layout",),
-    # Where it was written: of no use to who reads it.
+    # The path that it was written to, which is not needed.
     "pathlib": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
     "pathlib._local": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
 }
@@ -257,10 +249,10 @@ class _MetadataPickle(pickle.Unpickler):
 
 
 def read_metadata(data: bytes) -> Metadata:
-    """Return the metadata in the bytes of DCP's `.metadata`.
+    """Return the metadata from the bytes of DCP's `.metadata` file.
 
     Raises:
-        CheckpointError: it is something else; nothing of it has been run.
+        CheckpointError: the bytes are something else; no code of them was run.
     """
     try:
         return _metadata(_MetadataPickle(data).load())

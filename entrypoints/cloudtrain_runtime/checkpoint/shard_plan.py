@@ -21,7 +21,7 @@ class ShardPlan:
     Attributes:
         local: What this rank could write: everything that it holds.
         own: The part that it writes.
-        metadata: DCP's metadata of the whole checkpoint, on rank 0 only.
+        metadata: DCP's metadata of the complete checkpoint, on rank 0 only.
     """
 
     local: SavePlan

@@ -1,6 +1,6 @@
 """Checkpoints in the format of torch.distributed.checkpoint (DCP), each rank with its own shards and their checksums.
 
-Plain DCP reads them. What is added stands beside: the manifest, and here the checks that need it.
+Plain DCP can read them. The manifest adds checksums, and this module verifies them.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class CheckpointWriter(FileSystemWriter):
     """Writes this rank's shards of one checkpoint.
 
     Args:
-        storage: Where checkpoints lie.
+        storage: Where the checkpoints are.
         folder: The reserved folder there.
         note_bytes: Called with the number of bytes written, as they are.
-        bytes_: About what this rank will write in all.
+        bytes_: Approximate number of bytes that this rank will write in total.
 
     Attributes:
-        files: What this rank has written, by file name.
+        files: The files that this rank has written, by name.
     """
 
     def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0) -> None:
-        # The tensors are on the host already: nothing has to be copied ahead. Files are durable when they close.
+        # The tensors are on the host already: no copy-ahead is needed. Files are durable when they are closed.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self.files: dict[str, StoredFile] = {}
         self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes, bytes_)  # type: ignore[assignment]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's share; return what was written where."""
+        """Write this rank's part; return DCP's write results."""
         with _without_inner_checksums():
             return super().write_data(plan, planner)
 
@@ -65,13 +65,13 @@ class CheckpointReader(FileSystemReader):
     """Reads a checkpoint and compares every block with the manifest before it is used.
 
     Args:
-        storage: Where checkpoints lie.
+        storage: Where the checkpoints are.
         folder: The checkpoint's name there.
         manifest: Its manifest.
 
     Raises:
-        DamagedError: on reading, from the rank that found it.
-        CheckpointError: on reading the metadata, it names what no checkpoint consists of.
+        DamagedError: on reading, on the rank that found the damage.
+        CheckpointError: on reading the metadata, if it names classes that no checkpoint contains.
     """
 
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
@@ -80,8 +80,8 @@ class CheckpointReader(FileSystemReader):
         self._manifest = manifest
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return DCP's metadata; its own reader would run what the file names."""
-        del args, kwargs  # of a metadata file for each rank, which are not written here
+        """Return DCP's metadata, without DCP's own reader, which would run code that the file names."""
+        del args, kwargs  # options for per-rank metadata files, which cloudtrain does not write
         with self.fs.create_stream(METADATA_FILE, "rb") as file:
             data = file.read()
         try:
@@ -120,10 +120,10 @@ def version_difference(manifest: Manifest) -> str:
 
 
 def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
-    """Check that every entry has its bytes in a file of the checkpoint.
+    """Check that the bytes of every entry are within a file of the checkpoint.
 
     Raises:
-        CheckpointError: an entry has none, or lies outside of its file.
+        CheckpointError: an entry has no bytes, or they are outside of its file.
     """
     for name, stored in metadata.state_dict_metadata.items():
         chunks = [chunk.offsets for chunk in stored.chunks] if isinstance(stored, TensorStorageMetadata) else [None]
@@ -137,7 +137,7 @@ def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
 
 
 class PlainLoadPlanner(DefaultLoadPlanner):
-    """Loads what there is of what is asked for: tensors and plain values; its base would run what an entry names.
+    """Loads those requested entries that exist, tensors and plain values. Its base class would run code in an entry.
 
     A parameter that never had a gradient has no state in the optimizer, and a rank that did not exist has no random
     states.
@@ -147,7 +147,7 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         super().__init__(allow_partial_load=True)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put an entry that is no tensor where it belongs."""
+        """Store an entry that is not a tensor at its path."""
         name = read_item.dest_index.fqn
         *outer, last = self.mappings[name]
         level: Any = self.original_state_dict
@@ -159,8 +159,8 @@ class PlainLoadPlanner(DefaultLoadPlanner):
 class StagingPlanner(DefaultSavePlanner):
     """Plans what each rank writes, and holds a copy of this rank's share on the host.
 
-    Replicated tensors are shared out between the ranks, so the copy is this rank's share of the whole and no more. Its
-    memory is kept and used again for the next checkpoint.
+    Replicated tensors are divided between the ranks, so the copy is only this rank's part. Its memory is reused for the
+    next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -168,21 +168,21 @@ class StagingPlanner(DefaultSavePlanner):
         self._staged: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
 
     def stage(self, plan: SavePlan) -> None:
-        """Copy the plan's data to the host. On CUDA the copies are under way when this returns."""
+        """Copy the plan's data to the host. On CUDA the copies are still in progress when this returns."""
         self._staged = {item.index: self._copy(item) for item in plan.items}
 
     def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
         data = super().resolve_data(item)
         if item.type == WriteItemType.BYTE_IO or not isinstance(data, torch.Tensor):
-            return data  # made for this plan
+            return data  # created for this plan
         source = data.detach()
-        buffer = self._staged.get(item.index)  # of the save before
+        buffer = self._staged.get(item.index)  # of the previous save
         if not isinstance(buffer, torch.Tensor) or buffer.shape != source.shape or buffer.dtype != source.dtype:
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
         return buffer.copy_(source, non_blocking=source.is_cuda)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 (as the base has it)
-        """Return what is written of an entry: of one that is no tensor only what can be loaded again."""
+        """Return the data to write for an entry; an entry that is not a tensor must be loadable again."""
         if write_item.type == WriteItemType.BYTE_IO:
             return io.BytesIO(serialize(object, write_item.index.fqn))
         return super().transform_object(write_item, object)
@@ -200,9 +200,9 @@ class StagingPlanner(DefaultSavePlanner):
 
 @contextmanager
 def _without_inner_checksums() -> Iterator[None]:
-    """Have torch.save leave out the checksum of each tensor, which nobody compares and which takes longer than ours.
+    """Make torch.save omit the checksum of each tensor, which is never compared and slower than the manifest's.
 
-    torch 2.6 and newer; it counts for this thread only.
+    torch 2.6 and newer; it applies to this thread only.
     """
     serialization: Any = torch.serialization
     if not hasattr(serialization, "set_crc32_options"):
@@ -217,7 +217,7 @@ def _without_inner_checksums() -> Iterator[None]:
 
 
 class _Stream(io.RawIOBase):
-    """A file on its way: counts, checks and hands on."""
+    """A file being written: counts bytes, computes checksums and forwards the data."""
 
     def __init__(self, writer: ObjectWriter, note_bytes: Callable[[int], None]) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
-        # A tensor comes in one piece, of which a client may make a copy, and nobody would see how far it has come.
+        # A tensor is one piece, which a client may copy entirely, and its progress would be invisible.
         for start in range(0, len(view), _PIECE_BYTES):
             self._write_piece(view[start : start + _PIECE_BYTES])
         return len(view)
@@ -250,7 +250,7 @@ class _Stream(io.RawIOBase):
 
 
 class _OneFolder(FileSystemBase):
-    """What DCP wants of a file system, for one folder whose name is reserved."""
+    """DCP's file system interface, for one reserved folder."""
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
         del path
@@ -260,17 +260,17 @@ class _OneFolder(FileSystemBase):
         return path
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Do nothing: nobody sees the folder before its manifest."""
+        """Do nothing: the folder does not count before its manifest exists."""
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: it is reserved."""
+        """Do nothing: the folder is reserved already."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         del path
         return False
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: there are no files to remove."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -302,7 +302,7 @@ class _Written(_OneFolder):
             try:
                 yield stream
             except RuntimeError as error:
-                # torch.save tidies up behind a failed write, fails at that, and tells of that alone.
+                # torch.save cleans up after a failed write, which fails, too, and only reports the second error.
                 raise stream.failure or error from None
         self._files[name] = stream.checksums.result()
 

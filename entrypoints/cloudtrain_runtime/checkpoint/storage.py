@@ -1,4 +1,4 @@
-"""Folders of checkpoints, on a file system or in S3. Nothing in here needs torch."""
+"""Storage of checkpoints, on a file system or in S3. Without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.s3.objects import ObjectReader, ObjectWriter, S3Objects
 
 WRITER_FILE = "writer.json"
-"""First file of a checkpoint: which run and attempt writes it. It holds the folder's name for that attempt in S3."""
+"""First file of a checkpoint: which run and attempt writes it. In S3 it reserves the folder's name for that attempt."""
 
 _FULL = "there is no room left: free some, lower checkpoint.keep (one more is there while it is written), or take more"
 _ADVICE = {
@@ -33,10 +33,10 @@ _DELETING = ".deleting-"
 
 
 class Storage(Protocol):
-    """A place with a folder for each checkpoint.
+    """A storage with one folder per checkpoint.
 
-    One rank reserves a folder, all ranks create their files in it, one commits it with the manifest. Folders of two
-    writers are never the same one, so nobody can damage what another writes.
+    One rank reserves a folder, all ranks create their files in it, and one rank commits it with the manifest. Two
+    writers never share a folder, so no writer can damage another one's data.
     """
 
     uri: str
@@ -46,11 +46,11 @@ class Storage(Protocol):
         ...
 
     def strays(self) -> list[str]:
-        """Return the names of what is no checkpoint though it has the name of one."""
+        """Return the names of files that are named like a checkpoint's folder."""
         ...
 
     def read(self, folder: str, file: str) -> bytes | None:
-        """Return a small file, or None when there is no such file."""
+        """Return the content of a small file, or None if it does not exist."""
         ...
 
     def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
@@ -85,19 +85,19 @@ class Storage(Protocol):
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes in bytes of what lies in a folder."""
+        """Return the sizes in bytes of the files in a folder."""
         ...
 
     def commit(self, folder: str, manifest: str) -> str:
-        """Write the manifest; return the name under which the checkpoint exists from now on."""
+        """Write the manifest; return the final folder name of the checkpoint."""
         ...
 
     def abandon(self, folder: str) -> None:
-        """Give up a reserved folder whose save has failed, so that it does not take the room of the next one."""
+        """Discard a reserved folder after a failed save, so that it does not use the space of the next one."""
         ...
 
     def delete(self, folder: str) -> None:
-        """Delete a checkpoint. Killed on the way, it leaves what counts as unfinished."""
+        """Delete a checkpoint. If interrupted, the rest counts as unfinished."""
         ...
 
 
@@ -118,9 +118,6 @@ def step_of_folder(folder: str) -> int | None:
     return step_of_folder_name(folder.removeprefix(_WRITING))
 
 
-# ---------------------------------------------------------------- on a file system
-
-
 class FolderStorage:
     """Checkpoints below a folder that all ranks share. An unfinished one has a hidden name until a rename."""
 
@@ -131,7 +128,9 @@ class FolderStorage:
     def folders(self) -> dict[str, dict[str, int]]:
         try:
             found = [path.name for path in self.root.iterdir()]
-        except FileNotFoundError:  # nothing else means that there are none: a disk that fails may hold the run
+        except (
+            FileNotFoundError
+        ):  # only this error means that there are none: a failing disk may hold the run's checkpoints
             return {}
         names = sorted(name for name in found if step_of_folder(name) is not None and (self.root / name).is_dir())
         return {name: _sizes(self.root / name) for name in names}
@@ -164,7 +163,7 @@ class FolderStorage:
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
         folder = f"{_WRITING}{checkpoint_folder_name(step, writer['attempt'])}"
-        shutil.rmtree(self.root / folder, ignore_errors=True)  # this attempt's own, of a save that failed
+        shutil.rmtree(self.root / folder, ignore_errors=True)  # left by a failed save of the same attempt
         with self._explained():
             (self.root / folder).mkdir(parents=True)
         self.write(folder, WRITER_FILE, dump_json(dict(writer)).encode())
@@ -174,7 +173,7 @@ class FolderStorage:
     def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
         del bytes_
         with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
-            yield _WholeWrites(opened.fileno())
+            yield _UnbufferedFile(opened.fileno())
             os.fsync(opened.fileno())
 
     @contextlib.contextmanager
@@ -202,13 +201,13 @@ class FolderStorage:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
-            name = full  # another attempt has finished this step before
+            name = full  # another attempt has completed this step already
             (self.root / folder).rename(self.root / name)
         _sync_folder(self.root)
         return name
 
     def delete(self, folder: str) -> None:
-        # The rename takes all of it out of sight at once; what an earlier kill left of a deletion goes along.
+        # The rename hides the checkpoint atomically. Remains of an interrupted deletion are deleted, too.
         (self.root / folder).rename(self.root / f"{_DELETING}{folder}-{os.getpid()}")
         for path in self.root.iterdir():
             if path.name.startswith(_DELETING):
@@ -227,8 +226,8 @@ class _OpenFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class _WholeWrites:
-    """A file without a buffer may take less than it is given; this one takes all or raises."""
+class _UnbufferedFile:
+    """An unbuffered file that writes all data or raises; the operating system may write less per call."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -240,7 +239,7 @@ class _WholeWrites:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    # A folder may go while it is listed: another attempt has finished or retired it.
+    # A folder may disappear while it is listed: another attempt has renamed or deleted it.
     with contextlib.suppress(FileNotFoundError):
         return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
     return {}
@@ -254,9 +253,6 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---------------------------------------------------------------- in S3
-
-
 class S3Storage:
     """Checkpoints below an S3 prefix. A folder's name belongs to the attempt that first wrote into it."""
 
@@ -265,7 +261,7 @@ class S3Storage:
         self._objects = S3Objects(self.uri)
 
     def strays(self) -> list[str]:
-        return []  # a key without a slash is no folder
+        return []  # a key without a slash is not a folder
 
     def folders(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
@@ -291,10 +287,10 @@ class S3Storage:
         raise FileExistsError(f"{self.uri}/{checkpoint_folder_name(step, writer['attempt'])} is taken")
 
     def _claim(self, name: str, writer: Mapping[str, Any]) -> bool:
-        """Take a name for an attempt; also one that it took before for a save that failed."""
+        """Reserve a name for an attempt; return whether it is reserved, possibly by an earlier failed save of it."""
         key, text = f"{name}/{WRITER_FILE}", dump_json(dict(writer)).encode()
         is_own = self._objects.put_new(key, text) or self._objects.read(key) == text
-        # Of a retired checkpoint, or one that something else has written, the first file may be gone.
+        # A partly deleted checkpoint, or one from another program, may lack the writer file.
         return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None
 
     def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
@@ -304,7 +300,7 @@ class S3Storage:
         return {key.removeprefix(f"{folder}/"): size for key, size in self._objects.sizes(f"{folder}/").items()}
 
     def abandon(self, folder: str) -> None:
-        """Do nothing: there is room, and what does not answer now would only keep the next save waiting."""
+        """Do nothing: space is unlimited, and an unresponsive S3 would only delay the next save."""
 
     def commit(self, folder: str, manifest: str) -> str:
         key = f"{folder}/{MANIFEST_FILE}"
@@ -312,11 +308,11 @@ class S3Storage:
             raise FileExistsError(f"{self.uri}/{folder} has a manifest already")
         if self._objects.read(key) != manifest.encode():
             self._objects.delete([key])
-            raise OSError(f"{self.uri}/{key} was written and not kept as it was: the storage loses bytes")
+            raise OSError(f"{self.uri}/{key} was written and reads back differently: the storage loses data")
         return folder
 
     def delete(self, folder: str) -> None:
-        # Without its manifest a checkpoint does not exist. The writer's file goes last: it tells whose the rest is.
+        # Without its manifest a checkpoint does not exist. The writer file is deleted last: it identifies the owner.
         self._objects.delete([f"{folder}/{MANIFEST_FILE}"])
         rest = [key for key in self._objects.sizes(f"{folder}/") if not key.endswith(f"/{WRITER_FILE}")]
         self._objects.delete(rest)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides its manifest: model, optimizer, what is small, and every rank's random states."""
+"""The state that a checkpoint holds: model, optimizer, small objects, and every rank's random states."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def collect_states(
 ) -> States:
     """Return the states as they are now.
 
-    Parameters and the optimizers' tensors are the live ones: copy them before the next step of an optimizer. Buffers,
-    which change in a forward pass, are copies already.
+    Parameters and optimizer tensors are the live ones: copy them before the next optimizer step. Buffers, which change
+    in a forward pass, are already copies.
 
     Args:
         model: Plain, replicated, sharded or compiled.
         optimizers: Its optimizers.
         objects: Plain values: state of schedule and scaler, equal on all ranks.
-        place: This rank's place.
+        place: This rank's context.
     """
     optimizers = list(optimizers)
     if optimizers:
@@ -65,7 +65,7 @@ def collect_states(
 
 
 def collect_model_state(model: nn.Module) -> States:
-    """Return the state of the model alone, to load a checkpoint's into it."""
+    """Return the state of the model alone, as a target for loading."""
     parameters = _places(model)
     state = {name: _settled(name, value, parameters) for name, value in get_model_state_dict(model).items()}
     return {"model": state}
@@ -73,10 +73,10 @@ def collect_model_state(model: nn.Module) -> States:
 
 @contextlib.contextmanager
 def without_state_creation(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Have DCP take optimizers as they are in this block.
+    """Prevent DCP from creating optimizer state in this block.
 
-    It gives one that has no state a state by a step with zero gradients, unless there are gradients. Training would not
-    go on as it would have without the save: that step counts.
+    DCP initializes an optimizer without state by a step with zero gradients, unless gradients exist. That step would
+    count, and training would differ from a run without the save.
     """
     firsts = [next(_parameters(optimizer), None) for optimizer in optimizers if not optimizer.state]
     bare = [parameter for parameter in firsts if parameter is not None and parameter.grad is None]
@@ -90,18 +90,18 @@ def without_state_creation(optimizers: Iterable[torch.optim.Optimizer]) -> Itera
 
 
 def clear_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Have DCP make room for the state that is to be loaded: it does so without states and gradients only."""
+    """Clear states and gradients, so that DCP allocates the state to be loaded."""
     for optimizer in optimizers:
         optimizer.state.clear()
         optimizer.zero_grad(set_to_none=True)
 
 
 def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse what could be saved and not be loaded, before days have gone into it.
+    """Reject a state that could be saved but not loaded, before the training begins.
 
     Raises:
-        CheckpointError: an optimizer has parameters that are not the model's, or cannot be put back; or something
-            holds what is no plain value.
+        CheckpointError: an optimizer has parameters that are not the model's, or cannot be restored; or a state holds
+            something other than plain values.
     """
     optimizers = list(optimizers)
     empty = sum(not group["params"] for optimizer in optimizers for group in optimizer.param_groups)
@@ -124,7 +124,7 @@ def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 
 
 def _extra_states(model: nn.Module) -> dict[str, Any]:
-    """Return what modules save that is no tensor."""
+    """Return the extra states of modules by description."""
     has_own = [
         (name, module)
         for name, module in model.named_modules()
@@ -134,9 +134,9 @@ def _extra_states(model: nn.Module) -> dict[str, Any]:
 
 
 def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Tell whether parameters may change elsewhere than in a step of these optimizers: in the next forward pass.
+    """Return whether parameters may change outside of a step of these optimizers: in the next forward pass.
 
-    A target network that follows the trained one is such a parameter, and an embedding with `max_norm`.
+    Examples are a target network that follows the trained one, and an embedding with `max_norm`.
     """
     stepped = {parameter for optimizer in optimizers for parameter in _parameters(optimizer)}
     if any(parameter not in stepped or not parameter.requires_grad for parameter in model.parameters()):
@@ -145,7 +145,7 @@ def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.
 
 
 def unshared_names(states: States, model: nn.Module) -> frozenset[str]:
-    """Return what of the model's states is no parameter, such as buffers: each rank may have its own."""
+    """Return the names of model states that are not parameters, such as buffers: each rank may have its own."""
     parameters = _places(model)
     return frozenset(
         f"model.{name}"
@@ -166,11 +166,11 @@ def restore_states(
     Without states of this rank (it did not exist when the checkpoint was written) the random states stay as they are.
 
     Args:
-        states: What was loaded.
+        states: The loaded states.
         model: As for `states_of`.
         optimizers: As for `states_of`.
-        place: This rank's place.
-        names: What `parameter_names` told of the states to load into.
+        place: This rank's context.
+        names: The result of `parameter_names` for the states before loading.
     """
     optimizers = list(optimizers)
     if names is not None:
@@ -194,7 +194,7 @@ def _model_state(states: States) -> dict[str, Any]:
 
 
 def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
-    """Give the loaded groups this rank's parameters: of a pipeline the checkpoint knows only those of one stage."""
+    """Assign this rank's parameters to the loaded groups: a pipeline's checkpoint lists those of one stage only."""
     if set(parameter_names(states)) == set(names):
         return
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -209,12 +209,12 @@ def parameter_names(states: States) -> list[str]:
 
 
 def drop_unsaved_states(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Take from optimizers what no checkpoint had: the state that DCP gave a parameter which never had a gradient.
+    """Remove optimizer state that the checkpoint did not hold: DCP creates it for parameters without gradients.
 
     Args:
-        names: What `parameter_names` told of the states to load into.
-        saved: Parameters whose state was loaded.
-        optimizers: All of them, in the same order.
+        names: The result of `parameter_names` for the states before loading.
+        saved: Names of the parameters whose state was loaded.
+        optimizers: All optimizers, in the same order.
     """
     owners = [(optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)]
     if len(owners) == len(names):
@@ -224,16 +224,16 @@ def drop_unsaved_states(names: list[str], saved: Collection[str], optimizers: It
 
 
 def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]:
-    """Return which parameters have a state of an optimizer in a checkpoint, and what such states consist of."""
+    """Return the parameters with optimizer state in a checkpoint, and the names of the entries of such states."""
     found = [name.removeprefix(_STATE) for name in metadata.state_dict_metadata if name.startswith(_STATE)]
     parts = [name.split(".") for name in found]
-    # A state may be nested: the name of its parameter is one of these.
+    # A state may be nested: its parameter's name is one of these prefixes.
     names = frozenset(".".join(part[:end]) for part in parts for end in range(1, len(part)))
     return names, frozenset(part[-1] for part in parts)
 
 
 def optimizer_mismatch(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
-    """Return why saved states of these kinds are another optimizer's, or None."""
+    """Return why states with these entries belong to another optimizer, or None."""
     own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {"step"}
     saved = set(kinds) - {"step"}
     if not own or not saved or own & saved:
@@ -242,13 +242,13 @@ def optimizer_mismatch(kinds: Collection[str], optimizer_state: Mapping[str, Any
 
 
 def tensor_shapes(model_state: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the shapes of a model's tensors by name, whole where they are sharded."""
+    """Return the global shapes of a model's tensors by name."""
     tensors = (torch.Tensor, ShardedTensor)
     return {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
 
 
 def shape_mismatches(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
-    """Yield what of a model, given by its shapes, a checkpoint lacks, has in another shape, or has too much."""
+    """Yield the differences between a checkpoint and a model: missing, additional and differently shaped tensors."""
     saved = {
         name.removeprefix("model."): list(entry.size)
         for name, entry in metadata.state_dict_metadata.items()
@@ -259,7 +259,7 @@ def shape_mismatches(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterat
             yield f"it has no {name}"
         elif saved[name] != shape:
             yield f"its {name} has the shape {saved[name]}, the model's has {shape}"
-    yield from (f"it has {name}, the model has not" for name in saved if name not in own)
+    yield from (f"it has {name}, the model does not" for name in saved if name not in own)
 
 
 def rank_key(rank: int) -> str:
@@ -286,13 +286,10 @@ def _settled(name: str, value: Any, parameters: set[int]) -> Any:
     if isinstance(value, DTensor | ShardedTensor):
         return value
     if not isinstance(value, torch.Tensor):
-        # An extra state of a module: whatever it is, it may have another form when it is loaded.
-        # Bytes are one entry of the checkpoint; DCP would take a mapping apart into many.
+        # The extra state of a module, whose structure may differ when it is loaded.
+        # Bytes are one entry of the checkpoint; DCP would split a mapping into many.
         return serialize(value, f"model.{name}")
     return value if value.data_ptr() in parameters else value.clone()
-
-
-# ---------------------------------------------------------------- random states
 
 
 def random_states(place: Context) -> dict[str, Any]:
@@ -312,7 +309,7 @@ def random_states(place: Context) -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any], place: Context) -> None:
-    """Set this rank's random generators to what `random_states` has returned."""
+    """Set this rank's random generators to states from `random_states`."""
     torch.set_rng_state(states["torch"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -1,4 +1,4 @@
-"""Reading checkpoints with proof: no byte is handed out that its manifest does not vouch for. Without torch."""
+"""Verified reads of checkpoints: every block is compared with the manifest before it is returned. Without torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cloudtrain_runtime.errors import DamagedError
 from cloudtrain_runtime.s3.objects import ObjectReader
 
 _HELD_BLOCKS = 4
-"""A saved tensor is read from its end (its directory), then from its start: both should still be at hand."""
+"""Cached blocks. A saved tensor is read from its end (its directory), then from its start: both stay cached."""
 
 
 class VerifiedFile(io.RawIOBase):
     """A file of a checkpoint. Each block is compared with the manifest before any of it is returned.
 
     Args:
-        source: Where its bytes come from.
-        stored: What the manifest says of it.
+        source: Reader of its bytes.
+        stored: Its entry in the manifest.
         block_bytes: Size of the manifest's blocks.
         name: Its name, for errors.
 
     Raises:
-        DamagedError: on reading, a block has not the bytes that were written.
+        DamagedError: on reading, a block differs from the data that was written.
     """
 
     def __init__(self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str) -> None:
@@ -41,11 +41,11 @@ class VerifiedFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that it can be read anywhere."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -95,7 +95,7 @@ def open_verified(
     """Open a file of a checkpoint.
 
     Raises:
-        DamagedError: it is not there, or on reading: it is damaged.
+        DamagedError: it does not exist, or, on reading, it is damaged.
     """
     try:
         with storage.open(folder, name, stored.bytes) as source:
@@ -111,12 +111,12 @@ def find_damage(
     block_bytes: int = BLOCK_BYTES,
     on_block: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
-    """Read files of a checkpoint whole and yield what is wrong with them, one sentence per damaged file.
+    """Read files of a checkpoint completely and yield one sentence per damaged file.
 
     Args:
-        storage: Where it lies.
-        folder: Its name there.
-        files: What its manifest says of the files to read.
+        storage: Where the checkpoint is.
+        folder: The checkpoint's folder.
+        files: The manifest's entries of the files to read.
         block_bytes: Size of the manifest's blocks.
         on_block: Called after each block.
     """

@@ -1,4 +1,4 @@
-"""A forked process that is what a new interpreter with other arguments would be, but for what is imported already."""
+"""Forked processes that look like a new interpreter with other arguments, except for modules imported already."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Mask = Iterable[int]
 
 
 def hold_signals() -> Mask:
-    """Let no signal in until a fork is what it shall be; return what `become` is given, or `release_signals`."""
+    """Block signals until a fork has its new identity; return the mask for `assume_identity` or `release_signals`."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def release_signals(mask: Mask) -> None:
-    """Let signals in again."""
+    """Unblock signals."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def assume_identity(argv: list[str], environ: Mapping[str, str], mask: Mask) -> None:
-    """Show and have these arguments and this environment, and act on signals as a new process does.
+    """Take on arguments and an environment, and handle signals as a new process does.
 
     Args:
-        argv: The interpreter, its options and what it runs.
-        environ: The whole environment.
-        mask: Of `hold_signals`.
+        argv: The interpreter, its options and the program.
+        environ: The complete environment.
+        mask: The result of `hold_signals`.
     """
     os.environ.clear()
     os.environ.update(environ)
@@ -45,7 +45,7 @@ def assume_identity(argv: list[str], environ: Mapping[str, str], mask: Mask) -> 
 
 
 def unbuffer_output() -> None:
-    """Have what is printed leave this process at once, as `python -u` and PYTHONUNBUFFERED do."""
+    """Make standard output and error unbuffered, as `python -u` and PYTHONUNBUFFERED do."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = _unbuffered(getattr(sys, name), descriptor)
         setattr(sys, name, stream)

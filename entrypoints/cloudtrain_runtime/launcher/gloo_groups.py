@@ -1,9 +1,9 @@
-"""A script's Gloo groups, kept from their destructor, which can hang.
+"""A workaround for a hang in the destructor of Gloo process groups.
 
-What frees such a group waits, with the interpreter's lock held, for the group's thread, and that thread waits for the
-lock where it has just ended a collective. So a script that destroys its group right after the last step, and then
-returns from the function that holds the DDP model, may never end. Seen with torch 2.13 in two of two runs with forked
-workers, and in none of five under plain torchrun, where the same code of torch runs.
+The destructor waits for the group's thread while it holds the interpreter's lock, and that thread waits for the lock
+after its last collective. A script that destroys its group right after the last step, and then returns from the
+function that holds the DDP model, may therefore never end. Observed with torch 2.13 in two of two runs with forked
+workers, and in none of five runs under plain torchrun, which uses the same code of torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _kept: list[Any] = []
 
 
 def keep_gloo_groups() -> None:
-    """Have `destroy_process_group` do what it does, but free no Gloo group: this process ends without that, anyway.
+    """Make `destroy_process_group` keep a reference to each Gloo group, so that no destructor runs before the exit.
 
-    Only where torch is imported already, as in every forked worker: some scripts set what torch reads at its import.
+    It applies only where torch is imported already, as in every forked worker: some scripts set variables that torch
+    reads at import.
     """
     found = sys.modules.get("torch.distributed.distributed_c10d")
     if found is None or not hasattr(found, "destroy_process_group"):

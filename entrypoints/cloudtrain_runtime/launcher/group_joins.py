@@ -1,6 +1,6 @@
-"""Whether the ranks of a script join a process group: each rank notes it in a file for the launcher of its host.
+"""Records of whether a script's ranks join a process group: one file per rank, for the launcher of its host.
 
-Standard library only. torch is looked at where the script has imported it.
+Standard library only. torch is inspected only if the script has imported it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _INITIALISERS = ("torch.distributed", "torch.distributed.distributed_c10d", "tor
 
 
 class JoinState(enum.StrEnum):
-    """What is known of a rank."""
+    """The recorded state of a rank."""
 
     WAITING = "waiting"
-    """It runs, its calls of `init_process_group` are seen, and there was none."""
+    """The rank runs, and has not called `init_process_group` so far."""
     JOINED = "joined"
     ALONE = "alone"
-    """The script has ended without a process group of several ranks."""
+    """The script ended without a process group of several ranks."""
     UNKNOWN = "unknown"
 
 
 class JoinRecorder:
-    """This rank's note.
+    """Records the state of this rank.
 
     Args:
-        note: File to write to.
-        world_size: Ranks of the whole run.
+        path: File to write to.
+        world_size: Number of ranks of the run.
     """
 
-    def __init__(self, note: Path, world_size: int) -> None:
-        self._note = note
+    def __init__(self, path: Path, world_size: int) -> None:
+        self._path = path
         self._world_size = world_size
         self._is_hooked = _hook(self._on_join)
         self._has_joined = False
         self._write(JoinState.WAITING if self._is_hooked else JoinState.UNKNOWN)
 
     def end(self) -> None:
-        """Note what is known when the script has ended without a failure."""
+        """Record the final state when the script has ended without a failure."""
         self._on_join()
         if not self._has_joined and (self._is_hooked or "torch.distributed" not in sys.modules):
             self._write(JoinState.ALONE)
@@ -56,24 +56,24 @@ class JoinRecorder:
     def _on_join(self) -> None:
         distributed: Any = sys.modules.get("torch.distributed")
         is_joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
-        # A group of one, in each of several ranks, joins nothing.
+        # A group of one rank in a run of several ranks does not count.
         if not self._has_joined and is_joined and (self._world_size == 1 or distributed.get_world_size() > 1):
             self._has_joined = True
             self._write(JoinState.JOINED)
 
     def _write(self, state: JoinState) -> None:
-        with contextlib.suppress(OSError):  # a full disk ends no training
-            self._note.write_text(state, encoding="utf-8")
+        with contextlib.suppress(OSError):  # a full disk must not end the training
+            self._path.write_text(state, encoding="utf-8")
 
 
 def record_join() -> JoinRecorder:
-    """Begin the note of this rank; to be called before its script."""
+    """Start to record this rank's state; call it before the script."""
     folder = ml_tree(os.environ).joins
     return JoinRecorder(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def read_joins(tree: MlTree) -> list[JoinState]:
-    """Return what is known of the ranks of a host."""
+    """Return the recorded states of a host's ranks."""
     found = []
     for path in tree.joins.glob("*"):
         with contextlib.suppress(OSError, ValueError):
@@ -82,9 +82,10 @@ def read_joins(tree: MlTree) -> list[JoinState]:
 
 
 def _hook(on_join: Callable[[], None]) -> bool:
-    """Have `on_join` called after each `init_process_group`; return whether that is possible.
+    """Call `on_join` after each `init_process_group`; return whether that is possible.
 
-    Only where torch is imported already, as in every forked worker: some scripts set what torch reads at its import.
+    It requires that torch is imported already, as in every forked worker: some scripts set variables that torch reads
+    at import.
     """
     source: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if source is None or not hasattr(source, "init_process_group"):

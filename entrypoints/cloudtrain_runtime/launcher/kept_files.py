@@ -1,8 +1,8 @@
 """Files that a job writes into its code folder: those of `code.outputs` are kept, the others are reported.
 
 Standard library only, like the launcher. SageMaker keeps the model folder, the output folder and the checkpoints
-folder, and deletes everything else with the instance. An output of a script lies in `checkpoints/outputs/`, where
-SageMaker copies it to S3 while the job runs and back when a later run resumes; the code folder holds a link to it.
+folder, and deletes everything else with the instance. An output of a script is stored in `checkpoints/outputs/`, from
+where SageMaker copies it to S3 while the job runs and back when a later run resumes; the code folder has a link to it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CodeFolder:
         self._before = frozenset(path for path, _ in _Scan(tree.code))
 
     def report(self, host: str) -> None:
-        """Keep what replaced a link, and emit one event: files that are not kept, and whether the model is missing."""
+        """Keep outputs that replaced their link, and emit one event: files that are not kept, an empty model folder."""
         for name in self._outputs:
             try:
                 _keep(self._tree.code / name, self._tree.outputs / name)
@@ -91,7 +91,7 @@ class _Scan:
     """The files below a folder with their sizes, without following links, for a bounded time.
 
     Attributes:
-        is_complete: Whether the scan has reached every file, known when it has ended.
+        is_complete: Whether the scan has reached every file; valid when it has ended.
     """
 
     folder: Path
@@ -137,9 +137,9 @@ def _link(place: Path, target: Path, *, is_folder: bool) -> None:
 
 
 def _keep(place: Path, target: Path, *, replaces: bool = True) -> None:
-    """Copy what lies in the place of a link to where it is kept.
+    """Copy a file or folder that has replaced a link to where it is kept.
 
-    A script that writes a file aside and renames it, or deletes a folder and makes it again, replaces the link.
+    A script replaces the link when it writes a temporary file and renames it, or deletes and recreates a folder.
     """
     if place.is_symlink() or not place.exists():
         return

@@ -1,4 +1,4 @@
-"""What Linux does for processes and Python has no name for."""
+"""Linux process features that Python does not expose."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _STAT_FIELDS: Final = {
     "end_data": 46,
     "start_brk": 47,
 }
-"""Where /proc/PID/stat tells them, counted from 1 (proc_pid_stat(5))."""
+"""Positions of the fields in /proc/PID/stat, counted from 1 (proc_pid_stat(5))."""
 
 _shown: list[ctypes.Array[ctypes.c_char]] = []
 """Memory that /proc shows must live as long as the process."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when the one that forked it ends, however it ends; end it if that has ended already.
+    """Have the kernel kill this process when its parent ends; end it at once if the parent has ended already.
 
     Args:
-        parent: Its process id, asked before the fork.
+        parent: The parent's process id, from before the fork.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0)
     if os.getppid() != parent:
@@ -43,7 +43,7 @@ def die_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def child_subreaper() -> Iterator[None]:
-    """Have processes below this one handed to it when their parent ends, instead of to PID 1."""
+    """Make this process adopt orphaned descendants in this block, instead of PID 1."""
     if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0) != 0:
         raise OSError(ctypes.get_errno(), "this process cannot adopt its grandchildren")
     try:
@@ -53,15 +53,15 @@ def child_subreaper() -> Iterator[None]:
 
 
 def count_threads() -> int:
-    """Return the threads of this process."""
+    """Return the number of threads of this process."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def set_proc_cmdline(argv: list[str], environ: Mapping[str, str]) -> None:
-    """Have ps, py-spy and whoever reads /proc see these arguments and this environment for this process.
+    """Set the arguments and the environment that /proc shows for this process, for ps and py-spy.
 
-    A forked process shows those of the process that was started last with exec. A kernel that does not do this
-    (CONFIG_CHECKPOINT_RESTORE, Linux 3.18) goes on to show those.
+    Without it, a forked process shows those of its ancestor that called exec. A kernel without support
+    (CONFIG_CHECKPOINT_RESTORE, Linux 3.18) ignores the call.
     """
     arguments = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())

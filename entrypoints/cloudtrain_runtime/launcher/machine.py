@@ -1,4 +1,4 @@
-"""What the launcher and its processes know of their host: its place among the others, its GPUs, CPUs and network.
+"""The host: its position among the job's hosts, its GPUs, CPUs and network interface.
 
 Standard library only, like the launcher.
 """
@@ -28,14 +28,14 @@ class Host:
 
 
 def read_host(tree: MlTree) -> Host:
-    """Return this host's place from resourceconfig.json."""
+    """Return this host's description from resourceconfig.json."""
     resources = read_config(tree, "resourceconfig")
     hosts = tuple(sort_hosts(list(resources.get("hosts", ["algo-1"]))))
     return Host(resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", ""))
 
 
 def count_gpus() -> int:
-    """Return the NVIDIA GPUs that this host's processes may use, without loading CUDA."""
+    """Return the number of NVIDIA GPUs that this host's processes may use, without loading CUDA."""
     if GPUS_VARIABLE in os.environ:
         return int(os.environ[GPUS_VARIABLE])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -46,5 +46,5 @@ def count_gpus() -> int:
 
 
 def usable_cpus() -> int:
-    """Return the CPUs that this host's processes may use."""
+    """Return the number of CPUs that this host's processes may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,6 @@
 """The `SM_*` variables that scripts written for SageMaker expect.
 
-AWS's training toolkit sets them; under our launcher nobody else would. Names and forms follow its documentation
+AWS's training toolkit sets them; cloudtrain's launcher does so in its place. Names and forms follow its documentation
 (github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md, 2026-11).
 """
 
@@ -38,7 +38,7 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     own = hyperparameters(user_args)
     own |= {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
-    if tree.run_config.is_file():  # our own channels are no part of what the job has asked for
+    if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
         inputs = {name: each for name, each in inputs.items() if name not in (CODE_CHANNEL, CONFIG_CHANNEL)}
     channels = sorted(inputs)
     found = {

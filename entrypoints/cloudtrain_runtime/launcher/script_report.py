@@ -1,7 +1,7 @@
-"""What a host's launcher reports of a script: whether its ranks train together, save and report progress.
+"""Reports about a script: whether its ranks train together, save checkpoints and report progress.
 
-Standard library only, like the launcher. A plan promises checkpoints and an end to hangs, and a script can do without
-both; a script that joins no process group trains as many independent copies as there are ranks.
+Standard library only, like the launcher. A plan promises checkpoints and hang detection, which need the script's
+cooperation. A script that does not join a process group trains as many independent copies as there are ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.heartbeat import read_heartbeats
 
 _FIRST_SECONDS = 600.0
-"""When the first report of a run comes whose job sets no limit for hangs."""
+"""Time of the first report when the job sets no hang limit."""
 
 
 class ScriptReport:
-    """The reports of one host: one after `limits.hang`, one at the end. For a Task there is none.
+    """Emits the reports of one host: one after `limits.hang`, one at the end. A Task has no reports.
 
     Args:
         tree: The host's /opt/ml.
@@ -41,12 +41,12 @@ class ScriptReport:
             tree.joins.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        """Report after a while, in a thread of its own. To be called when the agent has been forked."""
+        """Start the thread of the first report. Call it after the agent has been forked."""
         if self._config.script is not None:
             threading.Thread(target=self._report_once, name="script report", daemon=True).start()
 
     def end(self) -> None:
-        """Report what is known when the ranks have ended."""
+        """Emit the final report when the ranks have ended."""
         self._has_ended.set()
         if self._config.script is not None:
             self._report(JoinState.ALONE)
@@ -59,7 +59,7 @@ class ScriptReport:
         """Emit the event.
 
         Args:
-            alone: What the note of a rank says that has not joined a process group so far.
+            alone: Recorded state of a rank that has not joined a process group so far.
         """
         joins = Counter(read_joins(self._tree))
         is_watched = self._config.hang_seconds is not None

@@ -1,4 +1,4 @@
-"""The values of the job's secrets, asked of AWS Secrets Manager by the job's role, or locally by the user.
+"""Values of the job's secrets, fetched from AWS Secrets Manager with the job's role, or locally with the user's.
 
 The launcher uses the standard library only, and its environment must not hold secrets. It starts a separate process,
 `python -m cloudtrain_runtime.launcher.secrets`, which reads the references from standard input and writes the values as
@@ -31,12 +31,12 @@ _DETAIL_CHARACTERS = 300
 
 
 class SecretError(Exception):
-    """A secret cannot be had; the message says which, for which variable, why, and what would help."""
+    """A secret is not available; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class ResolvedSecrets:
-    """What has been found: values by variable, or one line for each variable that has none."""
+    """The values by variable, and one line for each variable without a value."""
 
     values: Mapping[str, str]
     problems: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ class ResolvedSecrets:
 def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> ResolvedSecrets:
     """Return the value of each variable.
 
-    AWS's throttling and lost connections are tried again; what is refused or not there is not.
+    Throttling and lost connections are retried; a denied or missing secret is not.
 
     Args:
-        secrets: Where each variable's value lies.
+        secrets: Reference of each variable's secret.
         environ: The environment, for the region.
     """
     try:
@@ -68,11 +68,11 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
     problems: list[str] = []
     found: dict[SecretConfig, str] = {}
     for name, reference in secrets.items():
-        whole = dataclasses.replace(reference, key=None)
+        without_key = dataclasses.replace(reference, key=None)
         try:
-            if whole not in found:
-                found[whole] = _fetch(reference, session, environ)
-            values[name] = _pick(found[whole], reference)
+            if without_key not in found:
+                found[without_key] = _fetch(reference, session, environ)
+            values[name] = _pick(found[without_key], reference)
         except SecretError as error:
             problems.append(redact(f"{name}: the secret {reference.secret} {error}"))
     return ResolvedSecrets(values, tuple(problems))
@@ -81,11 +81,11 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
 def load_missing(
     secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
 ) -> ResolvedSecrets:
-    """Ask for the variables that this place has not set already, and hide all of them in what is told from here.
+    """Fetch the variables that the environment does not set already, and redact all of them in this process's output.
 
     Args:
-        secrets: Where each variable's value lies.
-        on_start: Told of the process that asks, if one is needed.
+        secrets: Reference of each variable's secret.
+        on_start: Callback with the fetching process, if one is started.
     """
     register_variables(secrets)
     wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
@@ -100,12 +100,12 @@ def resolve_in_subprocess(
     only_check: bool = False,
     on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
 ) -> ResolvedSecrets:
-    """Do what `resolve` does, in a process of its own.
+    """Do what `resolve` does, in a separate process.
 
     Args:
-        secrets: Where each variable's value lies.
-        only_check: Do not bring the values back.
-        on_start: Told of the process.
+        secrets: Reference of each variable's secret.
+        only_check: Do not return the values.
+        on_start: Callback with the process.
     """
     command = [sys.executable, "-m", _MODULE, *(["--check"] if only_check else [])]
     question = dump_json({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
@@ -114,16 +114,13 @@ def resolve_in_subprocess(
     )
     if on_start is not None:
         on_start(process)
-    answered, errors = process.communicate(question)
+    output, errors = process.communicate(question)
     try:
-        told = json.loads(answered.splitlines()[-1])
-        return ResolvedSecrets(told["values"], tuple(told["problems"]))
+        answer = json.loads(output.splitlines()[-1])
+        return ResolvedSecrets(answer["values"], tuple(answer["problems"]))
     except (ValueError, LookupError, TypeError):
         last = redact((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
-        return ResolvedSecrets({}, (f"{', '.join(secrets)}: the secrets could not be asked for: {last}",))
-
-
-# ---------------------------------------------------------------- one secret
+        return ResolvedSecrets({}, (f"{', '.join(secrets)}: the secrets could not be fetched: {last}",))
 
 
 def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) -> str:
@@ -147,12 +144,12 @@ def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) ->
         raise SecretError(_no_answer(error, region)) from None
     text = answer.get("SecretString")
     if text is None:
-        raise SecretError("holds bytes, and a variable is text: store it as a string")
+        raise SecretError("holds bytes, but a variable is text: store it as a string")
     return str(text)
 
 
 def region_of(secret: str, region: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return the region that a secret lies in: its ARN's, or that of the client or of the job."""
+    """Return the region of a secret: from its ARN, or that of the client or of the job."""
     arn = secret.split(":")
     if arn[0] == "arn" and len(arn) > 3:  # noqa: PLR2004 (arn:partition:secretsmanager:region:...)
         return arn[3]
@@ -166,7 +163,7 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
     detail = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())[:_DETAIL_CHARACTERS]
     if code == "ResourceNotFoundException":
         stage = "" if reference.stage is None else f" with the stage {reference.stage}"
-        return f"is not there{stage} in {region}: make it, or mend its name in code.env ({code}: {detail})"
+        return f"is not there{stage} in {region}: create it, or fix its name in code.env ({code}: {detail})"
     if code in _DENIED:
         key = ", and kms:Decrypt on the secret's key where it has one of its own"
         return (
@@ -181,7 +178,7 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
 
 
 def _resource(secret: str, region: str | None) -> str:
-    """Return what a policy has to name; of a secret's ARN the last six characters are not in its name."""
+    """Return the resource for a policy; the ARN of a secret ends with six characters that are not in its name."""
     return secret if secret.startswith("arn:") else f"arn:aws:secretsmanager:{region}:<account>:secret:{secret}-??????"
 
 
@@ -202,7 +199,7 @@ def _no_answer(error: Exception, region: str | None) -> str:
 
 
 def _renewal() -> str:
-    """Return how to get credentials that work where this process runs."""
+    """Return how to renew the credentials in this environment."""
     if is_container_endpoint(os.environ):
         return "submit again; if it fails again, check that the role exists and that SageMaker may assume it"
     return "sign in again"
@@ -225,7 +222,7 @@ def _pick(text: str, reference: SecretConfig) -> str:
             raise SecretError(f"holds no text under the key {reference.key}")
         value = value if isinstance(value, str) else dump_json(value)
     if "\0" in value or not _is_text(value):
-        raise SecretError("holds a zero byte or half a character, which no variable may")
+        raise SecretError("holds a zero byte or an invalid character, which a variable cannot hold")
     return str(value)
 
 
@@ -238,7 +235,7 @@ def _is_text(value: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Answer the question on standard input."""
+    """Resolve the references on standard input, and print the values."""
     secrets = {name: SecretConfig(**reference) for name, reference in json.load(sys.stdin).items()}
     answer = resolve(secrets, os.environ)
     values = {} if "--check" in arguments else dict(answer.values)

@@ -1,9 +1,9 @@
-"""What AWS's training toolkit does in its containers, on a machine that has none: starts an estimator's own script.
+"""A local replacement of AWS's training toolkit, which starts the script of a plain framework estimator.
 
-Runs what a framework estimator asks for by hyperparameters (`sagemaker_program` and its distribution) when nothing of
-cloudtrain travels with it. Follows github.com/aws/sagemaker-training-toolkit 5 (entry_point.py, torch_distributed.py,
-errors.py): the script gets the user's hyperparameters as arguments, SIGTERM does not reach it, a failure is written as
-ExecuteUserScriptError. Requirements are not installed, and there is no mpirun.
+It runs what a framework estimator requests by hyperparameters (`sagemaker_program` and its distribution) when the job
+does not use cloudtrain. It follows github.com/aws/sagemaker-training-toolkit 5 (entry_point.py, torch_distributed.py,
+errors.py): the script receives the user's hyperparameters as arguments, SIGTERM does not reach it, and a failure is
+written as ExecuteUserScriptError. Requirements are not installed, and mpirun is not supported.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _TAIL_LINES = 50
 
 def main() -> int:
     """Run this host's part of an estimator's job; return the exit code of the container."""
-    # AWS's toolkit is PID 1 without a handler: a notice to stop changes nothing until SIGKILL comes.
+    # AWS's toolkit is PID 1 without a handler: a stop notice has no effect until SIGKILL.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tree = ml_tree(os.environ)
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     if parameters.get("sagemaker_mpi_enabled"):
-        return _fail(tree, "the distribution needs mpirun, which there is not here; use torch_distributed")
+        return _fail(tree, "the distribution needs mpirun, which is not available here; use torch_distributed")
     if (tree.code / "requirements.txt").is_file():
-        log_line("requirements.txt is not installed here: this machine's environment is used as it is")
+        log_line("requirements.txt is not installed: a local run uses this machine's environment as it is")
     user_args = script_arguments(parameters)
     program = str(parameters["sagemaker_program"])
     command = [*start_command(parameters, read_host(tree), os.environ), program, *user_args]
@@ -76,7 +76,7 @@ def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
 
 
 def start_command(parameters: Mapping[str, Any], host: Host, environ: Mapping[str, str]) -> list[str]:
-    """Return what starts the script: python, or torchrun where a distribution is asked for."""
+    """Return the command that starts the script: python, or torchrun where a distribution is requested."""
     if not any(parameters.get(f"{_OWN}{name}") for name in _BY_TORCHRUN):
         return [sys.executable]
     addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
@@ -92,7 +92,7 @@ def start_command(parameters: Mapping[str, Any], host: Host, environ: Mapping[st
 
 
 def _run(command: list[str], tree: MlTree, environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Run the script and hand on its output; return its exit code and the last lines."""
+    """Run the script and forward its output; return its exit code and the last lines."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     with subprocess.Popen(
         command, cwd=tree.code, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

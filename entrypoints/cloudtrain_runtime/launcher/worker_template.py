@@ -1,14 +1,13 @@
 """Workers forked from a process that has imported torch once.
 
-torchrun starts an interpreter for each rank, and each imports torch and what stands behind DDP and every optimizer:
-seconds at a start, and again at each restart. Here the agent forks a process as soon as it has torch, and nothing else;
-that process imports the rest and waits: the template. A worker is a fork of it. Everything else stays torchrun's own:
-for its agent such a worker is the child process that it wanted to start, with a session of its own, an exit code to
-wait for and a process group to signal.
+torchrun starts an interpreter for each rank, and each one imports torch and the modules behind DDP and every optimizer,
+which takes seconds at the start and at each restart. Here the agent forks a process, the template, as soon as it has
+imported torch. The template imports the remaining modules and waits; each worker is a fork of it. For torchrun's agent
+such a worker is an ordinary child process, with its own session, an exit code and a process group to signal.
 
-The template never touches CUDA, and has one thread. Where that does not hold, or a worker needs an environment other
-than the one that torch was loaded with, workers are started afresh, as torchrun does. `CLOUDTRAIN_WORKER_START=fresh`
-(under `code.env`) asks for that.
+The template never initializes CUDA and has one thread. If that is impossible, or a worker needs an environment that
+differs from the one in which torch was loaded, each worker is a new interpreter, as with torchrun.
+`CLOUDTRAIN_WORKER_START=fresh` (under `code.env`) selects that explicitly.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ START_VARIABLE = "CLOUDTRAIN_WORKER_START"
 """`fresh`: a new interpreter for each worker, as under plain torchrun."""
 
 COMMAND = (sys.executable, "-u", WORKER_SCRIPT)
-"""What torchrun starts for a rank, and what a forked worker stands for."""
+"""The command that torchrun starts for a rank, and that a forked worker replaces."""
 
-_BEHIND_ALL = (
+_MODULES_OF_ALL = (
     "torch._dynamo",  # behind DDP and every optimizer
     "torch.nn.parallel.distributed",
     "torch.utils.data",
@@ -49,29 +48,29 @@ _BEHIND_ALL = (
     "torch.distributed.tensor.parallel",
     "cloudtrain_runtime.worker",
 )
-_BEHIND_CHECKPOINTS = ("torch.distributed.checkpoint.state_dict", "cloudtrain_runtime.checkpoint.script_api")
-_BEHIND_TASKS = (*_BEHIND_CHECKPOINTS, "cloudtrain_runtime.training.trainer")
+_MODULES_OF_CHECKPOINTS = ("torch.distributed.checkpoint.state_dict", "cloudtrain_runtime.checkpoint.script_api")
+_MODULES_OF_TASKS = (*_MODULES_OF_CHECKPOINTS, "cloudtrain_runtime.training.trainer")
 
 _OF_A_START = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     r"|TORCH_NCCL_\w+|TORCH_FR_\w+|CUDA_VISIBLE_DEVICES"
 )
-"""Variables that torchrun and the agent set for each start. They are read when a process group or a context is made."""
+"""Variables that torchrun and the agent set for each start. They are read when a process group is created."""
 
 _READ_AT_IMPORT = r"(?:(?:OMP|MKL|KMP|GOMP|OPENBLAS)_|(?:PY)?TORCH)\w+"
 _SETS_VARIABLE = re.compile(
     rf"""environ\[\s*["']({_READ_AT_IMPORT})["']\s*\]\s*[|+]?=(?!=)"""
     rf"""|(?:environ\.(?:setdefault|update|pop)\(|environ\s*\|=|putenv\()[^\n]*?\b({_READ_AT_IMPORT})"""
 )
-"""Match a script that sets, not only reads, what torch or a library that it loads reads once at import."""
+"""Match a script that sets, and does not only read, variables that torch or its libraries read once at import."""
 
 _POLL_SECONDS = 0.01
 _LOADED = "loaded\n"
-_GONE = "the process that they are forked from has gone"
+_GONE = "the process that they are forked from has ended"
 
 
 def reason_not_to_fork(environ: Mapping[str, str]) -> str:
-    """Return why workers cannot be forked here, or an empty string."""
+    """Return why workers cannot be forked, or an empty string."""
     wish = environ.get(START_VARIABLE, "")
     if wish not in ("", "fresh"):
         return f'{START_VARIABLE} is {wish!r}; its one value is "fresh"'
@@ -83,11 +82,11 @@ def reason_not_to_fork(environ: Mapping[str, str]) -> str:
 
 
 def modules_to_preload(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what ranks will import, in an order that they could import it in; of a script what its text tells."""
+    """Return the modules that ranks will import, in a valid order; for a script according to its source."""
     script = _script(environ)
     if script is None:
-        return _BEHIND_ALL + _BEHIND_TASKS
-    return _BEHIND_ALL + (_BEHIND_CHECKPOINTS if "cloudtrain_runtime" in _text(script) else ())
+        return _MODULES_OF_ALL + _MODULES_OF_TASKS
+    return _MODULES_OF_ALL + (_MODULES_OF_CHECKPOINTS if "cloudtrain_runtime" in _text(script) else ())
 
 
 def _script(environ: Mapping[str, str]) -> str | None:
@@ -96,7 +95,7 @@ def _script(environ: Mapping[str, str]) -> str | None:
 
 
 def _text(script: str) -> str:
-    """Return the text of the user's script; one that cannot be read says so in the ranks."""
+    """Return the source of the user's script; empty if it cannot be read, which the ranks report."""
     try:
         return Path(script).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -104,7 +103,7 @@ def _text(script: str) -> str:
 
 
 def start_template() -> Template | None:
-    """Import torch here, fork the template, and return it; None where workers must be started afresh.
+    """Import torch, fork the template, and return it; None if each worker must be a new interpreter.
 
     In the worker that is forked from the template later, this call does not return.
     """
@@ -120,7 +119,7 @@ def start_template() -> Template | None:
 
 
 class Template:
-    """The agent's end of the process that workers are forked from."""
+    """The agent's handle of the template process."""
 
     def __init__(self, pid: int, requests: socket.socket) -> None:
         self._pid = pid
@@ -130,7 +129,7 @@ class Template:
         self._is_loaded = False
 
     def await_load(self) -> None:
-        """Wait until it can fork; where it cannot, workers are started afresh."""
+        """Wait until the template can fork. If it cannot, each worker is a new interpreter."""
         if self._pid == 0 or self._is_loaded:
             return
         try:
@@ -143,7 +142,7 @@ class Template:
             self._give_up(_GONE)
 
     def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
-        """Start a worker with this environment as a child of this process; None where it must be started afresh."""
+        """Fork a worker with this environment as a child of this process; None if it must be a new interpreter."""
         self.await_load()
         if self._pid == 0:
             return None
@@ -159,13 +158,13 @@ class Template:
             self._give_up(_GONE)
             return None
         except BaseException:
-            # A signal while it waits: the template sees the connection's end, and forks no more.
+            # A signal during the wait: the template sees the end of the connection and stops forking.
             self.end()
             raise
         return worker
 
     def end(self) -> None:
-        """End the template. Workers are children of this process and stay."""
+        """End the template. Workers are children of this process and continue."""
         if self._pid == 0:
             return
         pid, self._pid = self._pid, 0
@@ -179,7 +178,7 @@ class Template:
 
 
 class ForkedWorker:
-    """A child that this process has not started itself, with what torchrun asks of `subprocess.Popen`."""
+    """A child that this process has not started itself, with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.args = COMMAND
@@ -187,10 +186,10 @@ class ForkedWorker:
         self.returncode: int | None = None
 
     def check(self) -> None:
-        """Kill it unless the kernel has made it a child of this process.
+        """Kill the worker unless the kernel has made it a child of this process.
 
         Raises:
-            ChildProcessError: It is not, so nobody here could wait for it.
+            ChildProcessError: it is not a child, so this process could not wait for it.
         """
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -231,12 +230,12 @@ def _differing(loaded_with: Mapping[str, str], environ: Mapping[str, str]) -> li
 
 
 def _may_fork() -> bool:
-    """Tell whether a fork of this process can do anything: one thread, and no CUDA yet."""
+    """Return whether this process can be forked safely: it has one thread and has not initialized CUDA."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None and linux.count_threads() == 1:
         return True
-    probe = os.fork()  # OpenBLAS ends its idle threads before a fork, and starts them again when they are needed
+    probe = os.fork()  # OpenBLAS ends its idle threads before a fork and restarts them on demand
     if probe == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 (what a worker would ask before it uses CUDA)
     _, status = os.waitpid(probe, 0)
@@ -246,7 +245,7 @@ def _may_fork() -> bool:
 
 def _fork_template() -> Template:
     ours, its = socket.socketpair()
-    # The template outlives signals that are sent to the whole group: it ends with the agent.
+    # The template ignores signals that are sent to the process group: it ends with the agent.
     mask = fork.hold_signals()
     sys.stdout.flush()
     agent = os.getpid()
@@ -260,11 +259,8 @@ def _fork_template() -> Template:
     return Template(pid, ours)
 
 
-# ---------------------------------------------------------------- in the template
-
-
 def _serve(requests: socket.socket, mask: fork.Mask) -> NoReturn:
-    """Import what training needs, then fork a worker for each line that asks for one, until the agent has gone."""
+    """Import the modules for training, then fork a worker for each request line, until the agent has ended."""
     _load()
     if not _may_fork():
         log_line("a library has started threads, or CUDA, when it was imported")
@@ -280,27 +276,27 @@ def _serve(requests: socket.socket, mask: fork.Mask) -> NoReturn:
         try:
             requests.sendall(f"{pid}\n".encode())
         except OSError:
-            os.kill(pid, signal.SIGKILL)  # the agent has gone, and this worker is nobody's
+            os.kill(pid, signal.SIGKILL)  # the agent has ended, and nothing monitors this worker
     os._exit(0)
 
 
 def _load() -> None:
-    """Import what training needs."""
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # ask the driver's library, which makes no context
+    """Import the modules for training."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # query the driver's library, which creates no context
     gc.disable()
     for name in modules_to_preload(os.environ):
         with contextlib.suppress(ImportError):  # not in this torch
             importlib.import_module(name)
     rendezvous.connect_without_backoff()
-    gc.freeze()  # so that no worker looks through it, which would also copy its memory
+    gc.freeze()  # so that no worker's collector traverses these objects, which would also copy their memory
 
 
 def _fork_worker() -> int:
-    """Fork a worker that is not this process' child but the agent's; return its pid, and 0 in the worker.
+    """Fork a worker that becomes the agent's child and not this process's; return its pid, and 0 in the worker.
 
-    A process in between forks it and ends, and the kernel hands the orphan to the agent, which has asked for it.
+    An intermediate process forks it and ends, and the agent, as the subreaper, adopts the orphan.
     """
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     between = os.fork()
     if between == 0:
         try:
@@ -309,14 +305,14 @@ def _fork_worker() -> int:
         except OSError:
             os._exit(1)
         os.setsid()
-        os.write(tell, str(os.getpid()).encode())
-        os.close(told)
-        os.close(tell)
+        os.write(write_end, str(os.getpid()).encode())
+        os.close(read_end)
+        os.close(write_end)
         return 0
-    os.close(tell)
+    os.close(write_end)
     os.waitpid(between, 0)
-    pid = os.read(told, 20)
-    os.close(told)
+    pid = os.read(read_end, 20)
+    os.close(read_end)
     if not pid:
         log_line("a worker could not be forked")
         os._exit(1)
@@ -324,18 +320,18 @@ def _fork_worker() -> int:
 
 
 def _become_worker(environ: Mapping[str, str], mask: fork.Mask) -> NoReturn:
-    """Be what `python -u cloudtrain_worker.py` would be in this environment, but for what is imported already."""
+    """Run `cloudtrain_worker.py` as `python -u` would in this environment, with modules imported already."""
     gc.enable()
     sys.argv = [WORKER_SCRIPT]
     importlib.invalidate_caches()
-    _seed_anew()
+    _reseed()
     fork.assume_identity(list(COMMAND), environ, mask)
     runpy.run_path(str(Path(WORKER_SCRIPT).absolute()), run_name="__main__")
     sys.exit(0)
 
 
-def _seed_anew() -> None:
-    """Seed what seeds itself from the operating system when it is imported; `random` does so in every fork."""
+def _reseed() -> None:
+    """Reseed generators that seed themselves at import; `random` does so itself in every fork."""
     import torch
 
     torch.default_generator.seed()
