@@ -1,7 +1,7 @@
 """Serve moto, and what Terraform's provider asks that moto lacks; the first line of standard output is its address.
 
 Each of these is answered with status 500 by moto 5.2, which the provider takes for a fault that passes, and repeats for
-many minutes. Nothing else stands in for AWS here.
+many minutes. It is the only fake of AWS here.
 """
 
 import json
@@ -18,7 +18,7 @@ def list_tags_for_resource(_: BudgetsResponse) -> str:
 
 
 def describe_subscribers_for_notification(self: BudgetsResponse) -> str:
-    """Answer who is told, as CreateBudget has said."""
+    """Return the subscribers of a budget from its CreateBudget request."""
     account, name, wanted = (self._get_param(key) for key in ("AccountId", "BudgetName", "Notification"))
     budget = self.backend.budgets[account][name]
     return json.dumps(
@@ -32,7 +32,7 @@ def validate_state_machine_definition(_: StepFunctionResponse) -> str:
 
 
 def list_state_machine_versions(_: StepFunctionResponse) -> str:
-    """Answer that nobody has published a version of a state machine."""
+    """Return no published version of a state machine."""
     return json.dumps({"stateMachineVersions": []})
 
 

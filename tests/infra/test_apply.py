@@ -20,7 +20,7 @@ PASSED = {"identity", "role", "trust", "bucket", "subnets", "security groups", "
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_everything_is_made_and_nothing_is_left(
+def test_apply_creates_and_destroy_removes_everything(
     applied: dict[str, Any], root: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resources = applied[root]["resources"]
@@ -61,8 +61,8 @@ def test_outputs_are_stored_as_a_profile(applied: dict[str, Any], root: str) -> 
     )
     for shown in applied[root]["shown"]["settings"]:
         # The tests name the region, because Terraform needs one.
-        told = ("AWS_REGION", None) if shown["name"] == "region" else (configured["file"], root)
-        assert (shown["source"], shown["profile"]) == told
+        expected = ("AWS_REGION", None) if shown["name"] == "region" else (configured["file"], root)
+        assert (shown["source"], shown["profile"]) == expected
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -91,12 +91,12 @@ def test_the_name_of_the_bucket_cannot_be_guessed(applied: dict[str, Any]) -> No
     assert all(len(suffix) == 16 and int(suffix, 16) for suffix in suffixes)
 
 
-def test_budget_tells_people_and_the_topic(applied: dict[str, Any]) -> None:
+def test_budget_notifies_people_and_the_topic(applied: dict[str, Any]) -> None:
     resources = applied["module"]["resources"]
     budget = one_of_type(resources, "aws_budgets_budget")
     topic = one_of_type(resources, "aws_sns_topic")["arn"]
-    told = {(each["notification_type"], each["threshold"]) for each in budget["notification"]}
-    assert told == {("ACTUAL", 50), ("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
+    thresholds = {(each["notification_type"], each["threshold"]) for each in budget["notification"]}
+    assert thresholds == {("ACTUAL", 50), ("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
     for each in budget["notification"]:
         assert set(each["subscriber_email_addresses"]) == {"ada@example.com", "bob@example.com"}
         assert each["subscriber_sns_topic_arns"] == [topic]
@@ -106,7 +106,7 @@ def test_budget_tells_people_and_the_topic(applied: dict[str, Any]) -> None:
     }
 
 
-def test_state_machine_waits_looks_and_tells(applied: dict[str, Any]) -> None:
+def test_state_machine_waits_checks_and_notifies(applied: dict[str, Any]) -> None:
     import json
 
     machine = one_of_type(applied["existing-vpc"]["resources"], "aws_sfn_state_machine")

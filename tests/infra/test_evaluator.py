@@ -28,8 +28,8 @@ def policy(*statements: dict[str, Any]) -> dict[str, Any]:
 
 def under(condition: dict[str, Any], **context: Any) -> Decision:
     """Decide a request with such a context that is allowed under a condition."""
-    told = {key: value if isinstance(value, tuple) else (value,) for key, value in context.items()}
-    return decide([policy(allow(Condition=condition))], Request("s3:GetObject", f"{BUCKET}/key", told))
+    values = {key: value if isinstance(value, tuple) else (value,) for key, value in context.items()}
+    return decide([policy(allow(Condition=condition))], Request("s3:GetObject", f"{BUCKET}/key", values))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_actions_and_resources(action: str, resource: str, expected: Decision) -
     assert decide([policy(allow())], Request(action, resource)) == expected
 
 
-def test_nothing_is_allowed_by_nothing() -> None:
+def test_no_policy_allows_nothing() -> None:
     assert decide([], Request("s3:GetObject", f"{BUCKET}/a")) == Decision.IMPLICIT
 
 
@@ -135,7 +135,7 @@ def test_conditions(condition: dict[str, Any], context: dict[str, Any], holds: b
         allow(Condition={"ForAnyValue:StringEquals": {"k": "a"}}),
     ],
 )
-def test_what_it_does_not_know_it_refuses(statement: dict[str, Any]) -> None:
+def test_unknown_constructs_are_rejected(statement: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
         decide([policy(statement)], Request("s3:GetObject", f"{BUCKET}/key", {"k": ("a",)}))
 
@@ -145,7 +145,7 @@ def test_several_values_of_a_key_need_a_quantifier() -> None:
         under({"StringEquals": {"k": "a"}}, k=("a", "b"))
 
 
-def test_what_is_granted_is_counted_by_action_and_resource() -> None:
+def test_grants_are_counted_by_action_and_resource() -> None:
     both = policy(allow(["s3:GetObject", "s3:PutObject"], [f"{BUCKET}/a/*", f"{BUCKET}/b/*"]))
     assert len(list(grants(both))) == 4
     assert granting(both, Request("s3:PutObject", f"{BUCKET}/b/x")) == [Grant("S", "s3:PutObject", f"{BUCKET}/b/*")]

@@ -15,7 +15,7 @@ from support.terraform import MODULE, Terraform, copy_module
 
 EXCEPTIONS = {
     "CKV2_AWS_11": "flow logs: nothing leaves the network but to AWS's endpoints",
-    "CKV2_AWS_62": "nobody waits for notifications about objects",
+    "CKV2_AWS_62": "no consumer needs notifications about objects",
     "CKV_AWS_109": "in the policy of a key `*` is that key, and its account must keep control of it",
     "CKV_AWS_111": "in the policy of a key `*` is that key, and its account must keep control of it",
     "CKV_AWS_144": "whether checkpoints, which are large, are copied to another region is for their owner to decide",
@@ -40,7 +40,7 @@ def test_format(terraform: Terraform) -> None:
 
 
 def test_plans_are_as_asserted(terraform: Terraform, module: Path) -> None:
-    """`terraform test` validates first, then plans with a provider that is a stand-in."""
+    """`terraform test` validates first, then plans with a mock provider."""
     done = terraform.run(module, "test", "-no-color", fails=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "7 passed, 0 failed" in done.stdout
@@ -74,7 +74,7 @@ def test_every_variable_is_documented_typed_and_validated() -> None:
 
 
 def test_static_check_of_the_module(tmp_path: Path) -> None:
-    """Checkov brings 290 MB of packages, one of which stands in python-hcl2's place, so it is no dependency."""
+    """Checkov installs 290 MB of packages, one of which replaces python-hcl2, so it is no dependency."""
     checkov = os.environ.get("CLOUDTRAIN_CHECKOV", "")
     if shutil.which(checkov) is None:
         pytest.skip("CLOUDTRAIN_CHECKOV names no command of checkov (see infra/README.md)")

@@ -64,11 +64,11 @@ def proof(kept: Kept, requests: list[dict[str, Any]]) -> Proof:
     return prove(kept, requests)
 
 
-def test_nothing_that_is_used_is_denied(proof: Proof) -> None:
+def test_every_recorded_call_is_allowed(proof: Proof) -> None:
     assert [f"{use.call}: {use.request.action} on {use.request.resource}" for use in proof.denied] == []
 
 
-def test_nothing_that_is_allowed_is_unused_without_a_reason(proof: Proof) -> None:
+def test_every_unused_permission_has_a_reason(proof: Proof) -> None:
     assert [f"{policy}: {grant}" for policy, grant in proof.unexplained()] == []
 
 
@@ -79,9 +79,7 @@ def test_every_reason_is_needed(proof: Proof) -> None:
     assert needed == [], "a reason for what a call needs"
 
 
-def test_who_may_only_look_can_use_the_verbs_that_change_nothing(
-    kept: Kept, requests: list[dict[str, Any]], proof: Proof
-) -> None:
+def test_the_look_policy_allows_read_only_commands(kept: Kept, requests: list[dict[str, Any]], proof: Proof) -> None:
     denied = [
         f"{use.call}: {use.request.action}"
         for use in proof.uses
@@ -123,7 +121,7 @@ def simulated(kept: Kept) -> Callable[[list[tuple[str, Request]]], list[str]]:
         pytest.skip("CLOUDTRAIN_IAM_SIMULATE names no folder with @cloud-copilot/iam-simulate (see infra/README.md)")
 
     def ask(cases: list[tuple[str, Request]]) -> list[str]:
-        told = [
+        entries = [
             {
                 "policies": [kept.policies[name]],
                 "action": asked.action,
@@ -136,7 +134,7 @@ def simulated(kept: Kept) -> Callable[[list[tuple[str, Request]]], list[str]]:
         ]
         done = subprocess.run(
             ["node", str(Path(__file__).with_name("simulate.mjs")), folder],
-            input=json.dumps(told),
+            input=json.dumps(entries),
             capture_output=True,
             text=True,
             check=False,
@@ -165,7 +163,7 @@ def test_another_evaluator_agrees(
     assert {"allowed", "implicitDeny"} <= set(theirs)
 
 
-def test_everything_that_is_allowed_is_something_that_aws_knows(
+def test_every_allowed_action_exists_in_aws(
     kept: Kept, simulated: Callable[[list[tuple[str, Request]]], list[str]]
 ) -> None:
     """Also what no call of the record asks for: network interfaces, images, keys of volumes."""
@@ -184,7 +182,7 @@ def test_everything_that_is_allowed_is_something_that_aws_knows(
 
 
 def filled(text: str) -> str:
-    """Return a resource or a value that a pattern stands for."""
+    """Return a resource or a value that matches a pattern."""
     text = (
         text.replace("${aws:username}", "ada")
         .replace(":*", ":log-stream:x")
@@ -220,11 +218,11 @@ def test_kept_policies_are_those_that_terraform_renders(applied: dict[str, Any],
 
 
 @pytest.mark.parametrize("subnets", [("subnet-1def", "subnet-33d1"), ("subnet-ba18", "subnet-7448")])
-def test_what_is_kept_is_the_same_whatever_names_are_drawn(subnets: tuple[str, str]) -> None:
+def test_stored_policies_do_not_depend_on_random_names(subnets: tuple[str, str]) -> None:
     """The provider sorts the resources of a statement by their names, and leaves the values of a condition."""
     statement = {"Resource": sorted(subnets, reverse=True), "Condition": {"StringEquals": {"Subnets": list(subnets)}}}
     policy = {"type": "aws_iam_policy", "name": SUBMIT, "values": {"policy": json.dumps({"Statement": [statement]})}}
-    outputs = {"bucket": "whole-c30f", "kms_key": "key/82d3", "subnets": list(subnets), "security_groups": []}
+    outputs = {"bucket": "train-c30f", "kms_key": "key/82d3", "subnets": list(subnets), "security_groups": []}
     drawn = Kept.of({"outputs": outputs, "resources": [policy]})
     fixed = ["subnet-00000000000000000", "subnet-00000000000000001"]
     assert drawn.outputs["subnets"] == fixed
@@ -237,7 +235,7 @@ def test_what_is_kept_is_the_same_whatever_names_are_drawn(subnets: tuple[str, s
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("root", ROOTS)
 def test_outputs_of_every_root_allow_a_first_job(applied: dict[str, Any], root: str) -> None:
-    """What a job asks for lies within the limits of the policy, whichever module has made it."""
+    """A job's request is within the limits of the policy of each module."""
     own = Kept.of(applied[root])
     create = Call(CLIENT, "sagemaker", "CreateTrainingJob", "training-job/{run}", ("Tags",))
     requests = [dict(each) for each in planned(own, root)]
@@ -268,7 +266,7 @@ def statements() -> list[tuple[str, str]]:
     ]
 
 
-def test_each_statement_is_missed_where_it_is_taken_away(
+def test_removing_any_statement_denies_a_recorded_call(
     kept: Kept, requests: list[dict[str, Any]], proof: Proof
 ) -> None:
     """Submitters have two policies, some of whose statements allow the same."""
@@ -355,17 +353,17 @@ RUN = "first-261121-120000-0a1b2c"
             "client (check): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
         (
-            {"stack": ["cloudtrain.backends.sandbox.s3_sync:Mirror.push"]},
+            {"stack": ["cloudtrain.backends.sandbox.s3_sync:S3FolderSync.push"]},
             "service (inputs and outputs): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
     ],
 )
-def test_lines_are_read_as_what_they_mean(fields: dict[str, Any], expected: str) -> None:
+def test_recorded_lines_are_parsed(fields: dict[str, Any], expected: str) -> None:
     (call,) = read_raw(raw(**fields))
     assert str(call) == expected
 
 
-def test_the_sandboxs_own_calls_count_for_nobody() -> None:
+def test_the_sandboxs_own_calls_are_not_recorded() -> None:
     made = {"operation": "CreateBucket", "parameters": {"": ["Bucket"], "Bucket": "cloudtrain-sandbox"}}
     assert list(read_raw(raw(stack=["cloudtrain.backends.sandbox.server:_start"], **made))) == []
 
@@ -378,7 +376,7 @@ def test_a_record_is_written_and_read_back(tmp_path: Path) -> None:
     assert read_record(tmp_path / "record.json") == calls
 
 
-def test_what_is_new_is_told(tmp_path: Path) -> None:
+def test_new_calls_are_reported(tmp_path: Path) -> None:
     (tmp_path / "calls.jsonl").write_text(f"{json.dumps(raw())}\n{json.dumps(raw(operation='PutObjectAcl'))}\n")
     assert [call.operation for call in unknown_calls(tmp_path)] == ["PutObjectAcl"]
     assert unknown_calls(tmp_path / "nothing") == []

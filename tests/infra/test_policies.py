@@ -71,7 +71,7 @@ def test_every_action_is_named_and_every_resource_that_can_be(
             assert actions <= UNNAMEABLE, f"{statement['Sid']}: {sorted(actions - UNNAMEABLE)}"
         else:
             assert not actions & UNNAMEABLE
-            # A wildcard stands only at the end, below something that is named.
+            # A wildcard is allowed only at the end, below a named prefix.
             assert all(
                 re.fullmatch(
                     r"arn:aws:[^*]+([/:]\*(/checkpoints/\*|/manifest\.json|/config/run\.json|/plan\.json)?)?", each
@@ -81,7 +81,7 @@ def test_every_action_is_named_and_every_resource_that_can_be(
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_policies_are_as_short_as_iam_takes_them(applied: dict[str, Any], root: str) -> None:
+def test_policies_fit_iams_size_limits(applied: dict[str, Any], root: str) -> None:
     for kind, name in IDENTITY_POLICIES:
         document = json.dumps(policy_of(applied[root]["resources"], kind, name), separators=(",", ":"))
         assert len(document) <= (MANAGED_CHARACTERS if kind == "aws_iam_policy" else INLINE_CHARACTERS)
@@ -118,7 +118,7 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
-def test_a_job_changes_nothing_that_another_one_is_started_from(applied: dict[str, Any], action: str) -> None:
+def test_a_job_cannot_change_inputs_of_other_jobs(applied: dict[str, Any], action: str) -> None:
     """Every object that a submit or a resume leaves for the cloud to start from, but for the user's data."""
     base = f"arn:aws:s3:::{applied['minimal']['outputs']['bucket']}/cloudtrain"
     policy = policy_of(applied["minimal"]["resources"], "aws_iam_role_policy", "execution")
@@ -236,7 +236,7 @@ def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_nothing_of_a_run_ever_expires(applied: dict[str, Any], root: str) -> None:
+def test_objects_of_runs_never_expire(applied: dict[str, Any], root: str) -> None:
     """Lifecycle rules know prefixes only: what is current expires nowhere but below code and claims."""
     prefix = applied[root]["outputs"]["prefix"]
     lifecycle = one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")
@@ -259,7 +259,7 @@ def test_nothing_of_a_run_ever_expires(applied: dict[str, Any], root: str) -> No
 # ---------------------------------------------------------------- network and alarms
 
 
-def test_hosts_talk_to_each_other_and_to_aws_only(applied: dict[str, Any]) -> None:
+def test_hosts_reach_only_each_other_and_aws(applied: dict[str, Any]) -> None:
     resources = applied["minimal"]["resources"]
     group = applied["minimal"]["outputs"]["security_groups"][0]
     egress = of_type(resources, "aws_vpc_security_group_egress_rule")
@@ -283,7 +283,7 @@ def test_endpoints_are_those_that_jobs_need(applied: dict[str, Any]) -> None:
     assert services == {"s3": "Gateway", **dict.fromkeys(interfaces, "Interface")}
 
 
-def test_what_raises_an_alarm_may_tell_it(applied: dict[str, Any]) -> None:
+def test_alarm_sources_may_publish_to_the_topic(applied: dict[str, Any]) -> None:
     """AWS's services, on the topic and with the key that encrypts it."""
     resources = applied["minimal"]["resources"]
     topic, key = one_of_type(resources, "aws_sns_topic"), applied["minimal"]["outputs"]["kms_key"]
@@ -301,9 +301,9 @@ def test_what_raises_an_alarm_may_tell_it(applied: dict[str, Any]) -> None:
     for service, publish in telling.items():
         assert {"kms:Decrypt", "kms:GenerateDataKey"} <= set(encrypting[service]["Action"])
         assert encrypting[service].get("Condition") == publish.get("Condition")
-    (told,) = of_type(resources, "aws_cloudwatch_event_target", "ended_badly")
-    assert told["arn"] == topic["arn"]
-    (wording,) = told["input_transformer"]
+    (target,) = of_type(resources, "aws_cloudwatch_event_target", "ended_badly")
+    assert target["arn"] == topic["arn"]
+    (wording,) = target["input_transformer"]
     assert set(re.findall(r"<(\w+)>", wording["input_template"])) == set(wording["input_paths"])
     watching = policy_of(resources, "aws_iam_role_policy", "watch")["Statement"]
     publishing = [each for each in watching if "sns:Publish" in as_list(each["Action"])]

@@ -113,7 +113,7 @@ def test_a_well_set_account_passes_every_check(account: Front, checks: Checks) -
     assert all(not each.fix for each in found.values())
 
 
-def test_nothing_is_changed(account: Front, checks: Checks) -> None:
+def test_checks_change_nothing(account: Front, checks: Checks) -> None:
     account.seen.clear()
     checks()
     assert {name for name in account.seen if not name.startswith(("Get", "List", "Describe", "Simulate", "Batch"))} == {
@@ -153,7 +153,7 @@ def test_a_role_that_is_missing(account: Front, checks: Checks, monkeypatch: pyt
     assert (again["role"].result, again["trust"].result) == (Result.PASS, Result.PASS)
 
 
-def test_what_is_no_role(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arn_that_is_no_role(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ROLE", "training")
     with pytest.raises(SpecError, match="CLOUDTRAIN_ROLE  role: 'training' has a form that AWS refuses"):
         checks()
@@ -219,7 +219,7 @@ def test_data_that_only_its_buckets_policy_could_allow(account: Front, checks: C
     assert checks("data.train=s3://shared/numbers")["permissions"].result is Result.UNKNOWN
 
 
-def test_a_denial_that_hangs_on_a_condition_is_no_failure(account: Front, checks: Checks) -> None:
+def test_a_conditional_denial_is_no_failure(account: Front, checks: Checks) -> None:
     denied = {"sagemaker:CreateTrainingJob": "explicitDeny", "logs:PutLogEvents": "explicitDeny"}
     account.rules["SimulatePrincipalPolicy"] = simulation(denied, missing=("sagemaker:InstanceTypes",))
     found = checks()
@@ -227,7 +227,7 @@ def test_a_denial_that_hangs_on_a_condition_is_no_failure(account: Front, checks
     assert {each.result for each in found.values()} == {Result.PASS, Result.UNKNOWN}
 
 
-def test_policies_are_judged_by_what_the_request_says(
+def test_policies_are_simulated_with_the_requests_values(
     account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A policy that bounds types, subnets, key and time can only be simulated with the values that AWS compares."""
@@ -276,7 +276,7 @@ def test_a_caller_that_may_not_pass_the_role(account: Front, checks: Checks) -> 
     assert b"iam%3APassedToService" in asked[0].body
 
 
-def test_a_session_is_judged_by_its_role(account: Front, checks: Checks) -> None:
+def test_a_session_is_simulated_by_its_role(account: Front, checks: Checks) -> None:
     client("iam").create_role(RoleName="people", Path="/sso/", AssumeRolePolicyDocument=json.dumps(TRUST))
     body = (
         '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
@@ -289,7 +289,7 @@ def test_a_session_is_judged_by_its_role(account: Front, checks: Checks) -> None
     assert any(match is not None and match[1].endswith(b"role%2Fsso%2Fpeople") for match in sources)
 
 
-def test_what_only_moto_answers_is_unknown_and_blocks_nothing(
+def test_unsupported_operations_are_unknown(
     aws: dict[str, str], checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put("numbers/one", b"1")
@@ -332,7 +332,7 @@ def test_a_bucket_of_another_account(account: Front, checks: Checks) -> None:
     assert f"a bucket of account {ACCOUNT}" in failure.fix
 
 
-def test_a_bucket_that_may_not_be_looked_at(account: Front, checks: Checks) -> None:
+def test_a_bucket_that_cannot_be_read(account: Front, checks: Checks) -> None:
     account.say("HEAD /cloudtrain-test", Answer(b"", 403))
     found = checks(text=SCRIPT)
     assert found["bucket"].result is Result.UNKNOWN
@@ -363,7 +363,7 @@ def test_a_data_bucket_that_is_missing(account: Front, checks: Checks) -> None:
     assert "no bucket not-there" in only_failure(checks("data.train=s3://not-there/x"), "data.train").detail
 
 
-def test_a_prefix_that_takes_in_its_neighbours_fails(account: Front, checks: Checks) -> None:
+def test_a_prefix_that_includes_neighbours_fails(account: Front, checks: Checks) -> None:
     assert checks("data.train=s3://cloudtrain-test/numbers")["data.train"].result is Result.PASS
     put("numbers-old/four", b"1")
     failure = only_failure(checks("data.train=s3://cloudtrain-test/numbers"), "data.train")
@@ -392,7 +392,7 @@ def test_an_ambiguous_uri_names_the_remedy(account: Front, checks: Checks, uri: 
     assert fix in failure.fix
 
 
-def test_shards_that_do_not_go_round(account: Front, checks: Checks) -> None:
+def test_fewer_objects_than_shards_fail(account: Front, checks: Checks) -> None:
     sharded = "data.train={uri: 's3://cloudtrain-test/numbers/', sharded: true}"
     assert checks(sharded, "cluster.instances=3")["data.train"].result is Result.PASS
     failure = only_failure(checks(sharded, "cluster.instances=4"), "data.train")
@@ -426,12 +426,12 @@ def test_a_volume_that_is_too_small(account: Front, checks: Checks) -> None:
     assert checks(shared_out, "cluster.volume=150GB")["volume"].result is Result.PASS
 
 
-def test_local_nvme_takes_the_volumes_place(account: Front, checks: Checks) -> None:
+def test_local_nvme_replaces_the_volume(account: Front, checks: Checks) -> None:
     data_is(account, listing(4, 70 * 10**9))
     assert checks(LARGE, "cluster.instance_type=ml.p4d.24xlarge")["volume"].result is Result.PASS
 
 
-def test_a_listing_without_end_is_a_lower_bound(account: Front, checks: Checks) -> None:
+def test_a_long_listing_is_a_lower_bound(account: Front, checks: Checks) -> None:
     data_is(account, listing(2, 10**6, truncated=True))
     found = checks(LARGE)
     assert "at least 2 objects" in found["data.train"].detail
@@ -439,7 +439,7 @@ def test_a_listing_without_end_is_a_lower_bound(account: Front, checks: Checks) 
     assert account.seen.count("GET /large") == 20
 
 
-def test_local_data_need_not_be_there_and_counts_for_the_volume(account: Front, checks: Checks, tmp_path: Path) -> None:
+def test_local_data_counts_towards_the_volume(account: Front, checks: Checks, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     with (tmp_path / "here" / "sparse").open("wb") as file:
         file.truncate(40 * 10**9)
@@ -460,7 +460,7 @@ def save(
     attempt: str = "",
     training: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a checkpoint of one file; return where its files lie. With another size than 3 it is not whole."""
+    """Write a checkpoint of one file; return its folder. With another size than 3 it is incomplete."""
     folder = f"{place}/{checkpoint_folder_name(step, attempt)}"
     put(f"{folder}/model.pt", b"123")
     manifest = Manifest(
@@ -482,10 +482,10 @@ def save(
     return folder
 
 
-def test_what_is_resumed_is_said(account: Front, checks: Checks) -> None:
+def test_the_resumed_checkpoint_is_reported(account: Front, checks: Checks) -> None:
     save(10)
     save(20, run="newer")
-    save(30, size=4)  # not whole: a file has another size than its manifest says
+    save(30, size=4)  # incomplete: a file has another size than its manifest says
     put("saved/step-00000040/model.pt", b"123")  # never finished
     put(f"{save(50)}/damaged.json", b"{}")  # set aside
     assert checks()["checkpoints"].detail == "will resume from step 20 of run newer"
@@ -532,7 +532,7 @@ def test_never_beside_another_runs_checkpoints(account: Front, checks: Checks) -
     assert "holds step 10 of run other" in failure.detail
 
 
-def test_the_folder_of_a_run_that_goes_on(account: Front, checks: Checks) -> None:
+def test_the_checkpoint_folder_of_a_running_run(account: Front, checks: Checks) -> None:
     """Two runs in one folder keep the newest checkpoints of both together, which are the other's."""
     save(10, run="other")
     start_job("other", 1)  # ends at once, in moto
@@ -570,7 +570,7 @@ def test_named_checkpoint_precedes_the_runs_own_folder(account: Front, checks: C
     assert "from step 300" in checks("checkpoint.resume=s3://cloudtrain-test/saved/step-00000300")["checkpoints"].detail
 
 
-def test_of_a_folder_that_runs_share_only_the_resumed_runs_count(account: Front, checks: Checks) -> None:
+def test_only_the_resumed_runs_checkpoints_count(account: Front, checks: Checks) -> None:
     other = "demo-261120-101500-1a2b3c"
     place = f"cloudtrain/{other}/checkpoints"
     save(7, place=place, run="somebody-else")
@@ -622,7 +622,7 @@ def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
     assert checks("cluster.spot=true")["quota"].result is Result.PASS
 
 
-def test_the_default_counts_where_nothing_else_is_known(account: Front, checks: Checks) -> None:
+def test_the_default_quota_applies_without_another(account: Front, checks: Checks) -> None:
     account.say("ListServiceQuotas", quotas({}))
     assert checks()["quota"].result is Result.UNKNOWN
     account.say("ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1}))
@@ -673,7 +673,7 @@ def test_what_is_in_use_counts_by_kind(account: Front, checks: Checks) -> None:
     assert "5 of 8 in use" in checks("cluster.spot=true")["quota"].detail
 
 
-def test_use_that_may_not_be_counted_hides_no_quota(account: Front, checks: Checks) -> None:
+def test_quota_is_checked_without_usage(account: Front, checks: Checks) -> None:
     account.say("ListTrainingJobs", Answer.denied())
     found = checks()
     assert found["quota"].result is Result.PASS
@@ -718,7 +718,7 @@ def describe(*pools: dict[str, Any]) -> Callable[[Request], Answer | None]:
     return lambda request: Answer.json(known[json.loads(request.body)["TrainingJobName"]])
 
 
-def test_where_the_cluster_comes_from_is_told(account: Front, checks: Checks) -> None:
+def test_warm_start_is_reported(account: Front, checks: Checks) -> None:
     assert "warm start" not in checks()
     found = checks("cluster.keep_alive=30m")["warm start"]
     assert (found.result, found.detail) == (Result.PASS, "no warm pool is available: the cluster starts cold")
@@ -733,7 +733,7 @@ def test_where_the_cluster_comes_from_is_told(account: Front, checks: Checks) ->
     assert checks("cluster.keep_alive=30m")["warm start"].result is Result.UNKNOWN
 
 
-def test_the_pool_that_is_taken_over_counts_towards_no_quota(account: Front, checks: Checks) -> None:
+def test_a_reused_pool_does_not_count_towards_the_quota(account: Front, checks: Checks) -> None:
     account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3}))
     account.rules["ListTrainingJobs"] = with_pools("first", "second")
     account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second", InstanceCount=1, VolumeSizeInGB=1))
@@ -742,7 +742,7 @@ def test_the_pool_that_is_taken_over_counts_towards_no_quota(account: Front, che
     assert "2 of 3 in use" in only_failure(checks("cluster.keep_alive=30m"), "quota").detail
 
 
-def test_a_quota_that_may_not_be_asked_for(account: Front, checks: Checks) -> None:
+def test_a_quota_without_permission_is_unknown(account: Front, checks: Checks) -> None:
     account.say("ListServiceQuotas", Answer.denied())
     found = checks()
     assert found["quota"].result is Result.UNKNOWN
@@ -784,7 +784,7 @@ def batch_says(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_INST
         ("{name: ml, share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
     ],
 )
-def test_a_queue_that_takes_the_job(
+def test_a_queue_that_accepts_the_job(
     account: Front, checks: Checks, queue: str, changes: dict[str, Any], detail: str
 ) -> None:
     batch_says(account, [{**QUEUE, **changes}])
@@ -804,7 +804,7 @@ def test_a_queue_that_takes_the_job(
         ("{name: ml, share: a}", {}, "ml has no scheduling policy and accepts no job with a share"),
     ],
 )
-def test_a_queue_that_does_not_take_the_job(
+def test_a_queue_that_rejects_the_job(
     account: Front, checks: Checks, queue: str, changes: dict[str, Any], detail: str
 ) -> None:
     batch_says(account, [{**QUEUE, **changes}])
@@ -826,7 +826,7 @@ def test_a_queue_that_is_missing_or_too_small(account: Front, checks: Checks) ->
     assert checks("cluster.queue=ml")["queue capacity"].result is Result.UNKNOWN
 
 
-def test_a_queue_that_may_not_be_looked_at(account: Front, checks: Checks) -> None:
+def test_a_queue_without_permission_is_unknown(account: Front, checks: Checks) -> None:
     account.say("POST /v1/describejobqueues", Answer.denied())
     found = checks("cluster.queue=ml")
     assert found["queue"].result is found["queue capacity"].result is Result.UNKNOWN
@@ -871,7 +871,7 @@ def test_images(account: Front, checks: Checks) -> None:
         ("public.ecr.aws/deep-learning/pytorch:2", "SageMaker takes images from ECR"),
     ],
 )
-def test_an_image_that_sagemaker_does_not_pull_needs_no_question(
+def test_an_unusable_image_uri_is_rejected_by_the_plan(
     account: Front, checks: Checks, image: str, message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
@@ -971,7 +971,7 @@ def test_too_few_addresses(vpc: Vpc, checks: Checks) -> None:
     assert "11 free addresses in 1 subnet" in only_failure(found, "subnets").detail
 
 
-def test_no_way_to_s3(vpc: Vpc, checks: Checks) -> None:
+def test_no_route_to_s3(vpc: Vpc, checks: Checks) -> None:
     vpc.allow_itself("ingress", "egress")
     fix = only_failure(checks(vpc.override()), "way to s3").fix
     words = shlex.split(fix)
@@ -1002,7 +1002,7 @@ def budget(limit: float, spent: float, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "result", "told"),
+    ("found", "result", "text"),
     [
         (budget(1000, 10), "pass", "990.00 of 1,000.00 USD monthly left"),
         (budget(100, 95), "fail", 'limits.cost=5 USD"'),
@@ -1012,12 +1012,12 @@ def budget(limit: float, spent: float, **more: Any) -> dict[str, Any]:
         (budget(100, 95, CostFilters={"TagKeyValue": ["user:team$vision"]}), "pass", "no budget"),
     ],
 )
-def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, told: str) -> None:
+def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, text: str) -> None:
     account.say("DescribeBudgets", Answer.json({"Budgets": [found]}))
     # 2 x 0.23 USD per hour for 24 hours and 2 minutes are an estimated 11.06 USD.
     check = checks()["budget"]
     assert check.result == result
-    assert told in check.detail + check.fix
+    assert text in check.detail + check.fix
 
 
 # ---------------------------------------------------------------- all together
@@ -1030,7 +1030,7 @@ def test_all_checks_ask_at_the_same_time(account: Front, checks: Checks) -> None
     assert {each.result for each in found.values()} == {Result.PASS}
 
 
-def test_what_does_not_answer_in_time_is_unknown(account: Front, job: Callable[..., Path], checks: Checks) -> None:
+def test_checks_without_an_answer_in_time_are_unknown(account: Front, job: Callable[..., Path], checks: Checks) -> None:
     import boto3
 
     checks()  # what answers for AWS loads its services when they are first asked
@@ -1044,7 +1044,7 @@ def test_what_does_not_answer_in_time_is_unknown(account: Front, job: Callable[.
     assert {each.result for name, each in found.items() if name != "budget"} == {Result.PASS}
 
 
-def test_an_answer_that_nobody_expects_hides_no_other(account: Front, checks: Checks) -> None:
+def test_an_unexpected_response_hides_no_other_check(account: Front, checks: Checks) -> None:
     account.say("DescribeBudgets", Answer.json({"Budgets": [budget(1, 1, BudgetLimit={"Unit": "USD"})]}))
     found = checks()
     assert found["budget"].result is Result.UNKNOWN
@@ -1080,7 +1080,7 @@ def test_the_command_prints_each_check_and_its_fix(account: Front, cli: Cli) -> 
     assert {each["result"] for each in as_json.json["checks"]} == {"pass", "fail"}
 
 
-def test_what_could_not_be_checked_is_no_failure(aws: dict[str, str], cli: Cli) -> None:
+def test_unknown_checks_are_no_failure(aws: dict[str, str], cli: Cli) -> None:
     done = cli("check", EXAMPLES / "digits" / "job.yaml")
     assert done.code == 0
     assert "could not check  quota" in done.out
@@ -1101,7 +1101,7 @@ def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) ->
     assert "CreateTrainingJob" in account.seen
 
 
-def test_submit_says_what_it_could_not_check(aws: dict[str, str], cli: Cli) -> None:
+def test_submit_reports_unknown_checks(aws: dict[str, str], cli: Cli) -> None:
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
     assert done.code == 0, done.err
     assert "could not check: caller, permissions, quota (why: " in done.err
@@ -1121,7 +1121,7 @@ def test_every_write_of_a_submit_names_the_buckets_owner(account: Front, cli: Cl
     assert set(owners) == {ACCOUNT}
 
 
-def test_what_the_images_tag_meant_is_kept_with_the_plan(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+def test_the_images_digest_is_stored_with_the_plan(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
     ecr = client("ecr")
     ecr.create_repository(repositoryName="mine")
     manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
@@ -1152,7 +1152,7 @@ def test_account_page_names_every_action() -> None:
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3),
     ],
 )
-def test_a_broken_configuration_is_told_without_a_traceback(
+def test_broken_configuration_is_reported_in_a_sentence(
     account: Front, cli: Cli, environ: dict[str, str], code: int
 ) -> None:
     done = cli("check", EXAMPLES / "digits" / "job.yaml", environ=environ)

@@ -1,4 +1,4 @@
-"""Who may use a sandbox: holders of its access key, no web page, no other user of the machine."""
+"""Access to a sandbox: only with its access key, not from web pages or other users of the machine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_request_without_the_key_is_refused(sandbox: Served, method: str, path
         {"Sec-Fetch-Site": "none"},
     ],
 )
-def test_what_a_web_page_sends_is_refused_with_the_key_too(
+def test_web_pages_are_rejected_even_with_the_key(
     sandbox: Served, method: str, path: str, headers: dict[str, str], foreign: dict[str, str]
 ) -> None:
     sent = {name: value.format(port=sandbox.port) for name, value in foreign.items()}
@@ -82,7 +82,7 @@ def test_what_a_web_page_sends_is_refused_with_the_key_too(
     assert sandbox.keys("planted") == []
 
 
-def test_no_answer_grants_cors(sandbox: Served) -> None:
+def test_no_response_grants_cors(sandbox: Served) -> None:
     for method, path, headers in PATHS:
         if path != "/moto-api/reset":
             _, answered, _ = ask(sandbox, method, path, {**headers, **owned(sandbox)})
@@ -167,8 +167,8 @@ def test_another_user_of_the_machine_gets_nothing(cli: Cli, monkeypatch: pytest.
             done = cli("submit", EXAMPLES / "digits" / "job.yaml", "--sandbox", "--set", "train.epochs=1", "--json")
             assert done.code == 0, done.err
             home = Path(root) / "sandbox"
-            told = json.loads((home / "sandbox.json").read_text())
-            port = told["endpoint"].rpartition(":")[2]
+            info = json.loads((home / "sandbox.json").read_text())
+            port = info["endpoint"].rpartition(":")[2]
             assert stat.S_IMODE((home / "sandbox.log").stat().st_mode) == 0o600
             seen = json.loads(
                 subprocess.run(

@@ -21,7 +21,7 @@ from cloudtrain.backends.sandbox import find_sandbox
 pytestmark = pytest.mark.processes
 
 
-def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli) -> None:
+def test_the_first_line_has_the_clients_environment(own_sandbox: Any, cli: Cli) -> None:
     with own_sandbox() as served:
         assert set(served.info) >= {"endpoint", "role", "bucket", "environment"}
         assert set(served.environment) == {
@@ -41,7 +41,7 @@ def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "weather", "message"),
+    ("arguments", "plan", "message"),
     [
         (("--weather", "w.yaml"), "capacity_after: 3", 'did you mean "capacity_after_seconds"'),
         (("--weather", "w.yaml"), None, "No such file"),
@@ -49,12 +49,12 @@ def test_the_first_line_is_what_a_client_must_export(own_sandbox: Any, cli: Cli)
         (("--home", "file"), None, "as a sandbox's folder"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(
-    arguments: tuple[str, ...], weather: str | None, message: str, cli: Cli, tmp_path: Path
+def test_mistakes_are_reported_in_one_sentence(
+    arguments: tuple[str, ...], plan: str | None, message: str, cli: Cli, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    if weather is not None:
-        (tmp_path / "w.yaml").write_text(weather)
+    if plan is not None:
+        (tmp_path / "w.yaml").write_text(plan)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -65,35 +65,35 @@ def test_a_mistake_is_told_in_a_sentence(
     assert "Traceback" not in done.err
 
 
-def test_two_that_start_at_once_use_one_sandbox(tmp_path: Path, cli: Cli) -> None:
+def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> None:
     home = tmp_path / "runs-home" / "sandbox"
     program = (
         "from cloudtrain.backends.sandbox import start_sandbox; from pathlib import Path; "
         f"print(start_sandbox(Path({str(home)!r})).process)"
     )
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=60)[0].strip() for process in both]
+    outputs = [process.communicate(timeout=60)[0].strip() for process in both]
     found = find_sandbox(home)
     assert found is not None
-    assert told == [str(found.process)] * 2
+    assert outputs == [str(found.process)] * 2
     refused = cli("sandbox")
     assert (refused.code, "a sandbox is already running" in refused.err) == (2, True)
     assert cli("sandbox", "--stop").code == 0
-    with contextlib.suppress(psutil.NoSuchProcess):  # or nobody has asked for its exit code yet
+    with contextlib.suppress(psutil.NoSuchProcess):  # or its exit code was not read yet
         assert psutil.Process(found.process).status() == psutil.STATUS_ZOMBIE
     assert find_sandbox(home) is None
     assert cli("sandbox", "--stop", "--json").json == {"stopped": False}
 
 
-def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_sandbox(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [str(command()), "sandbox", "--home", str(tmp_path / "one")], stdout=subprocess.PIPE, text=True, env=os.environ
     )
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
+    info = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
     process.stdout.close()
-    port = int(told["endpoint"].rpartition(":")[2])
+    port = int(info["endpoint"].rpartition(":")[2])
     with socket.socket() as probe:
         until(lambda: probe.connect_ex(("127.0.0.1", port)) != 0, 5)

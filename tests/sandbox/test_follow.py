@@ -1,4 +1,4 @@
-"""Runs followed to their ends: each end has its reason, its exit code and what to do; a terminal is left whole."""
+"""Following runs to their ends: reason, exit code and hint of each end, and the terminal's state afterwards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Following:
     name: str = ""
 
     def reaches(self, *secondary: str) -> None:
-        """Wait until the job has a secondary status, then let the sandbox tell its name."""
+        """Wait until the job has a secondary status, then return its name."""
         client = self.sandbox.client("sagemaker")
 
         def is_there() -> bool:
@@ -103,7 +103,7 @@ def _jobs(sandbox: Served) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- five ends that are no success
 
 
-def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, write: WriteJob) -> None:
+def test_time_limit_is_reported_despite_aws_errors(sandbox: Served, write: WriteJob) -> None:
     with following(sandbox, write(runtime="1m")) as run:
         run.reaches("Training")
         sandbox.set_faults(errors={"DescribeTrainingJob": 10**6})
@@ -118,7 +118,7 @@ def test_the_time_of_a_run_is_over_though_the_cloud_stumbles(sandbox: Served, wr
     assert "recovered after " in err
 
 
-def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:
+def test_spot_run_without_capacity_ends(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(capacity_after_seconds=3600, waited_seconds=45)
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
         code, status, err = run.end()
@@ -128,7 +128,7 @@ def test_spot_capacity_never_comes(sandbox: Served, write: WriteJob) -> None:
     assert (status["billable_seconds"], status["cost_usd"]) == (0, 0.0)
 
 
-def test_spot_capacity_is_taken_away_and_does_not_come_back(sandbox: Served, write: WriteJob) -> None:
+def test_interrupted_spot_run_without_capacity_ends(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(waited_seconds=15)
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
         run.reaches("Training")
@@ -143,7 +143,7 @@ def test_spot_capacity_is_taken_away_and_does_not_come_back(sandbox: Served, wri
     assert "INTERRUPTED (Pending): Training job waiting for capacity" in err
 
 
-def test_capacity_does_not_come_in_max_pending(sandbox: Served, write: WriteJob) -> None:
+def test_run_ends_after_max_pending(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(capacity_after_seconds=10**6, waited_seconds=1775)
     with following(sandbox, write(cluster="max_pending: 30m")) as run:
         code, status, err = run.end()
@@ -154,7 +154,7 @@ def test_capacity_does_not_come_in_max_pending(sandbox: Served, write: WriteJob)
     assert status["started"] is None
 
 
-def test_somebody_stops_it(sandbox: Served, write: WriteJob) -> None:
+def test_stopped_run_is_reported(sandbox: Served, write: WriteJob) -> None:
     with following(sandbox, write()) as run:
         run.reaches("Training")
         sandbox.client("sagemaker").stop_training_job(TrainingJobName=run.name)
@@ -163,7 +163,7 @@ def test_somebody_stops_it(sandbox: Served, write: WriteJob) -> None:
     assert status["reason"] == "stopped by request"
 
 
-def test_somebody_stops_it_while_it_waits(sandbox: Served, write: WriteJob) -> None:
+def test_run_stopped_while_waiting_is_reported(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(capacity_after_seconds=3600)
     with following(sandbox, write(cluster="max_pending: 30m")) as run:
         run.reaches("Pending")

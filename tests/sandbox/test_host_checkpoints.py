@@ -84,4 +84,4 @@ def test_only_changed_files_are_merged(tmp_path: Path) -> None:
     checkpoints.merge(is_final=True)
     assert (merged / "late").read_text() == "b"
     assert (merged / "new").read_text() == "a", "nothing is deleted"
-    assert (merged / "old").read_text() == "newer", "nobody has changed it"
+    assert (merged / "old").read_text() == "newer", "it has not changed"

@@ -23,18 +23,18 @@ pytestmark = [pytest.mark.processes, pytest.mark.aws]
 SCRIPT = """
 import json, os, pathlib, sys
 data = [[path.name, path.read_text()] for path in sorted(pathlib.Path(os.environ["SM_CHANNEL_TRAIN"]).rglob("*.csv"))]
-told = {"argv": sys.argv[1:], "environ": dict(os.environ), "data": data}
+report = {"argv": sys.argv[1:], "environ": dict(os.environ), "data": data}
 if os.environ.get("RANK", "0") == "0":
-    (pathlib.Path(os.environ["SM_MODEL_DIR"]) / "told.json").write_text(json.dumps(told))
+    (pathlib.Path(os.environ["SM_MODEL_DIR"]) / "report.json").write_text(json.dumps(report))
 """
 
 
-def told_by(sandbox: Served, run: str, folder: Path) -> dict[str, object]:
+def read_report(sandbox: Served, run: str, folder: Path) -> dict[str, object]:
     """Return what the script has written into its model."""
     bucket, key = sandbox.describe(run)["ModelArtifacts"]["S3ModelArtifacts"][5:].split("/", 1)
     sandbox.client("s3").download_file(bucket, key, str(folder / "model.tar.gz"))
     with tarfile.open(folder / "model.tar.gz") as archive:
-        file = archive.extractfile("told.json")
+        file = archive.extractfile("report.json")
         assert file is not None
         return dict(json.load(file))
 
@@ -62,17 +62,17 @@ def test_a_sent_run_gets_every_text_as_it_is(sandbox: Served, cli: Cli, tmp_path
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "CLOUDTRAIN_PREFIX": prefix}
     done = cli("submit", path, "--skip-check", "--follow", "--json", environ=environment)
     assert done.code == 0, done.err
-    told = told_by(sandbox, done.json["run"], tmp_path)
-    assert told["argv"] == args
-    environ = told["environ"]
+    report = read_report(sandbox, done.json["run"], tmp_path)
+    assert report["argv"] == args
+    environ = report["environ"]
     assert isinstance(environ, dict)
     assert {name: environ[name] for name in env} == env
-    assert told["data"] == [[f"{NAME}.csv", TEXT]]
+    assert report["data"] == [[f"{NAME}.csv", TEXT]]
     assert not traces(tmp_path, Path(sandbox.environment.get("CLOUDTRAIN_HOME", tmp_path)))
 
 
 def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp_path: Path) -> None:
-    """What AWS's toolkit does, up to 5.1.1 by way of a shell, its stand-in here does without one."""
+    """AWS's toolkit starts scripts through a shell up to version 5.1.1; the sandbox's replacement uses none."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text(
@@ -102,6 +102,6 @@ def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp
     sandbox.client("sagemaker").create_training_job(**document)
     ended = sandbox.end_of("meta-estimator")
     assert ended["TrainingJobStatus"] == "Completed", ended
-    told = told_by(sandbox, "meta-estimator", tmp_path)
-    assert told["argv"] == [word for name in sorted(values) for word in (f"--{name}", values[name])]
+    report = read_report(sandbox, "meta-estimator", tmp_path)
+    assert report["argv"] == [word for name in sorted(values) for word in (f"--{name}", values[name])]
     assert not traces(tmp_path)

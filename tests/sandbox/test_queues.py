@@ -1,4 +1,4 @@
-"""Runs that wait in AWS Batch's queues: the sandbox's stand-in, and cloudtrain before it."""
+"""Runs that wait in AWS Batch's job queues, in the sandbox."""
 
 from __future__ import annotations
 
@@ -114,16 +114,16 @@ def state_is(backend: SageMakerBackend, run: str, *wanted: State) -> Callable[[]
     return lambda: backend.status(run).state in wanted
 
 
-# ---------------------------------------------------------------- the stand-in
+# ---------------------------------------------------------------- the sandbox's AWS Batch
 
 
-def test_addresses_are_the_models() -> None:
+def test_paths_match_botocores_model() -> None:
     model = botocore.session.get_session().get_service_model("batch")
     for path, name in PATHS.items():
         assert model.operation_model(name).http["requestUri"] == path
 
 
-def test_answers_have_the_models_form(sandbox: Served, batch: Any) -> None:
+def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> None:
     job = submit(sandbox, "form", "true", tags={"team": "vision"}, schedulingPriority=3)
     until(lambda: batch.describe_service_job(jobId=job)["status"] == "SUCCEEDED")
     waiting = submit(sandbox, "form-waits", instances=99)
@@ -164,13 +164,13 @@ def test_answers_have_the_models_form(sandbox: Served, batch: Any) -> None:
         ({"jobName": "a b"}, "Job name"),
     ],
 )
-def test_what_aws_batch_refuses(sandbox: Served, fields: dict[str, Any], message: str) -> None:
+def test_invalid_batch_requests_are_rejected(sandbox: Served, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ClientError, match=message) as caught:
         submit(sandbox, "refused", **fields)
     assert caught.value.response["Error"]["Code"] == "ClientException"
 
 
-def test_what_the_sandbox_does_not_have_is_not_left_to_another(sandbox: Served, batch: Any) -> None:
+def test_unsupported_batch_operations_are_rejected(sandbox: Served, batch: Any) -> None:
     for call in (
         lambda: batch.create_job_queue(jobQueueName="mine", priority=1, computeEnvironmentOrder=[]),
         lambda: batch.list_jobs(jobQueue=QUEUE),
@@ -211,7 +211,7 @@ def status_of(batch: Any, job: str) -> str:
     return str(batch.describe_service_job(jobId=job)["status"])
 
 
-def test_shares_first_then_priority(sandbox: Served, batch: Any) -> None:
+def test_fair_queue_orders_by_share_then_priority(sandbox: Served, batch: Any) -> None:
     sandbox.set_faults(queue_instances=1)
     blocker = submit(sandbox, "fair-blocker", FOREVER, FAIR_QUEUE, shareIdentifier="research")
     until(lambda: status_of(batch, blocker) == "RUNNING")
@@ -229,7 +229,7 @@ def test_shares_first_then_priority(sandbox: Served, batch: Any) -> None:
     assert begins == sorted(begins)
 
 
-def test_retries_and_timeouts_are_kept(sandbox: Served, batch: Any) -> None:
+def test_retries_and_timeouts_are_enforced(sandbox: Served, batch: Any) -> None:
     rules = [
         {"action": "RETRY", "onStatusReason": "Received status from SageMaker: AlgorithmError*"},
         {"action": "EXIT", "onStatusReason": "*"},
@@ -247,7 +247,7 @@ def test_retries_and_timeouts_are_kept(sandbox: Served, batch: Any) -> None:
 def test_the_second_of_two_jobs_waits_and_then_runs(
     sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """From job file to model, by the SageMaker SDK's own estimator and by boto3, each told as its queue tells it."""
+    """From job file to model, by the SageMaker SDK's own estimator and by boto3; the status follows the queue."""
     sandbox.set_faults(queue_instances=1)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
@@ -257,22 +257,22 @@ def test_the_second_of_two_jobs_waits_and_then_runs(
     boto = {"CLOUDTRAIN_TRANSPORT": "boto3"}
     assert cli("submit", path, "--skip-check", "--json", environ=boto).json["run"] == first["run"]
     second = cli("submit", path, "--skip-check", "--new", "--json", environ=boto).json["run"]
-    told = cli("status", second, "--json").json
-    assert (told["state"], told["exit_code"]) == ("QUEUED", None)
-    assert told["reason"] == "waits in the queue cloudtrain-sandbox"
-    assert [phase["name"] for phase in told["phases"]] == ["Queued"]
-    assert told["billable_seconds"] == 0
+    status = cli("status", second, "--json").json
+    assert (status["state"], status["exit_code"]) == ("QUEUED", None)
+    assert status["reason"] == "waits in the queue cloudtrain-sandbox"
+    assert [phase["name"] for phase in status["phases"]] == ["Queued"]
+    assert status["billable_seconds"] == 0
     assert cli("logs", second).out == ""
     listed = cli("list", "--sagemaker", "--json")
     runs = [(entry["run"], entry["state"]) for entry in listed.json["runs"]]
     assert runs[:2] == [(second, "QUEUED"), (first["run"], "RUNNING")]
     (tmp_path / "go").touch()
-    done = until(lambda: (told := cli("status", second, "--json").json)["exit_code"] is not None and told)
+    done = until(lambda: (status := cli("status", second, "--json").json)["exit_code"] is not None and status)
     assert done["state"] == "SUCCEEDED"
     names = [phase["name"] for phase in done["phases"]]
     assert (names[0], names[-1]) == ("Queued", "Completed")
     assert done["phases"][0]["ended"]
-    assert done["created"] == told["created"]
+    assert done["created"] == status["created"]
     uri = done["artifacts"]["model"]
     assert f"s3://{sandbox.info['bucket']}/cloudtrain/AWSBatchwaits-" in uri
     assert sandbox.keys(uri.removeprefix(f"s3://{sandbox.info['bucket']}/"))
@@ -313,8 +313,8 @@ def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypat
     assert stopped.code == 0, stopped.err
     assert f"stopping sagemaker:{run}" in stopped.err
     assert f"sagemaker:{run} had ended already" in cli("stop", run).err
-    told = cli("status", run, "--json").json
-    assert (told["state"], told["exit_code"], told["reason"]) == ("STOPPED", 5, "stopped by request")
+    status = cli("status", run, "--json").json
+    assert (status["state"], status["exit_code"], status["reason"]) == ("STOPPED", 5, "stopped by request")
     log = cli("logs", run, "--follow")
     assert (log.out, log.err.strip()) == ("", "the log is empty")
     assert "no line of the log matches" in cli("logs", run, "--host", "algo-9").err
@@ -350,7 +350,7 @@ def test_stopped_while_it_runs(sandbox: Served, batch: Any) -> None:
     backend.stop(run)  # one that has ended stays as it is
 
 
-def test_a_lost_answer_makes_one_job(
+def test_a_lost_response_creates_one_service_job(
     sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sandbox.set_faults(queue_instances=0, resets={"SubmitServiceJob": 1})
@@ -371,7 +371,7 @@ def test_a_lost_answer_makes_one_job(
         )
 
 
-def test_no_capacity_is_a_wait_and_not_an_end(sandbox: Served, batch: Any) -> None:
+def test_queued_job_waits_for_capacity(sandbox: Served, batch: Any) -> None:
     sandbox.set_faults(capacity_error_after_seconds=0)
     run = run_of(sandbox, "echo trained")
     backend = backend_of(sandbox)
@@ -386,7 +386,7 @@ def test_no_capacity_is_a_wait_and_not_an_end(sandbox: Served, batch: Any) -> No
     until(lambda: fresh.status(run).state is State.SUCCEEDED)
 
 
-def test_a_run_that_fails_says_why(sandbox: Served, batch: Any) -> None:
+def test_failed_queued_run_reports_its_reason(sandbox: Served, batch: Any) -> None:
     run = run_of(sandbox, "echo broken; exit 3")
     backend = backend_of(sandbox)
     until(state_is(backend, run, State.FAILED))
@@ -400,7 +400,7 @@ def test_a_run_that_fails_says_why(sandbox: Served, batch: Any) -> None:
     assert backend.status(refused).reason.startswith("ValidationException: ")
 
 
-def test_stopped_past_the_queue(sandbox: Served, batch: Any) -> None:
+def test_run_stopped_outside_the_queue(sandbox: Served, batch: Any) -> None:
     run = run_of(sandbox, FOREVER)
     backend = backend_of(sandbox)
     until(state_is(backend, run, State.RUNNING))
@@ -427,7 +427,7 @@ def test_run_unknown_to_aws_batch_is_found_by_search(sandbox: Served, batch: Any
     backend.stop(run)
 
 
-def test_what_is_no_run_of_a_queue_is_not_found(sandbox: Served) -> None:
+def test_jobs_that_are_no_queued_runs_are_not_found(sandbox: Served) -> None:
     with pytest.raises(cloudtrain.RunNotFoundError):
         backend_of(sandbox).status("shell-261120-101500-ffffff")
 
@@ -435,7 +435,7 @@ def test_what_is_no_run_of_a_queue_is_not_found(sandbox: Served) -> None:
 # ---------------------------------------------------------------- the SageMaker SDK's own queue
 
 
-def test_the_sdks_own_queue_sends_the_same(
+def test_the_sdks_queue_sends_the_same_request(
     sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`sagemaker.aws_batch.TrainingQueue` beside the plan: payload and tags are equal, the rest differs on purpose."""

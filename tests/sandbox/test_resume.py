@@ -70,7 +70,7 @@ def small(job: Callable[..., Path]) -> Callable[[str], Path]:
     return write
 
 
-def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (one long story)
+def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long story)
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
 ) -> None:
     path = small("goes-on")
@@ -117,7 +117,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (o
     assert nowhere.code == 2
     assert f"the nearest complete: {newest['step']}" in nowhere.err
 
-    # Code that a rule of the bucket has let expire is told before anything is started.
+    # Expired code is reported before anything is started.
     channels = sandbox.describe(second["run"])["InputDataConfig"]
     (code,) = (each["DataSource"]["S3DataSource"]["S3Uri"] for each in channels if each["ChannelName"] == "code")
     bucket, _, prefix = code.removeprefix("s3://").partition("/")
@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_another_cluster(  # noqa: PLR0915 (o
     assert sandbox.client("sagemaker").list_training_jobs(**ours)["TrainingJobSummaries"] == before
 
 
-def test_what_cannot_be_resumed_is_refused(
+def test_runs_that_cannot_be_resumed_are_rejected(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str]
 ) -> None:
     path = small("too-early")
@@ -174,7 +174,7 @@ def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str],
     assert cli("stop", first).code == 0
     left = cli("status", first, "--json").json
     assert left["last_step"] < 300
-    (path.parent / "small.py").unlink()  # the packed code is what goes on
+    (path.parent / "small.py").unlink()  # the resumed run uses the packed code
     done = cli("resume", first, "--set", "code.args.pause=0", "--follow", "--json")
     assert done.code == 0, done.err
     assert done.json["first_step"] == left["last_step"]
@@ -185,7 +185,7 @@ def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str],
 # ---------------------------------------------------------------- capacity
 
 
-def test_a_lack_of_capacity_is_waited_out_on_request(
+def test_submit_can_wait_for_capacity(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
 ) -> None:
     """The service says CapacityError once or more; then there are instances."""
@@ -199,8 +199,8 @@ def test_a_lack_of_capacity_is_waited_out_on_request(
     path = small("patient")
     home = tmp_path / "runs-home" / "sandbox"
     home.mkdir(parents=True)
-    told = {**sandbox.info, "process": sandbox.process.pid}
-    (home / "sandbox.json").write_text(json.dumps(told))
+    info = {**sandbox.info, "process": sandbox.process.pid}
+    (home / "sandbox.json").write_text(json.dumps(info))
     import fcntl
 
     with (home / "sandbox.lock").open("w") as lock:
@@ -212,7 +212,7 @@ def test_a_lack_of_capacity_is_waited_out_on_request(
         clearing.join()
     assert done.code == 0, done.err
     assert "no capacity yet: CapacityError" in done.err
-    assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], "told before the wait"
+    assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], "printed before the wait"
     assert done.json["state"] in ("RUNNING", "SUCCEEDED")
     jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="patient")["TrainingJobSummaries"]
     assert [job["TrainingJobStatus"] for job in jobs].count("Failed") >= 1
@@ -220,7 +220,7 @@ def test_a_lack_of_capacity_is_waited_out_on_request(
     cli("stop", f"sagemaker:{done.json['run']}", environ=environ)
 
 
-def test_a_mistake_of_the_user_is_not_tried_again(
+def test_user_errors_are_not_retried(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str]
 ) -> None:
     path = small("impatient")
@@ -233,7 +233,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(
     assert "no capacity yet" not in done.err
 
 
-def test_without_capacity_in_time_it_is_exit_code_3(
+def test_no_capacity_in_time_exits_with_3(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, Any]
 ) -> None:
     path = small("no-room")

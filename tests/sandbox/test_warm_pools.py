@@ -56,7 +56,7 @@ def end_pool(sandbox: Served, name: str, seconds: int = 0) -> None:
 # ---------------------------------------------------------------- over HTTP
 
 
-def test_the_next_job_that_matches_takes_the_cluster(sandbox: Served) -> None:
+def test_the_next_matching_job_reuses_the_cluster(sandbox: Served) -> None:
     sandbox.create("pool-a", TRAIN, **warm())
     sandbox.end_of("pool-a")
     assert pool_of(sandbox, "pool-a") == {"Status": "Available"}
@@ -90,7 +90,7 @@ def test_job_without_keep_alive_releases_the_warm_cluster(sandbox: Served) -> No
     assert pool_of(sandbox, "takes")["Status"] == "Terminated"
 
 
-def test_a_pool_ends_by_itself_or_on_request(sandbox: Served) -> None:
+def test_a_pool_expires_or_is_terminated(sandbox: Served) -> None:
     client = sandbox.client("sagemaker")
     sandbox.create("short", TRAIN, **warm(1))
     sandbox.create("running", "sleep 2", **warm(VolumeSizeInGB=78))  # no match for the other one
@@ -132,7 +132,7 @@ def test_warm_cluster_survives_job_failures_only(sandbox: Served) -> None:
     assert pool_of(sandbox, "died") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 0}
 
 
-def test_one_pool_serves_one_job_of_many(sandbox: Served) -> None:
+def test_one_pool_is_reused_by_one_job_only(sandbox: Served) -> None:
     sandbox.create("one", TRAIN, **warm())
     sandbox.end_of("one")
     sandbox.set_faults(capacity_after_seconds=3600)
@@ -148,7 +148,7 @@ def test_one_pool_serves_one_job_of_many(sandbox: Served) -> None:
     end_pool(sandbox, last)
 
 
-def test_the_answers_have_the_shape_of_the_model(sandbox: Served) -> None:
+def test_warm_pool_responses_match_botocores_model(sandbox: Served) -> None:
     client = sandbox.client("sagemaker")
     sandbox.create("warm-shape", TRAIN, Tags=[{"Key": "team", "Value": "vision"}], **warm())
     sandbox.end_of("warm-shape")
@@ -221,9 +221,9 @@ def test_next_preferred_type_is_used_without_capacity(sandbox: Served) -> None:
     sandbox.set_faults(no_capacity_types=[P4D])
     script = 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"'
     sandbox.create("second-best", script, **prefers(P4D, P4DE))
-    told = sandbox.end_of("second-best")["ResourceConfig"]
-    assert (told["SelectedInstanceType"], told["SelectedInstanceCount"]) == (P4DE, 2)
-    assert "InstanceType" not in told
+    resources = sandbox.end_of("second-best")["ResourceConfig"]
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == (P4DE, 2)
+    assert "InstanceType" not in resources
     config = json.loads("".join(sandbox.lines("second-best", "algo-2")))
     assert (config["current_instance_type"], config["hosts"]) == (P4DE, ["algo-1", "algo-2"])
 
@@ -240,7 +240,7 @@ def test_job_waits_when_no_preferred_type_has_capacity(sandbox: Served) -> None:
     assert (done["TrainingJobStatus"], done["ResourceConfig"]["SelectedInstanceType"]) == ("Completed", P4D)
 
 
-def test_a_list_of_cpu_types_is_looked_at_once(sandbox: Served) -> None:
+def test_a_list_of_cpu_types_does_not_wait(sandbox: Served) -> None:
     sandbox.set_faults(no_capacity_types=["ml.m5.large", "ml.c5.xlarge"])
     sandbox.create("cpu-list", TRAIN, **prefers("ml.m5.large", "ml.c5.xlarge"))
     assert sandbox.end_of("cpu-list")["FailureReason"].startswith("CapacityError")
@@ -265,7 +265,7 @@ def test_a_list_of_cpu_types_is_looked_at_once(sandbox: Served) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(sandbox: Served, resources: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_are_rejected(sandbox: Served, resources: dict[str, Any], message: str) -> None:
     document = request(sandbox, "refused", TRAIN)
     document["ResourceConfig"] = {"VolumeSizeInGB": 10, "KeepAlivePeriodInSeconds": 60, **resources}
     with pytest.raises(ClientError, match=message):
@@ -276,8 +276,8 @@ def test_one_count_for_all_preferences(sandbox: Served) -> None:
     preferences = [{"InstanceType": name} for name in (P4D, P4DE)]
     resources = {"InstancePreferences": preferences, "InstanceCount": 2, "VolumeSizeInGB": 10}
     sandbox.create("uniform", TRAIN, ResourceConfig=resources)
-    told = sandbox.end_of("uniform")["ResourceConfig"]
-    assert (told["SelectedInstanceType"], told["SelectedInstanceCount"]) == (P4D, 2)
+    resources = sandbox.end_of("uniform")["ResourceConfig"]
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == (P4D, 2)
 
 
 # ---------------------------------------------------------------- by the command line
@@ -290,7 +290,7 @@ limits: {{runtime: 10m}}
 """
 
 
-def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Served, job: Callable[..., Path]) -> None:
+def test_status_shows_selected_type_price_and_pool(cli: Cli, sandbox: Served, job: Callable[..., Path]) -> None:
     path = job(JOB, train_py='print("trained")\n')
     environ = {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
     sandbox.set_faults(no_capacity_types=[P5])
@@ -320,7 +320,7 @@ def test_what_was_selected_its_price_and_its_pool_are_told(cli: Cli, sandbox: Se
     assert cli("status", run, "--json", environ=environ).json["warm_pool"]["reused_by"] == following
     assert f"taken over by {following}" in cli("status", run, environ=environ).out
 
-    # Nobody wants it any more. The pool of a run that goes on cannot be ended without waiting, and nothing is stopped.
+    # The pool is no longer needed. The pool of an active run cannot be ended without waiting, and nothing is stopped.
     sandbox.create("goes-on-261120-101500-1a2b3c", "sleep 600")
     refused = cli("stop", "goes-on-261120-101500-1a2b3c", "--pool", "--no-wait", environ=environ)
     assert (refused.code, "can only be ended after it" in refused.err) == (2, True)
@@ -352,7 +352,7 @@ def _plain(text: str) -> str:
 
 
 class Clock:
-    """Moves only when told."""
+    """A clock that tests advance."""
 
     now = 1000.0
 
@@ -360,7 +360,7 @@ class Clock:
         return self.now
 
 
-def test_the_time_of_a_pool() -> None:
+def test_warm_pool_billing() -> None:
     clock = Clock()
     document = {
         "TrainingJobName": "job",

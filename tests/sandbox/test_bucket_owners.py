@@ -72,7 +72,7 @@ def test_every_request_of_client_and_container_names_the_owner(
 def test_local_runs_name_the_owner_too(
     wire: Callable[[], list[dict[str, Any]]], aws: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the settings' bucket, to which they may save: when they begin, go on, and are looked at."""
+    """The settings' bucket, to which local runs may save: at start, resume and inspection."""
     passed = ",".join(name for name in aws if name.startswith("AWS_"))
     monkeypatch.setenv("CLOUDTRAIN_PASS_ENVIRONMENT", f"{os.environ['CLOUDTRAIN_PASS_ENVIRONMENT']},{passed}")
     job = EXAMPLES / "digits" / "job.yaml"
@@ -103,7 +103,7 @@ def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
 
 
 def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With either engine; s3torchconnector cannot name the owner, so S3 is asked before, and boto3 told to upload."""
+    """With either engine; s3torchconnector cannot name the owner, so boto3 checks the owner and uploads."""
     from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
     from cloudtrain_runtime.s3.objects import S3Error, S3Objects
 
@@ -125,4 +125,4 @@ def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, m
     with pytest.raises(S3Error):
         upload("999999999999")
     monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({"another": "999999999999"}))
-    assert S3Objects(uri).read("one") == b"1", "of this bucket nobody knows the owner"
+    assert S3Objects(uri).read("one") == b"1", "the owner of this bucket is unknown"

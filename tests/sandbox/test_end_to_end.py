@@ -76,17 +76,17 @@ os._exit(0)  # torch 2.13 with Gloo now and then aborts while the interpreter sh
 def test_submit_to_the_sandbox_goes_from_job_file_to_model_in_s3(cli: Cli, tmp_path: Path) -> None:
     """The sandbox is started by the submit, and ended by the command."""
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", "--sandbox", "--instances", "2", "--follow", "--json")
-    told = json.loads((tmp_path / "runs-home" / "sandbox" / "sandbox.json").read_text())
+    info = json.loads((tmp_path / "runs-home" / "sandbox" / "sandbox.json").read_text())
     try:
         assert done.code == 0, done.err
         assert done.json["state"] == "SUCCEEDED"
         assert done.json["backend"] == "sandbox"
         assert done.json["world_size"] == 4
         assert done.json["metrics"]["test/accuracy"] > 0.95
-        assert done.json["last_checkpoint"]["uri"].startswith(f"s3://{told['bucket']}/")
+        assert done.json["last_checkpoint"]["uri"].startswith(f"s3://{info['bucket']}/")
         import torch
 
-        state = torch.load(_fetch_model(told, done.json["artifacts"]["model"], tmp_path), weights_only=True)
+        state = torch.load(_fetch_model(info, done.json["artifacts"]["model"], tmp_path), weights_only=True)
         assert any(tensor.numel() > 100 for tensor in state.values())
         run = done.json["run"]
         # Every verb finds it by its id alone, with nothing in the environment.
@@ -102,13 +102,13 @@ def test_submit_to_the_sandbox_goes_from_job_file_to_model_in_s3(cli: Cli, tmp_p
     assert not (tmp_path / "runs-home" / "sandbox" / "sandbox.json").exists()
 
 
-def _fetch_model(told: dict[str, Any], uri: str, folder: Path) -> Path:
+def _fetch_model(info: dict[str, Any], uri: str, folder: Path) -> Path:
     import boto3
 
     s3 = boto3.client(
         "s3",
-        endpoint_url=told["endpoint"],
-        aws_access_key_id=told["environment"]["AWS_ACCESS_KEY_ID"],
+        endpoint_url=info["endpoint"],
+        aws_access_key_id=info["environment"]["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key="x",
         region_name="us-west-2",
     )
@@ -194,7 +194,7 @@ def test_failing_estimator_script_reports_like_the_toolkit(sandbox: Served) -> N
     assert reason.endswith("exit code: 1")
 
 
-def test_an_interrupted_run_ends_as_one_that_was_not(sandbox: Served, cli: Cli, job: Any) -> None:
+def test_an_interrupted_run_equals_an_uninterrupted_one(sandbox: Served, cli: Cli, job: Any) -> None:
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
     sandbox.set_faults(interrupt_at_step=[20])
     runs = {}
@@ -208,9 +208,9 @@ def test_an_interrupted_run_ends_as_one_that_was_not(sandbox: Served, cli: Cli, 
     passed = [entry["Status"] for entry in ends["interrupted"]["SecondaryStatusTransitions"]]
     assert passed.count("Interrupted") == 1
     assert passed.count("Training") == 2
-    told = {kind: cli("status", run, "--json", environ=environment).json for kind, run in runs.items()}
-    assert told["interrupted"]["first_step"] >= 20
-    assert told["straight"]["first_step"] == 0
-    assert told["interrupted"]["last_step"] == told["straight"]["last_step"] == 30
-    assert told["interrupted"]["metrics"]["test/loss"] == told["straight"]["metrics"]["test/loss"]
+    status = {kind: cli("status", run, "--json", environ=environment).json for kind, run in runs.items()}
+    assert status["interrupted"]["first_step"] >= 20
+    assert status["straight"]["first_step"] == 0
+    assert status["interrupted"]["last_step"] == status["straight"]["last_step"] == 30
+    assert status["interrupted"]["metrics"]["test/loss"] == status["straight"]["metrics"]["test/loss"]
     until(lambda: sandbox.keys(f"cloudtrain/{runs['interrupted']}/checkpoints/"), 5)

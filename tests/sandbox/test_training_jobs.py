@@ -49,8 +49,8 @@ def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
         "Environment": {"A": "b"},
         "InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": source}}],
     }
-    sandbox.create("whole", script, **fields)
-    done = sandbox.end_of("whole")
+    sandbox.create("complete", script, **fields)
+    done = sandbox.end_of("complete")
     assert done["TrainingJobStatus"] == done["SecondaryStatus"] == "Completed"
     assert statuses(done) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     spans = [(entry["StartTime"], entry["EndTime"]) for entry in done["SecondaryStatusTransitions"]]
@@ -60,16 +60,16 @@ def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     assert done["Environment"]["A"] == "b"
     assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [("loss", 0.25)]
     said = ["loss=3.5", "loss=0.25", "last"]
-    assert sandbox.lines("whole", "algo-1") == [*said, "part-0 part-2", sandbox.info["endpoint"]]
-    assert sandbox.lines("whole", "algo-2") == [*said, "part-1 part-3", sandbox.info["endpoint"]]
+    assert sandbox.lines("complete", "algo-1") == [*said, "part-0 part-2", sandbox.info["endpoint"]]
+    assert sandbox.lines("complete", "algo-2") == [*said, "part-1 part-3", sandbox.info["endpoint"]]
     place = done["ModelArtifacts"]["S3ModelArtifacts"]
-    assert place == f"s3://{sandbox.info['bucket']}/out/whole/output/model.tar.gz"
-    body = s3.get_object(Bucket=sandbox.info["bucket"], Key="out/whole/output/model.tar.gz")["Body"].read()
+    assert place == f"s3://{sandbox.info['bucket']}/out/complete/output/model.tar.gz"
+    body = s3.get_object(Bucket=sandbox.info["bucket"], Key="out/complete/output/model.tar.gz")["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         assert archive.extractfile("model.pt").read() == b"weights\n"  # type: ignore[union-attr]
 
 
-def test_answers_have_the_shape_of_the_aws_model(sandbox: Any) -> None:
+def test_responses_match_botocores_model(sandbox: Any) -> None:
     sandbox.create("shape", TRAIN, Tags=[{"Key": "team", "Value": "vision"}])
     sandbox.end_of("shape")
     client = sandbox.client("sagemaker")
@@ -109,9 +109,9 @@ def test_the_selected_type_of_several_is_told(sandbox: Any) -> None:
     preferences = [{"InstanceType": name, "InstanceCount": 2} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
     resources = {"InstancePreferences": preferences, "VolumeSizeInGB": 10}
     sandbox.create("prefers", 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"', ResourceConfig=resources)
-    told = sandbox.end_of("prefers")["ResourceConfig"]
-    assert (told["SelectedInstanceType"], told["SelectedInstanceCount"]) == ("ml.p4d.24xlarge", 2)
-    assert told["InstancePreferences"] == preferences
+    resources = sandbox.end_of("prefers")["ResourceConfig"]
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == ("ml.p4d.24xlarge", 2)
+    assert resources["InstancePreferences"] == preferences
     config = json.loads("".join(sandbox.lines("prefers", "algo-2")))
     assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
 
@@ -142,7 +142,7 @@ def test_a_failure_file_and_the_exit_code_become_the_reason(sandbox: Any) -> Non
 
 def test_stop_sends_sigterm_and_then_sigkill(sandbox: Any) -> None:
     client = sandbox.client("sagemaker")
-    kind = f"trap 'echo told; exit 0' TERM; {FOREVER}"
+    kind = f"trap 'echo stopped; exit 0' TERM; {FOREVER}"
     sandbox.create("stops", kind)
     sandbox.create("stubborn", STUBBORN)
     for name in ("stops", "stubborn"):
@@ -154,7 +154,7 @@ def test_stop_sends_sigterm_and_then_sigkill(sandbox: Any) -> None:
         assert statuses(done)[-4:] == ["Training", "Stopping", "Uploading", "Stopped"]
         assert done["TrainingJobStatus"] == done["SecondaryStatus"] == "Stopped"
         assert processes_of(name) == []
-    assert sandbox.lines("stops") == ["ready", "told"]
+    assert sandbox.lines("stops") == ["ready", "stopped"]
     with pytest.raises(ClientError, match="the training job is in status Stopped"):
         client.stop_training_job(TrainingJobName="stops")
 
@@ -166,7 +166,7 @@ def _ready(sandbox: Any, name: str) -> bool:
         return False
 
 
-def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
+def test_time_limits_differ_from_a_stop(sandbox: Any) -> None:
     sandbox.create("too-long", FOREVER, StoppingCondition={"MaxRuntimeInSeconds": 1})
     done = sandbox.end_of("too-long")
     assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
@@ -180,7 +180,7 @@ def test_time_limits_are_not_the_same_as_a_stop(sandbox: Any) -> None:
     assert "TrainingStartTime" not in done
 
 
-def test_no_capacity_is_waited_for_or_an_error(sandbox: Any) -> None:
+def test_no_capacity_means_a_wait_or_an_error(sandbox: Any) -> None:
     sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("waits", TRAIN)
     sandbox.secondary("waits", "Pending")
@@ -254,32 +254,32 @@ def test_a_retry_within_a_run_restores_no_checkpoints(sandbox: Any) -> None:
     assert sandbox.keys("retried/") == ["retried/old", "retried/own"]
 
 
-# ---------------------------------------------------------------- weather of the calls
+# ---------------------------------------------------------------- faults of calls
 
 
-def test_calls_are_throttled_broken_cut_and_torn(sandbox: Any) -> None:
+def test_faults_are_injected_into_calls(sandbox: Any) -> None:
     client, s3 = sandbox.client("sagemaker"), sandbox.client("s3")
-    s3.put_object(Bucket=sandbox.info["bucket"], Key="weather", Body=b"0123456789")
+    s3.put_object(Bucket=sandbox.info["bucket"], Key="numbers", Body=b"0123456789")
     sandbox.set_faults(throttle={"ListTrainingJobs": 1}, errors={"GetObject": 1})
     with pytest.raises(ClientError, match="ThrottlingException"):
         client.list_training_jobs()
     client.list_training_jobs()
     with pytest.raises(ClientError, match="InternalError") as broken:
-        s3.get_object(Bucket=sandbox.info["bucket"], Key="weather")
+        s3.get_object(Bucket=sandbox.info["bucket"], Key="numbers")
     assert broken.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
     sandbox.set_faults(resets={"CreateTrainingJob": 1}, torn={"GetObject": 1})
     with pytest.raises(HTTPClientError):
         client.create_training_job(**request(sandbox, "cut", TRAIN))
     assert sandbox.describe("cut")["TrainingJobName"] == "cut"  # it was done, only the answer is lost
     with pytest.raises(HTTPClientError):
-        s3.get_object(Bucket=sandbox.info["bucket"], Key="weather")["Body"].read()
+        s3.get_object(Bucket=sandbox.info["bucket"], Key="numbers")["Body"].read()
     sandbox.end_of("cut")
 
 
 # ---------------------------------------------------------------- the end
 
 
-def test_nothing_is_left_after_the_end(own_sandbox: Any, tmp_path: Path) -> None:
+def test_no_process_survives_the_sandbox(own_sandbox: Any, tmp_path: Path) -> None:
     with own_sandbox() as served:
         served.create("left", STUBBORN, instances=2)
         until(lambda: len(processes_of("left")) >= 2, 30)
@@ -293,7 +293,7 @@ def test_nothing_is_left_after_the_end(own_sandbox: Any, tmp_path: Path) -> None
     assert not (tmp_path / "own-sandbox" / "sandbox.json").exists()
 
 
-def test_nothing_is_left_when_the_sandbox_is_killed(own_sandbox: Any) -> None:
+def test_no_process_survives_a_killed_sandbox(own_sandbox: Any) -> None:
     with own_sandbox() as served:
         served.create("orphans", STUBBORN)
         until(lambda: processes_of("orphans"), 30)

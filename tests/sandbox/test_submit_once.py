@@ -71,7 +71,7 @@ def test_a_second_submit_attaches_to_the_live_run(
     assert jobs_of(sandbox, name_of(long_job)) == [run]
 
 
-def test_what_differs_is_started(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
+def test_a_different_job_is_submitted(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
     def submit(*more: str) -> str:
         done = cli("submit", long_job, "--skip-check", "--json", *more, environ=environ)
         assert done.code == 0, done.err
@@ -89,8 +89,8 @@ def test_new_runs_of_one_second_are_as_many_as_were_asked_for(
 ) -> None:
     submit = [str(command()), "submit", str(long_job), "--skip-check", "--new"]
     several = [subprocess.Popen(submit, stderr=subprocess.PIPE, text=True, env=environ) for _ in range(3)]
-    told = [process.communicate(timeout=120)[1] for process in several]
-    assert [process.returncode for process in several] == [0] * 3, told
+    outputs = [process.communicate(timeout=120)[1] for process in several]
+    assert [process.returncode for process in several] == [0] * 3, outputs
     assert len(jobs_of(sandbox, name_of(long_job))) == 3
 
 
@@ -107,7 +107,7 @@ def test_refused_new_run_does_not_hide_the_active_one(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"run": ""}', b'{"run": "a b"}'])
-def test_a_claim_that_names_no_run_is_replaced(
+def test_a_submit_lock_without_run_is_replaced(
     body: bytes, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
@@ -123,9 +123,7 @@ def test_a_claim_that_names_no_run_is_replaced(
     assert again.json["run"].encode() in s3.get_object(Bucket=bucket, Key=claim)["Body"].read()
 
 
-def test_data_with_a_link_to_nothing_is_submitted_without_it(
-    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
-) -> None:
+def test_broken_links_in_data_are_skipped(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
     data = long_job.parent.parent / "numbers"
     data.mkdir()
     (data / "a.txt").write_text("1")
@@ -136,7 +134,7 @@ def test_data_with_a_link_to_nothing_is_submitted_without_it(
     assert [key.rpartition("/")[2] for key in sandbox.keys(f"cloudtrain/{done.json['run']}/data/")] == ["a.txt"]
 
 
-def test_a_run_that_has_ended_is_no_obstacle(
+def test_an_ended_run_does_not_block_a_submit(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
@@ -148,21 +146,21 @@ def test_a_run_that_has_ended_is_no_obstacle(
     assert second.json["run"][-6:] == first[-6:]
 
 
-def test_many_terminals_at_once_end_with_one_job(sandbox: Served, long_job: Path, environ: dict[str, str]) -> None:
+def test_concurrent_submits_create_one_job(sandbox: Served, long_job: Path, environ: dict[str, str]) -> None:
     submit = [str(command()), "submit", str(long_job), "--skip-check"]
     several = [
         subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ)
         for _ in range(6)
     ]
-    told = [process.communicate(timeout=120)[1] for process in several]
-    assert [process.returncode for process in several] == [0] * 6, told
+    outputs = [process.communicate(timeout=120)[1] for process in several]
+    assert [process.returncode for process in several] == [0] * 6, outputs
     (run,) = jobs_of(sandbox, name_of(long_job))
-    assert all(f"sagemaker:{run}" in text for text in told)
-    assert sum("submitted" in text for text in told) == 1
+    assert all(f"sagemaker:{run}" in text for text in outputs)
+    assert sum("submitted" in text for text in outputs) == 1
 
 
 @pytest.mark.parametrize("transport", ["boto3", "estimator"])
-def test_a_lost_answer_does_not_make_two_jobs(
+def test_a_lost_response_creates_no_second_job(
     transport: str, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     """The request arrives, its answer does not, and botocore sends it again under the same name."""
@@ -174,7 +172,7 @@ def test_a_lost_answer_does_not_make_two_jobs(
     assert f"sagemaker:{done.json['run']} submitted" in done.err
 
 
-def test_a_submit_that_never_heard_back_can_be_repeated(
+def test_a_submit_without_response_can_be_repeated(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     sandbox.set_faults(resets={"CreateTrainingJob": 50, "DescribeTrainingJob": 50})
@@ -187,9 +185,7 @@ def test_a_submit_that_never_heard_back_can_be_repeated(
     assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]
 
 
-def test_a_submit_that_was_killed_can_be_repeated(
-    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
-) -> None:
+def test_a_killed_submit_can_be_repeated(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
     """Killed between its claim and its job, it leaves nothing that a second one cannot take over."""
     sandbox.set_faults(slow_seconds={"CreateTrainingJob": 600})
     submit = [str(command()), "submit", str(long_job), "--skip-check"]
@@ -204,7 +200,7 @@ def test_a_submit_that_was_killed_can_be_repeated(
     assert len(claims) >= 1
 
 
-def test_every_verb_works_from_another_machine(
+def test_every_command_works_from_another_machine(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
     """There is nothing but the run id, the region and credentials."""

@@ -92,14 +92,14 @@ def test_the_plan_that_has_everything_is_valid() -> None:
         ),
     ],
 )
-def test_what_breaks_a_rule_is_refused_with_its_place(change: Change, message: str) -> None:
+def test_invalid_requests_are_rejected_with_the_field(change: Change, message: str) -> None:
     with pytest.raises(ServiceError) as refused:
         check_create(_with(change))
     assert refused.value.code == "ValidationException"
     assert message in refused.value.message
 
 
-def test_a_role_must_trust_sagemaker_and_be_of_this_account() -> None:
+def test_role_must_trust_sagemaker_and_be_of_the_account() -> None:
     with pytest.raises(ServiceError, match="Could not assume role arn:aws:iam::123456789012:role/training"):
         check_role(GOLDEN, None)
     with pytest.raises(ServiceError, match="Could not assume role"):
@@ -113,12 +113,12 @@ def test_a_role_must_trust_sagemaker_and_be_of_this_account() -> None:
 
 
 @pytest.mark.aws
-def test_refusals_reach_a_client_as_awss_exceptions(sandbox: Served) -> None:
+def test_rejections_reach_clients_as_aws_exceptions(sandbox: Served) -> None:
     sandbox.create("twice", "true")
     with pytest.raises(ClientError, match=r"ResourceInUse.* must be unique within an AWS account and region"):
         sandbox.create("twice", "true")
     with pytest.raises(ClientError, match="Could not assume role"):
-        sandbox.create("no-role", "true", RoleArn="arn:aws:iam::123456789012:role/nobody")
+        sandbox.create("no-role", "true", RoleArn="arn:aws:iam::123456789012:role/missing")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://not-there/data"}
     channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}}
     with pytest.raises(ClientError, match='No S3 objects found under S3 URL "s3://not-there/data"'):
@@ -135,15 +135,17 @@ def test_jobs_are_listed_by_name_status_and_time_page_by_page(sandbox: Served) -
     for name in names:
         client.create_training_job(**request(sandbox, name, "true"))
     first = client.list_training_jobs(NameContains="paged-", MaxResults=2, SortBy="Name")
-    client.create_training_job(**request(sandbox, "paged-00", "true"))  # before what was told: no page shifts
+    client.create_training_job(
+        **request(sandbox, "paged-00", "true")
+    )  # sorts before the first page, which must not shift
     rest = client.list_training_jobs(NameContains="paged-", MaxResults=9, SortBy="Name", NextToken=first["NextToken"])
     found = [job["TrainingJobName"] for page in (first, rest) for job in page["TrainingJobSummaries"]]
     assert found == names
     pages = client.get_paginator("list_training_jobs").paginate(
         NameContains="paged-", SortBy="CreationTime", SortOrder="Descending", PaginationConfig={"PageSize": 2}
     )
-    told = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
-    assert told == ["paged-00", *reversed(names)]
+    listed = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+    assert listed == ["paged-00", *reversed(names)]
     for name in names:
         sandbox.end_of(name)
     created = sandbox.describe("paged-2")["CreationTime"]
