@@ -180,12 +180,12 @@ def test_a_state_is_a_few_numbers_and_comes_back() -> None:
     assert DataState.from_json(SAVED.to_json()) == SAVED
     assert SAVED.position == Position(9, 1, 24)
     for broken in ({"step": 1}, {**SAVED.to_json(), "epoch": None}):
-        with pytest.raises(CheckpointError, match="does not tell its position in the data"):
+        with pytest.raises(CheckpointError, match="has no valid position in the data"):
             DataState.from_json(broken)
 
 
 UNEVEN = (
-    "the global batch stays at 24 samples with 5 ranks instead of 2; that does not divide, so ranks' shares differ by "
+    "the global batch stays at 24 samples with 5 ranks instead of 2; it is not divisible, so ranks' shares differ by "
     "one sample"
 )
 LONGER = (
@@ -225,14 +225,14 @@ def test_other_data_in_the_middle_of_an_epoch_is_refused() -> None:
     at_start = sampler_of(120)
     (note,) = at_start.resume(replace(SAVED, samples=0))
     assert note.startswith("warning: the training data has 120 samples and had 100 when")
-    assert note.endswith("; epoch 1 begins with those of today")
+    assert note.endswith("; epoch 1 begins with the present ones")
     assert at_start.length == 120
 
 
 def test_another_shuffle_in_the_middle_of_an_epoch_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="shuffles in another way"):
+    with pytest.raises(CheckpointError, match="with another order of samples"):
         sampler_of().resume(replace(SAVED, order=0))
-    assert "shuffled in another way" in sampler_of().resume(replace(SAVED, order=0, samples=0))[0]
+    assert "samples have another order" in sampler_of().resume(replace(SAVED, order=0, samples=0))[0]
 
 
 def test_another_seed_waits_for_the_next_epoch() -> None:

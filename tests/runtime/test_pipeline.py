@@ -410,7 +410,7 @@ def test_metrics_must_ask_what_the_loss_asks() -> None:
     scores = torch.randn(2, 8, 16)
     found = metrics_from_output(task, scores, (batch[:, :-1],), batch, 2)
     assert found["accuracy"].shape == (2,)
-    with pytest.raises(TaskError, match=r"metrics\(\) calls the model with something else than loss\(\) does"):
+    with pytest.raises(TaskError, match=r"metrics\(\) calls the model with other inputs than loss\(\) does"):
         metrics_from_output(task, scores, (batch[:, 1:],), batch, 2)
 
 

@@ -214,7 +214,7 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
                 source.resume(json.loads(json.dumps(state)), 0, ranks)
             opened += [source.open(5, 2, role, workers) for role in range(workers)]
         used += take_steps(opened, [source for source in sources for _ in range(workers)], steps, batch)
-        state = sources[0].whole_state([source.own_state() for source in sources])
+        state = sources[0].global_state([source.own_state() for source in sources])
     assert sorted(used) == list(range(count))
     assert len(json.dumps(state)) < 200 + 20 * lanes
 
@@ -287,7 +287,7 @@ def test_iterables_are_used_exactly_once_by_any_ranks(
             if state is not None:
                 source.resume(json.loads(json.dumps(state)), len(used), size)
         used += take_steps([source.open(5, 0, 0, 1) for source in sources], list(sources), steps, batch)
-        state, size = sources[0].whole_state([source.own_state() for source in sources]), ranks
+        state, size = sources[0].global_state([source.own_state() for source in sources]), ranks
     assert sorted(used) == list(range(length))
 
 
@@ -301,7 +301,7 @@ def test_an_iterable_goes_on_by_passing_over_what_was_used(workers: int, capfd: 
     used = steps_of(before) + steps_of(before, 2)
     after = feeder_of(Counting(50), workers=workers)
     (note,) = after.resume(saved_by(before))
-    assert note.endswith("without load_state_dict: 24 samples are passed over")
+    assert note.endswith("without load_state_dict: 24 samples are skipped")
     assert used + steps_of(after) == whole[0] + whole[1]
     assert ("1 of 2 workers read" in capfd.readouterr().out) == (workers == 2)
 
@@ -431,6 +431,6 @@ def test_hosts_share_their_own_files_among_their_ranks(tmp_path: Path) -> None:
         assert all(sample >= 30 for used, _ in step[2:] for sample in used)
     fewer = read_by_ranks(replace(reading, hosts=1, saved=first.states[0], files=tmp_path / "files" / "host-0"))
     assert len(fewer.failures) == 4
-    assert "shared out to 2 instances and are to 1" in fewer.failures[0]
+    assert "divided among 2 instances, and there are 1 now" in fewer.failures[0]
     across = read_by_ranks(replace(reading, copies=4))
-    assert "lie on several hosts" in across.failures[0]
+    assert "are on several hosts" in across.failures[0]

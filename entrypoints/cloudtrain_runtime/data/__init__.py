@@ -1,4 +1,4 @@
-"""Which samples a rank sees, when, and how they get to its device."""
+"""Data path: samplers, loaders, streams, and the position in the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation reads: every sample of a split exactly once over all ranks."""
+"""Data of an evaluation: every sample of a split exactly once over all ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cloudtrain_runtime.process.run_context import Context
 
 
 class EvaluationData(ABC):
-    """A split, to be gone through as often as it is iterated: `for micro, batch in evaluation`.
+    """The batches of a split, for any number of iterations: `for micro, batch in evaluation`.
 
-    A batch of which none counts (`micro.count == 0`) has one sample, which only stands in.
+    A batch with `micro.count == 0` holds one placeholder sample, which does not count.
 
     Attributes:
-        samples: Of all ranks together; of a stream, when it has been gone through.
+        samples: Samples of all ranks; for a stream, known after an iteration.
     """
 
     samples: int
@@ -44,9 +44,9 @@ class MapEvaluationData(EvaluationData):
     """A map-style split.
 
     Args:
-        dataset: Has `__len__` and `__getitem__`.
-        shards: What this rank sees of it.
-        collate: The Task's.
+        dataset: Dataset with `__len__` and `__getitem__`.
+        shards: This rank's share of it.
+        collate: The Task's collate function.
         place: This rank's place.
         workers: As for `make_feeder`.
     """
@@ -68,8 +68,8 @@ class MapEvaluationData(EvaluationData):
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         if self._loader is None and (self._workers or self._place.device.type != "cpu"):
             self._loader = make_loader(self._dataset, self._shards, self._collate, self._place, workers=self._workers)
-        here = load_in_process(self._dataset, self._shards, self._collate)
-        loaded = here if self._loader is None else self._loader
+        loaded_here = load_in_process(self._dataset, self._shards, self._collate)
+        loaded = loaded_here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
             yield micro, to_device(batch, self._place.device)
 

@@ -1,4 +1,4 @@
-"""A feeder and an evaluation for whatever kind of dataset a Task has."""
+"""Feeder and evaluation data for each kind of dataset."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def make_feeder(
     workers: int | None = None,
     prefetch: int = PREFETCH,
 ) -> Feeder:
-    """Return the feeder of a dataset. All ranks call it together.
+    """Return the feeder of a dataset. All ranks call this together.
 
     Args:
         dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's.
+        collate: The Task's collate function.
         place: This rank's place.
         batch_size: Samples per rank and micro-step.
         accumulate: Micro-steps per optimizer step.
-        data_rank: Which of the shares of the data this rank reads: its rank, unless several ranks read the same.
-        data_size: How many shares there are.
-        seed: Seed of the order.
-        workers: Processes that load for this rank; None means up to 8 beside a GPU, and none otherwise.
-        prefetch: Batches that each of them has ready.
+        data_rank: Index of this rank's share of the data: its rank, unless several ranks read the same samples.
+        data_size: Number of shares of the data.
+        seed: Seed of the order of samples.
+        workers: Loader processes of this rank; None means up to 8 with a GPU, and none without.
+        prefetch: Batches that each worker loads ahead.
     """
     if not is_iterable(dataset):
         sampler = GlobalOrderSampler(
@@ -81,7 +81,7 @@ def _stream_feeder(
         log_line(source.note)
     if place.is_main and workers is not None and workers > most:
         log_line(
-            f"{type(dataset).__name__}: {most} of {workers} workers read for each rank, more would have nothing to do"
+            f"{type(dataset).__name__}: each rank uses {most} of {workers} workers, because there is no data for more"
         )
     return StreamFeeder(source, collate, place, share, workers=min(worker_count(place, workers), most), **how)
 
@@ -96,7 +96,7 @@ def _source_of(dataset: Any, place: Context, share: ReaderShare, global_size: in
     here = sorted({rank for host, rank in readers if host == place.host})
     if len({rank for _, rank in readers}) < sum(len({r for h, r in readers if h == host}) for host in hosts):
         raise TaskError(
-            "ranks that share their samples lie on several hosts, which have different files: use a channel with "
+            "ranks that share their samples are on several hosts, which have different files: use a channel with "
             "sharded: false, or tensor and pipeline parallelism within a host"
         )
     return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(place.host), len(hosts))
@@ -113,17 +113,17 @@ def make_evaluation_data(
     even: bool,
     workers: int | None = None,
 ) -> EvaluationData:
-    """Return what goes through a split. All ranks call it together.
+    """Return the evaluation data of a split. All ranks call this together.
 
     Args:
         dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's.
+        collate: The Task's collate function.
         place: This rank's place.
         batch_size: Samples per rank.
-        data_rank: Which of the shares of the data this rank reads.
-        data_size: How many shares there are.
-        even: Whether all ranks must have as many batches: those of a model whose forward pass talks to other ranks.
-            A stream always gives as many.
+        data_rank: Index of this rank's share of the data.
+        data_size: Number of shares of the data.
+        even: Whether all ranks must have the same number of batches, because the forward pass communicates. A stream
+            always gives the same number.
         workers: As for `make_feeder`.
     """
     if not is_iterable(dataset):
@@ -150,7 +150,7 @@ def make_evaluation_data(
 
 
 class StreamEvaluationData(EvaluationData):
-    """A split that can only be read from the front: each time its epoch 0."""
+    """The batches of a stream; each iteration reads epoch 0."""
 
     def __init__(self, feeder: StreamFeeder) -> None:
         self._feeder = feeder

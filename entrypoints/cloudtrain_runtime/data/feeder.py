@@ -1,4 +1,4 @@
-"""What the loop takes its micro-batches from: a step's samples on the device, and how far the run has come."""
+"""Feeder of the training loop: the micro-batches of each step on the device, and the position in the data."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Step:
     """The samples of one optimizer step: `for micro, batch in step`, each batch on this rank's device.
 
     Attributes:
-        plan: How many there are, of all ranks and in each of this rank's micro-batches.
-        batches: Brings them, each once.
+        plan: Number of samples of all ranks, and in each of this rank's micro-batches.
+        batches: Iterator over this rank's micro-batches.
     """
 
     plan: GlobalBatch
@@ -50,11 +50,11 @@ class Feeder(ABC):
                 feeder.advance()
 
     Attributes:
-        wait_seconds: Time spent in waiting for batches so far (loading itself, where there are no workers).
+        wait_seconds: Time spent waiting for batches so far; without workers, the time of loading.
         batch_size: Samples per rank and micro-step.
         accumulate: Micro-steps per optimizer step.
-        data_rank: Which of the shares of the data this rank reads.
-        data_size: How many shares there are.
+        data_rank: Index of this rank's share of the data.
+        data_size: Number of shares of the data.
     """
 
     wait_seconds: float = 0.0
@@ -66,26 +66,26 @@ class Feeder(ABC):
     @property
     @abstractmethod
     def position(self) -> Position:
-        """How far training has come; `advance` moves it."""
+        """Steps, epochs and samples done, as counted by `advance`."""
 
     @property
     @abstractmethod
     def length(self) -> int | None:
-        """Samples of an epoch, or None when nobody can know before its end."""
+        """Samples of an epoch, or None if they are unknown before its end."""
 
     @property
     @abstractmethod
     def global_size(self) -> int:
-        """Samples of a whole optimizer step, of all ranks together."""
+        """Samples of a full optimizer step, of all ranks."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps of a whole epoch, or None when nobody can know before its end."""
+        """Optimizer steps of a full epoch, or None if they are unknown before its end."""
         return None if self.length is None else -(-self.length // self.global_size)
 
     @abstractmethod
     def epoch(self) -> Iterator[Step]:
-        """Return the steps of the rest of the present epoch."""
+        """Return the remaining steps of the current epoch."""
 
     @abstractmethod
     def advance(self) -> None:
@@ -93,11 +93,11 @@ class Feeder(ABC):
 
     @abstractmethod
     def state(self) -> DataState:
-        """Return what a checkpoint must keep. All ranks call it together."""
+        """Return the state for a checkpoint. All ranks call this together."""
 
     @abstractmethod
     def resume(self, saved: DataState) -> list[str]:
-        """Go on from a saved position; return what is to be said about it, a sentence each.
+        """Continue from a saved position; return notes for the user, a sentence each.
 
         Raises:
             CheckpointError: the position is in the middle of an epoch of other data.
@@ -105,16 +105,16 @@ class Feeder(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the loader's workers; a later epoch starts others."""
+        """End the loader's workers; a later epoch starts new ones."""
 
 
 class MapFeeder(Feeder):
     """Samples of a map-style dataset, in their global order.
 
     Args:
-        dataset: Has `__len__` and `__getitem__`.
-        sampler: What this rank sees of it.
-        collate: The Task's.
+        dataset: Dataset with `__len__` and `__getitem__`.
+        sampler: Sampler of this rank's share.
+        collate: The Task's collate function.
         place: This rank's place.
         workers: As for `make_feeder`.
         prefetch: As for `make_feeder`.
@@ -140,7 +140,7 @@ class MapFeeder(Feeder):
 
     @property
     def position(self) -> Position:
-        """How far training has come; `advance` moves it."""
+        """Steps, epochs and samples done, as counted by `advance`."""
         return self.sampler.position
 
     @property
@@ -150,22 +150,22 @@ class MapFeeder(Feeder):
 
     @property
     def global_size(self) -> int:
-        """Samples of a whole optimizer step, of all ranks together."""
+        """Samples of a full optimizer step, of all ranks."""
         return self.sampler.global_size
 
     def epoch(self) -> Iterator[Step]:
-        """Return the steps of the rest of the present epoch."""
+        """Return the remaining steps of the current epoch."""
         by_loader = self._workers or (self._place.device.type != "cpu" and not self._is_shared)
-        loaded = iter(self._its_loader()) if by_loader else self._here()
+        loaded = iter(self._get_loader()) if by_loader else self._load_here()
         if self._place.device.type == "cpu":
             batches = self._timed(loaded)
         else:
-            # A batch that is loaded in this process draws from its random states: never before its turn.
+            # Without workers, loading draws from the random states of this process, so it must not run ahead.
             pull = self._timed(loaded).__next__
             batches = DevicePrefetcher(_or_none(pull), self._place.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self.sampler.schedule())
 
-    def _its_loader(self) -> DataLoader[Any]:
+    def _get_loader(self) -> DataLoader[Any]:
         if self._loader is None:
             self._loader = make_loader(
                 self._dataset,
@@ -181,8 +181,8 @@ class MapFeeder(Feeder):
     def _is_shared(self) -> bool:
         return self.data_size < self._place.world_size
 
-    def _here(self) -> Iterator[Any]:
-        # Ranks that share their samples have random states of their own, and must see the same augmentations.
+    def _load_here(self) -> Iterator[Any]:
+        # Ranks that share their samples have different random states, but need the same augmentations.
         seed = self._place.seed if self._is_shared else None
         return load_in_process(self._dataset, self.sampler, self._collate, seed=seed)
 
@@ -199,11 +199,11 @@ class MapFeeder(Feeder):
         self.sampler.advance()
 
     def state(self) -> DataState:
-        """Return what a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return self.sampler.state(self.sampler.position)
 
     def resume(self, saved: DataState) -> list[str]:
-        """Go on from a saved position; return what is to be said about it, a sentence each.
+        """Continue from a saved position; return notes for the user, a sentence each.
 
         Raises:
             CheckpointError: the position is in the middle of an epoch of other data.
@@ -211,7 +211,7 @@ class MapFeeder(Feeder):
         return self.sampler.resume(saved)
 
     def close(self) -> None:
-        """End the loader's workers; a later epoch starts others."""
+        """End the loader's workers; a later epoch starts new ones."""
         self._loader = None
 
 

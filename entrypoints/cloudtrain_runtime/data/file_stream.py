@@ -1,4 +1,4 @@
-"""Samples from many files, shared out in lanes: each exactly once in an epoch, however often the readers change."""
+"""Stream of samples from many files: each exactly once in an epoch, even if the number of readers changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LANES = 64
 _END: Any = object()
 
 LanePosition = tuple[int, int, int]
-"""Where a lane stands: samples given, and the file (in the lane's order) and its sample that its block begins with."""
+"""Position of a lane: samples returned, then the file (in the lane's order) and sample at which its block begins."""
 
 _START: LanePosition = (0, 0, 0)
 
@@ -39,18 +39,18 @@ class FileStream(IterableDataset[Any]):
 
         FileStream(context().channels["train"], read, shuffle=256)
 
-    The order of the files is drawn anew for each epoch. They are dealt out to lanes, lanes to ranks and to their
-    loader workers, so each file is read once in an epoch; a batch takes samples from all lanes of its reader in turn.
-    A run that is killed and resumed, on another number of ranks, too, uses each sample exactly once. Files should be
-    many, at least one for each rank and worker, and about equally long: a rank that has read all of its own waits.
+    Each epoch has its own order of files. Files are assigned to lanes, and lanes to ranks and their loader workers, so
+    each file is read once in an epoch; a batch takes samples from all lanes of its reader in turn. A run that is killed
+    and resumed uses each sample exactly once, even on another number of ranks. Use many files of about equal length, at
+    least one for each rank and worker: a rank that has read all of its files waits for the others.
 
     Args:
-        files: A folder (all files below it, but hidden ones), a pattern such as `/data/*.tar`, or the files.
-        read: Yields the samples of a file, the same and in the same order whenever it is called. What it draws from
-            torch, Python or NumPy is seeded by the epoch and the position.
-        shuffle: Samples of a lane that are held and shuffled together; below 2 they keep the order of their file.
-        lanes: How many files are read side by side, by all ranks together. At least one for each rank and worker.
-        sharded: Whether each host has files of its own. By default what the job's channel says, where they lie in one.
+        files: A folder (all files below it except hidden ones), a pattern such as `/data/*.tar`, or a list of files.
+        read: Yields the samples of a file, in the same order on every call. The random numbers that it draws from
+            torch, Python or NumPy are seeded by the epoch and the position.
+        shuffle: Samples of a lane that are shuffled together in memory; below 2 they keep the order of their file.
+        lanes: Number of files that all ranks together read at the same time; at least one for each rank and worker.
+        sharded: Whether each host has different files. By default the setting of the job's channel that has the files.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class FileStream(IterableDataset[Any]):
 
     @property
     def fingerprint(self) -> int:
-        """A number that tells one list of files from another."""
+        """A checksum of the list of files."""
         return zlib.crc32("\0".join(self.names).encode())
 
 
 def _listed(files: str | Path | Iterable[str | Path]) -> tuple[Path, list[str]]:
-    """Return a folder and the files below it, sorted: the same wherever the folder lies."""
+    """Return a folder and the sorted files below it, which do not depend on the location of the folder."""
     if isinstance(files, (str, Path)):
         folder = Path(files)
         if folder.is_dir():
@@ -115,7 +115,7 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def _is_sharded(root: Path) -> bool:
-    """Whether a folder lies in a channel of which each instance has got its own share."""
+    """Whether a folder is in a channel that SageMaker shards over the instances."""
     tree = ml_tree(os.environ)
     config = tree.config / "inputdataconfig.json"
     if not config.is_file():
@@ -129,13 +129,13 @@ def _is_sharded(root: Path) -> bool:
 
 
 class FileSource(StreamSource):
-    """What one rank reads of a FileStream, and where its lanes stand.
+    """The files of a FileStream that one rank reads, and the positions of its lanes.
 
     Args:
         stream: The files.
-        share: This rank among those that read them.
-        host: Which of the lists of files, where each host has its own.
-        hosts: How many there are.
+        share: Index of this rank among the ranks that read them.
+        host: Index of this host's list of files, if each host has its own.
+        hosts: Number of such lists.
     """
 
     def __init__(self, stream: FileStream, share: ReaderShare, host: int = 0, hosts: int = 1) -> None:
@@ -145,26 +145,28 @@ class FileSource(StreamSource):
 
     @property
     def most_workers(self) -> int:
-        """More would have nothing to read."""
+        """Most reader processes of a rank: one per lane."""
         return max(1, self._lanes // self._share.size)
 
     @property
     def note(self) -> str | None:
-        """What is to be said about it."""
+        """A warning if there are fewer lanes than ranks, or None."""
         if self._lanes >= self._share.size:
             return None
         are_files = len(self._stream.names) <= self._stream.lanes
         what, cure = ("files", "store the data as more files") if are_files else ("lanes", "give FileStream more lanes")
-        return f"warning: {self._lanes} {what} for {self._share.size} ranks: some read nothing, only keep step; {cure}"
+        return (
+            f"warning: {self._lanes} {what} for {self._share.size} ranks: some ranks have no data and only wait; {cure}"
+        )
 
     def restart(self) -> None:
-        """Stand at the start of an epoch."""
+        """Move to the start of an epoch."""
         self._lanes = min(self._stream.lanes, len(self._stream.names))
         self._block = self._stream.block
         self._marks: dict[int, LanePosition] = {}
 
     def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
-        """Return the samples of the rest of an epoch that fall to one of this rank's readers."""
+        """Return the remaining samples of an epoch for one of this rank's readers."""
         rank, size = self._share.rank, self._share.size
         own = [lane for lane in range(self._lanes) if lane % roles == role and lane // roles % size == rank]
         order = GlobalOrder(len(self._stream.names), random_number(seed, self._host) >> 1, epoch)
@@ -185,36 +187,36 @@ class FileSource(StreamSource):
         )
 
     def advance(self, marks: Mapping[int, LanePosition]) -> None:
-        """Note where lanes stand after a batch that has been used."""
+        """Record the positions of lanes after a batch that has been used."""
         self._marks.update(marks)
 
     def own_state(self) -> Any:
-        """Return what this rank knows of the position."""
+        """Return this rank's part of the position."""
         return self._host, self._stream.fingerprint, len(self._stream.names), self._lanes, self._marks
 
-    def whole_state(self, states: list[Any]) -> dict[str, Any]:
-        """Return the position that all ranks know together, as JSON values."""
+    def global_state(self, states: list[Any]) -> dict[str, Any]:
+        """Return the position of all ranks as JSON values."""
         sources: list[dict[str, Any]] = [{} for _ in range(self._hosts)]
         for host, fingerprint, files, lanes, marks in states:
             if not sources[host]:
                 sources[host] = {"files": files, "names": fingerprint, "lanes": [list(_START) for _ in range(lanes)]}
             lanes_so_far = sources[host]["lanes"]
             for lane, mark in marks.items():
-                # Of a lane that another rank reads since the resume, this one knows only where it stood then.
+                # For a lane that another rank reads since the resume, this rank has an older position.
                 lanes_so_far[lane] = max(lanes_so_far[lane], list(mark))
         return {"kind": "files", "block": self._block, "sources": sources}
 
     def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:  # noqa: ARG002 (of other sources)
-        """Stand where a saved run stood in the middle of an epoch.
+        """Move to a saved position in the middle of an epoch.
 
         Raises:
-            CheckpointError: it read other files.
+            CheckpointError: the saved run read other files.
         """
         if state.get("kind") != "files":
             raise CheckpointError(_OTHER.format("was saved in the middle of an epoch of no FileStream"))
         if len(state["sources"]) != self._hosts:
-            counts = f"{len(state['sources'])} instances and are to {self._hosts}"
-            raise CheckpointError(_OTHER.format(f"was saved when the channel's files were shared out to {counts}"))
+            counts = f"{len(state['sources'])} instances, and there are {self._hosts} now"
+            raise CheckpointError(_OTHER.format(f"was saved when the channel's files were divided among {counts}"))
         own = state["sources"][self._host]
         if own["names"] != self._stream.fingerprint:
             files = f"{own['files']:,} files and has {len(self._stream.names):,}"
@@ -226,13 +228,13 @@ class FileSource(StreamSource):
 
 
 _OTHER = (
-    "the checkpoint {}: which samples are left can't be told. Resume with the data and instances of then, from a "
-    "checkpoint at the end of an epoch, or start anew with checkpoint.resume: never"
+    "the checkpoint {}: the remaining samples are unknown. Resume with the same data and instances, from a "
+    "checkpoint at the end of an epoch, or start a new run with checkpoint.resume: never"
 )
 
 
 class _OpenLanes(StreamReader):
-    """A reader's lanes. The next sample is of the one that has given the fewest, so a resume goes on alike."""
+    """A reader's lanes. The next sample is from the lane with the fewest so far, which makes a resume bit-exact."""
 
     def __init__(self, lanes: list[_Lane], stream: FileStream, place: tuple[int, ...]) -> None:
         self._place = place
@@ -243,11 +245,11 @@ class _OpenLanes(StreamReader):
         self._used: dict[int, _Lane] = {}
 
     def key(self) -> tuple[int, ...]:
-        """Return what tells the next batch from every other of the epoch."""
+        """Return a key that is unique to the next batch of the epoch."""
         return *self._place, self._given
 
     def take(self, count: int) -> list[Any]:
-        """Return so many samples, fewer at the end."""
+        """Return `count` samples, fewer at the end."""
         samples: list[Any] = []
         self._used.clear()
         while self._next and len(samples) < count:
@@ -263,11 +265,11 @@ class _OpenLanes(StreamReader):
         return samples
 
     def marks(self) -> dict[int, LanePosition]:
-        """Return where the lanes of the last samples stand after them."""
+        """Return the positions of the lanes of the last samples, after them."""
         return {number: lane.mark for number, lane in self._used.items()}
 
     def any_sample(self) -> list[Any]:
-        """Return one sample of anybody's."""
+        """Return a list of any one sample of the files."""
         for index in range(len(self._stream.names)):
             for sample in self._stream.read(self._stream.path(index)):
                 return [sample]
@@ -275,7 +277,7 @@ class _OpenLanes(StreamReader):
 
 
 class _Lane:
-    """Files one after the other, read in blocks that are shuffled."""
+    """A sequence of files, read in shuffled blocks."""
 
     def __init__(
         self, stream: FileStream, number: int, files: list[int], seed: tuple[int, int], block: int, mark: LanePosition
@@ -297,7 +299,7 @@ class _Lane:
 
     @property
     def mark(self) -> LanePosition:
-        """Where it stands."""
+        """Position of the lane."""
         if self._at == len(self._block):
             return self.given, self._file, self._skip
         return self.given, *self._begin
@@ -346,9 +348,9 @@ class _Lane:
         return _END
 
     def _open_file(self) -> None:
-        """Open a file and pass over what has been used of it.
+        """Open a file and skip its used samples.
 
-        What `read` draws when it begins depends on the file and the epoch, wherever the file is entered.
+        The random numbers that `read` draws first depend on the file and the epoch only, also after a resume.
         """
         path = self._stream.path(self._files[self._file])
         with IsolatedRandomState(random_number(*self._seed, -1, self._file) >> 1):

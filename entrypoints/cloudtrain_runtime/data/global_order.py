@@ -1,8 +1,8 @@
-"""The global order of an epoch: a shuffle whose every place can be computed by itself.
+"""Global order of the samples in an epoch: a permutation with random access.
 
-A permutation of 10^9 samples drawn at once takes 8 GB and minutes on every rank; this one takes neither memory nor
-time, and any place of it can be had first. It is a Feistel network over pairs (left, right), walked on while it leads
-out of the samples.
+A permutation of 10^9 samples in memory takes 8 GB and minutes on every rank; this one needs no memory, and any position
+can be computed directly. It is a Feistel network over pairs (left, right), applied again while the result is outside of
+the samples (cycle walking).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ROUNDS = 6
 """With 4, places and samples a few apart are correlated; with 6 they pass what torch.randperm passes."""
 
 _TABLE_LENGTH = 1024
-"""Up to here the samples are sorted by random keys: a network over so few would leave most permutations out."""
+"""Up to this length the order is a table: a network over so few samples would exclude most permutations."""
 
 _LONGEST_TABLED_SIDE = 2**16
-"""Up to here, about 4 * 10**9 samples, all numbers of a round are drawn at once: to look one up is faster."""
+"""Up to this side, about 4 * 10**9 samples, the numbers of each round are in a table, because a lookup is faster."""
 
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
@@ -35,11 +35,11 @@ _MIDDLE = 15
 class GlobalOrder:
     """The order of the samples in one epoch.
 
-    The same on every machine and with every version of PyTorch: whole numbers below 2**63 only, no generator of its.
+    The same on every machine and with every version of PyTorch: it uses integers below 2**63 and no torch generator.
 
     Args:
         length: Samples in the dataset, below 2**62.
-        seed: Seed of the run's order; any whole number.
+        seed: Seed of the run's order; any integer.
         epoch: Epoch, from 0.
     """
 
@@ -54,7 +54,7 @@ class GlobalOrder:
             self._table = torch.argsort(self._permute(torch.arange(length)))
             return
         root = math.isqrt(length - 1) + 1
-        # The fewest places outside of the samples, among sides that differ by an eighth at most.
+        # Minimise the positions outside of the samples, among sides that differ by at most an eighth.
         side = min(range(root, root + min(64, root // 8)), key=lambda side: -length % side)
         self._sides = (-(-length // side), side)
         if side <= _LONGEST_TABLED_SIDE:
@@ -72,7 +72,7 @@ class GlobalOrder:
         if self._table is not None:
             return self._table[positions]
         samples = self._permute(positions.flatten())
-        # The network covers a rectangle with less than one row more than there are samples: this hardly ever turns.
+        # The network covers less than one row more than the samples, so this loop rarely runs.
         while len(outside := (samples >= self.length).nonzero().flatten()):
             samples[outside] = self._permute(samples[outside])
         return samples.view(positions.shape)
@@ -98,6 +98,6 @@ class GlobalOrder:
         """Return a random number from -size to -1 for each value of the other side."""
         factor, offset = self._rounds[turn]
         mixed = side.mul(factor).add_(offset).bitwise_and_(_HALF_MASK)
-        # Squared and cut from the middle: no sum of the like would mix as well.
+        # The middle bits of the square mix better than any linear combination.
         mixed.mul_(mixed).bitwise_right_shift_(_MIDDLE).bitwise_or_(-_HALF)
         return mixed.mul_(size).bitwise_right_shift_(_HALF_BITS)

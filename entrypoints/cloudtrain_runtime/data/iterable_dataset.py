@@ -1,4 +1,4 @@
-"""A user's iterable dataset, shared out sample by sample."""
+"""Iterable datasets, divided among ranks sample by sample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether a dataset can only be read from the front, but any number of times: an iterator is gone after once."""
+    """Return whether a dataset is iterable, but not map-style. An iterator is not: it can be read only once."""
     if isinstance(dataset, IterableDataset):
         return True
     is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
@@ -24,15 +24,15 @@ def is_iterable(dataset: Any) -> bool:
 
 
 class IterableSource(StreamSource):
-    """What one rank reads of an iterable dataset: of each global batch, every w-th sample.
+    """The samples of an iterable dataset that one rank reads: every w-th sample of each global batch.
 
-    The dataset must be the same on all ranks. Its random states are its own: they begin with seed and epoch on every
-    rank, so what it draws is the same everywhere.
+    The dataset must be the same on all ranks. Its random states are isolated and seeded by seed and epoch, so it draws
+    the same numbers on every rank.
 
     Args:
-        dataset: Has `__iter__`; with `set_epoch` it learns of the epoch, with `state_dict` and `load_state_dict` it
-            can be entered in its middle.
-        share: This rank among those that read it.
+        dataset: Dataset with `__iter__`. `set_epoch`, if present, receives the epoch; with `state_dict` and
+            `load_state_dict`, a resume does not have to read it from its start.
+        share: Index of this rank among the ranks that read it.
         global_size: Samples of a global batch.
     """
 
@@ -43,24 +43,24 @@ class IterableSource(StreamSource):
 
     @property
     def most_workers(self) -> int:
-        """One: nobody knows how the dataset would share itself out to several."""
+        """One, because the dataset cannot be divided among several readers."""
         return 1
 
     def restart(self) -> None:
-        """Stand at the start of an epoch."""
+        """Move to the start of an epoch."""
         self._used = 0
         self._state: tuple[int, Any] | None = None
 
     def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:  # noqa: ARG002 (there is one reader)
-        """Return the samples of the rest of an epoch that fall to this rank."""
+        """Return the remaining samples of an epoch for this rank."""
         return _OpenIterable(self._dataset, self._share, self.global_size, (seed, epoch), self._used, self._state)
 
     def advance(self, marks: tuple[int, Any] | None) -> None:
-        """Note the dataset's own state after a batch that has been used."""
+        """Record the dataset's state after a batch that has been used."""
         self._state = marks
 
     def own_state(self) -> Any:
-        """Return the dataset's own state on this rank."""
+        """Return the dataset's state on this rank."""
         try:
             dump_json(self._state)
         except (TypeError, ValueError) as error:
@@ -68,22 +68,22 @@ class IterableSource(StreamSource):
             raise TaskError(f"{kind}.state_dict() must return JSON values, for the manifest: {error}") from None
         return self._state
 
-    def whole_state(self, states: list[Any]) -> dict[str, Any]:
+    def global_state(self, states: list[Any]) -> dict[str, Any]:
         """Return the dataset's states on all ranks."""
         if all(state is None or state[1] is None for state in states):
             states = []
         return {"kind": "iterable", "states": states}
 
     def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:
-        """Stand where a saved run stood in the middle of an epoch: by the dataset's own state, or by passing over.
+        """Move to a saved position in the middle of an epoch: by the dataset's state, or by skipping samples.
 
         Raises:
-            CheckpointError: it read another kind of data.
+            CheckpointError: the saved run read another kind of data.
         """
         if state.get("kind") != "iterable":
             raise CheckpointError(
-                "the checkpoint was saved in the middle of an epoch of a FileStream: which samples are left can't be "
-                "told. Resume with the data of then, or start anew with checkpoint.resume: never"
+                "the checkpoint was saved in the middle of an epoch of a FileStream: the remaining samples are "
+                "unknown. Resume with the same data, or start a new run with checkpoint.resume: never"
             )
         self._used = samples
         kept = state["states"]
@@ -92,13 +92,13 @@ class IterableSource(StreamSource):
             self._state = (own[0], own[1]) if own is not None else None
             return []
         why = "with its own state, which is of another number of ranks" if kept else "without load_state_dict"
-        return [f"the iterable dataset is read from its start, {why}: {samples:,} samples are passed over"]
+        return [f"the iterable dataset is read from its start, {why}: {samples:,} samples are skipped"]
 
 
 class _OpenIterable(StreamReader):
     """The samples of one reader.
 
-    `_at` counts those of all ranks that have come by; `_used` is where the present run began.
+    `_at` counts the samples of all ranks so far; `_used` is the count at the start or resume.
     """
 
     def __init__(
@@ -119,18 +119,18 @@ class _OpenIterable(StreamReader):
         self._samples: Iterator[Any] | None = None
 
     def key(self) -> tuple[int, ...]:
-        """Return what tells the next batch from every other of the epoch."""
+        """Return a key that is unique to the next batch of the epoch."""
         return self._last, self._share.rank
 
     def take(self, count: int) -> list[Any]:
-        """Return so many samples, fewer at the end."""
+        """Return `count` samples, fewer at the end."""
         with self._random:
             if self._samples is None:
                 self._samples = self._own(self._entered())
             return list(islice(self._samples, count))
 
     def _entered(self) -> Iterator[Any]:
-        """Return the dataset's samples from the present position on."""
+        """Return the dataset's samples from the current position on."""
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(self._epoch)
         passed = self._used
@@ -152,7 +152,7 @@ class _OpenIterable(StreamReader):
                 yield sample
 
     def marks(self) -> tuple[int, Any] | None:
-        """Return how many samples have come by, and the dataset's own state, where it has one."""
+        """Return the number of samples read, and the dataset's state; None if the dataset has no state."""
         if not hasattr(self._dataset, "state_dict"):
             return None
         return self._last, self._dataset.state_dict()

@@ -1,4 +1,4 @@
-"""How samples become batches, in this process or in a loader's workers, and get to the device."""
+"""Loading of batches, in this process or in workers, and their transfer to the device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number,
 Collate = Callable[[Sequence[Any]], Any]
 
 PREFETCH = 2
-"""Batches that each worker has ready; torch's own default."""
+"""Batches that each worker loads ahead; torch's default."""
 
 MAX_WORKERS = 8
 
 
 def worker_count(place: Context, asked: int | None) -> int:
-    """Return how many processes load for a rank: as asked, else up to 8 beside a GPU, and none otherwise."""
+    """Return the number of loader processes of a rank: `asked`, else up to 8 with a GPU, and none without."""
     if asked is not None:
         return asked
     if place.device.type != "cuda":
@@ -43,15 +43,15 @@ def make_loader(
     workers: int | None = None,
     prefetch: int = PREFETCH,
 ) -> DataLoader[Any]:
-    """Return a loader of this rank's batches, for as many epochs as it is iterated.
+    """Return a loader of this rank's batches, for any number of epochs.
 
     Args:
-        dataset: A split.
-        sampler: What this rank sees of it.
-        collate: The Task's.
+        dataset: Dataset of a split.
+        sampler: Sampler of this rank's share.
+        collate: The Task's collate function.
         place: This rank's place.
-        workers: Processes that load; None means up to 8 per rank beside a GPU, and none otherwise.
-        prefetch: Batches that each worker has ready.
+        workers: Loader processes of this rank; None means up to 8 with a GPU, and none without.
+        prefetch: Batches that each worker loads ahead.
     """
     workers = worker_count(place, workers)
     return DataLoader(
@@ -63,18 +63,18 @@ def make_loader(
 
 
 def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any]:
-    """Return what every loader is given."""
+    """Return the options of every DataLoader."""
     options: dict[str, Any] = {
         "num_workers": workers,
         "pin_memory": place.device.type == "cuda",
-        # The order of samples is drawn by the sampler; the loader must not touch the global random state.
+        # The sampler draws the order; without a generator the loader would draw from the global random state.
         "generator": torch.Generator().manual_seed(place.seed),
     }
     if workers:
         options |= {
-            # Ranks come from a fork server, which would start another one for them, and import torch for each worker.
+            # Ranks come from a fork server; its start method would start another server and import torch per worker.
             "multiprocessing_context": "fork",
-            "worker_init_fn": _outliving(),
+            "worker_init_fn": _ignore_stop_signal(),
             "persistent_workers": True,
             "prefetch_factor": prefetch,
         }
@@ -84,13 +84,13 @@ def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any
 def load_in_process(
     dataset: Dataset[Any], sampler: Sampler[list[int]], collate: Collate, *, seed: int | None = None
 ) -> Iterator[Any]:
-    """Yield this rank's batches, loaded here: what a DataLoader without workers does, without its cost per batch.
+    """Yield this rank's batches, loaded in this process: like a DataLoader without workers, but with less overhead.
 
     Args:
-        dataset: A split.
-        sampler: What this rank sees of it.
-        collate: The Task's.
-        seed: With one, random augmentations depend on it, the epoch and the batch alone, as they do in workers.
+        dataset: Dataset of a split.
+        sampler: Sampler of this rank's share.
+        collate: The Task's collate function.
+        seed: If given, random augmentations depend on it, the epoch and the batch only, as they do in workers.
     """
     if seed is None:
         gather = _gatherer(dataset) if collate is default_collate else None
@@ -110,22 +110,22 @@ def load_in_process(
 
 
 def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
-    """Return what makes a batch of some samples at once, of tensors in memory; None for any other dataset.
+    """Return a function that gathers a batch from tensors in memory; None for any other dataset.
 
-    It is what default_collate makes of them one by one, ten times as fast.
+    The batch equals that of default_collate, which takes ten times as long.
     """
     if type(dataset) is TensorDataset and all(tensor.layout is torch.strided for tensor in dataset.tensors):
         tensors = dataset.tensors
         return lambda indices: [tensor.index_select(0, indices) for tensor in tensors]
-    if type(dataset) is Subset and (of_whole := _gatherer(dataset.dataset)) is not None:
+    if type(dataset) is Subset and (gather_all := _gatherer(dataset.dataset)) is not None:
         places = torch.as_tensor(dataset.indices)
         places = places.where(places >= 0, places + len(dataset.dataset))  # type: ignore[arg-type]
-        return lambda indices: of_whole(places[indices])
+        return lambda indices: gather_all(places[indices])
     return None
 
 
 class EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
-    """Each batch of a sampler with the epoch that it belongs to: persistent workers learn of it in no other way."""
+    """Adds the epoch to each batch of a sampler, because persistent workers have no other way to know it."""
 
     def __init__(self, sampler: Sampler[list[int]]) -> None:
         self.sampler = sampler
@@ -139,9 +139,9 @@ class EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
 
 
 class SeededDataset(Dataset[list[Any]]):
-    """A dataset in a loader's worker, whose random augmentations depend on the batch and not on what came before it.
+    """A dataset in a loader's worker whose random augmentations depend on the batch only.
 
-    A worker starts anew with the run, in the middle of an epoch, too; and each batch may fall to another worker then.
+    After a resume in the middle of an epoch, workers start again and each batch may be loaded by another worker.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -164,38 +164,35 @@ class SeededDataset(Dataset[list[Any]]):
         return [self.dataset[index] for index in indices]
 
 
-class _Outliving:
-    """Lets a loader's worker outlive the notice to stop: its rank still needs it to reach the step boundary.
+class _IgnoreStopSignal:
+    """Makes a loader's worker ignore SIGTERM while its rank needs batches to reach the step boundary.
 
-    A rank that leaves ends its workers by the same signal, and waits for them: then they go.
+    A rank that exits ends its workers with the same signal and waits for them: then they exit.
     """
 
     def __init__(self) -> None:
-        self._is_leaving = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        atexit.register(self._is_leaving.fill_, 1)
+        self._is_rank_exiting = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        atexit.register(self._is_rank_exiting.fill_, 1)
 
     def __call__(self, worker: int) -> None:  # noqa: ARG002 (the loader's signature)
         signal.signal(signal.SIGTERM, self._on_stop)
 
     def _on_stop(self, *_: object) -> None:
-        if self._is_leaving.item():
+        if self._is_rank_exiting.item():
             os._exit(0)
 
 
 @functools.cache
-def _outliving() -> _Outliving:
-    return _Outliving()
-
-
-# ---------------------------------------------------------------- to the device
+def _ignore_stop_signal() -> _IgnoreStopSignal:
+    return _IgnoreStopSignal()
 
 
 NO_BATCH: Any = object()
-"""There is no further batch."""
+"""Marks that there is no further batch."""
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch with every tensor moved to a device; what is on the CPU stays as it is for the CPU."""
+    """Return a batch with every tensor moved to a device; for the CPU, the batch itself."""
     if device.type == "cpu":
         return batch
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
@@ -207,7 +204,7 @@ class DevicePrefetcher:
     The copies have a CUDA stream of their own, which the stream that computes waits for one by one.
 
     Args:
-        pull: Returns the next batch on the host, or NONE when there is none at present.
+        pull: Returns the next batch on the host, or NO_BATCH if there is none at present.
         device: Where they go.
         is_ahead: Whether a batch is pulled before the one in front of it is used.
     """
@@ -216,7 +213,7 @@ class DevicePrefetcher:
         self._pull = pull
         self._device = device
         self._copies = _copying_stream(device) if is_ahead else None
-        self._coming: tuple[Any, Any] | None = None
+        self._next_copy: tuple[Any, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -227,13 +224,13 @@ class DevicePrefetcher:
             if batch is NO_BATCH:
                 raise StopIteration
             return to_device(batch, self._device)
-        present = self._coming or self._begun(self._copies)
+        present = self._next_copy or self._start_copy(self._copies)
         if present is None:
             raise StopIteration
-        self._coming = self._begun(self._copies)
-        return self._finished(*present)
+        self._next_copy = self._start_copy(self._copies)
+        return self._wait_for_copy(*present)
 
-    def _begun(self, copies: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
+    def _start_copy(self, copies: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
         batch = self._pull()
         if batch is NO_BATCH:
             return None
@@ -241,10 +238,10 @@ class DevicePrefetcher:
             moved = to_device(batch, self._device)
             return moved, copies.record_event()
 
-    def _finished(self, batch: Any, copied: torch.cuda.Event) -> Any:
+    def _wait_for_copy(self, batch: Any, copied: torch.cuda.Event) -> Any:
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)
-        # Else its memory could be used for the next copy while kernels still read it.
+        # Otherwise the allocator could reuse its memory for the next copy while kernels still read it.
         tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(computing), batch)
         return batch
 

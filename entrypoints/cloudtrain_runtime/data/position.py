@@ -1,4 +1,4 @@
-"""How far a run has come in its data, and how a step's samples are shared out."""
+"""Position of a run in its data, and the division of a step's samples among ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain_runtime.errors import CheckpointError
 
 @dataclass
 class Position:
-    """How far training has come. `samples` counts those of the present epoch's global order."""
+    """Steps and epochs done, and the samples done of the current epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -21,20 +21,20 @@ class Position:
 
 @dataclass(frozen=True)
 class DataState:
-    """The position in the data as a checkpoint keeps it, and what it was counted in.
+    """The position in the data as stored in a checkpoint, with the settings that it depends on.
 
     Attributes:
         step: Optimizer steps done.
-        epoch: Present epoch, from 0.
-        samples: Samples of its global order that have been used.
+        epoch: Current epoch, from 0.
+        samples: Samples of the epoch's global order that have been used.
         global_batch: Samples of an optimizer step.
-        batch_size: Samples per rank and micro-step, as the job asked for.
-        accumulate: Micro-steps per optimizer step, as the job asked for.
+        batch_size: Samples per rank and micro-step, as set in the job.
+        accumulate: Micro-steps per optimizer step, as set in the job.
         world_size: Ranks.
-        seed: Seed of the present epoch's order.
+        seed: Seed of the current epoch's order.
         length: Samples in the dataset.
         order: Version of the order.
-        stream: Of a stream in the middle of an epoch: what else tells where it stands, JSON values.
+        stream: Further state of a stream in the middle of an epoch, as JSON values.
     """
 
     step: int
@@ -51,7 +51,7 @@ class DataState:
 
     @property
     def position(self) -> Position:
-        """The part that training moves."""
+        """Steps, epochs and samples done."""
         return Position(self.step, self.epoch, self.samples)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class DataState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> DataState:
-        """Read what `to_json` has written.
+        """Return the state from the JSON object of `to_json`.
 
         Raises:
             CheckpointError: a number is missing.
@@ -72,16 +72,16 @@ class DataState:
         try:
             return cls(**{name: int(content[name]) for name in names}, stream=content.get("stream"))
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not tell its position in the data: {error}") from None
+            raise CheckpointError(f"the checkpoint has no valid position in the data: {error}") from None
 
 
 def resolve_global_batch(
     saved: DataState | None, batch_size: int, accumulate: int, world_size: int
 ) -> tuple[int, str | None]:
-    """Return the samples of an optimizer step, and a sentence about it where there is something to say.
+    """Return the samples of an optimizer step, and a note for the user or None.
 
-    A run that is resumed with another number of ranks keeps its global batch, and so its steps; a job that asks for
-    another batch_size or accumulate than before gets what it asks for.
+    A run that resumes with another number of ranks keeps its global batch, and so its steps. A new batch_size or
+    accumulate in the job changes the global batch.
     """
     asked = batch_size * accumulate * world_size
     if saved is None:
@@ -94,7 +94,7 @@ def resolve_global_batch(
         return kept, None
     sentence = f"the global batch stays at {kept} samples with {_ranks(world_size)} instead of {saved.world_size}"
     if kept % world_size:
-        sentence += "; that does not divide, so ranks' shares differ by one sample"
+        sentence += "; it is not divisible, so ranks' shares differ by one sample"
     micro_steps = ceil_div(ceil_div(kept, world_size), batch_size)
     if micro_steps > accumulate:
         sentence += f"; a step takes {micro_steps} micro-steps, so that none exceeds {batch_size} samples"
@@ -106,14 +106,14 @@ class MicroBatch:
     """Samples of one forward and backward pass on this rank.
 
     Attributes:
-        count: How many of them count; 0 when one sample only stands in so that every rank takes part.
+        count: Samples that count; 0 for one placeholder sample, with which the rank takes part in collectives.
     """
 
     count: int
 
     @property
     def samples(self) -> int:
-        """How many the loader brings."""
+        """Number of samples that the loader returns."""
         return max(self.count, 1)
 
 
@@ -122,8 +122,8 @@ class GlobalBatch:
     """Samples of one optimizer step.
 
     Attributes:
-        samples: Samples of all ranks together.
-        micro_batches: This rank's share: at least one, and as many as on every other rank.
+        samples: Samples of all ranks.
+        micro_batches: This rank's micro-batches: at least one, and the same number on every rank.
     """
 
     samples: int
@@ -131,7 +131,7 @@ class GlobalBatch:
 
 
 def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> GlobalBatch:
-    """Return a rank's share of a step of so many samples: every rank has as many micro-batches, evenly filled."""
+    """Return a rank's share of a step: the same number of evenly filled micro-batches on every rank."""
     own = len(range(rank, samples, size))
     micro_steps = micro_step_count(samples, size, batch_size)
     least, more = divmod(own, micro_steps)
@@ -139,7 +139,7 @@ def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> Gl
 
 
 def micro_step_count(samples: int, size: int, batch_size: int) -> int:
-    """Return the micro-steps that so many samples of all ranks take: equal on all of them, so that they line up."""
+    """Return the number of micro-steps for a number of samples of all ranks; it is the same on all ranks."""
     return ceil_div(ceil_div(samples, size), batch_size)
 
 

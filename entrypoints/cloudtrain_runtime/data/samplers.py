@@ -1,8 +1,8 @@
-"""Which samples of a map-style dataset a rank sees, and when.
+"""Samplers of map-style datasets.
 
 The global order of samples depends on seed and epoch only. Rank r of w takes every w-th sample of each global batch,
-from the r-th on, so one process and many make the same steps from the same samples. How far a run has come is a handful
-of numbers, however many samples and ranks there are.
+starting with the r-th, so any number of ranks takes the same steps with the same samples. The position is a few
+numbers, for any number of samples and ranks.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.run_context import context
 
 _CHUNK = 16_384
-"""Indices computed at once: few enough that torch does not share them out to threads, whose barriers cost more."""
+"""Indices computed at once: so few that torch uses one thread, because synchronising threads costs more."""
 
 
 class GlobalOrderSampler(Sampler[list[int]]):
     """This rank's micro-batches of one epoch, as a batch sampler for a DataLoader.
 
     It replaces DistributedSampler: the same striding, but the last batch is neither padded with repeated samples nor
-    dropped, and an epoch may start in its middle. In a script:
+    dropped, and an epoch may start in the middle. In a script:
 
         sampler = GlobalOrderSampler(len(dataset), batch_size=32)
-        # Without a generator of its own a loader draws from the global random state whenever it is started.
+        # Without its own generator, a loader draws from the global random state whenever it starts.
         own = torch.Generator()
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4, persistent_workers=True, generator=own)
         checkpoint.load(model=model, optimizer=optimizer, sampler=sampler)
@@ -54,15 +54,15 @@ class GlobalOrderSampler(Sampler[list[int]]):
                 optimizer.step()
                 sampler.advance()
 
-    The position is what `advance` has counted; what a loader has fetched ahead of it does not count.
+    The position counts the steps of `advance`, not the batches that a loader has prefetched.
 
     Args:
         length: Samples in the dataset.
         batch_size: Samples per rank and micro-step.
         accumulate: Micro-steps per optimizer step.
         seed: Seed of the order.
-        rank: This process; by default `context()` knows.
-        world_size: Number of processes; by default `context()` knows.
+        rank: Rank of this process; by default that of `context()`.
+        world_size: Number of processes; by default that of `context()`.
     """
 
     def __init__(
@@ -88,33 +88,33 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self.world_size = context().world_size if world_size is None else world_size
         self.global_size, _ = resolve_global_batch(None, batch_size, accumulate, self.world_size)
         self.position = Position()
-        self._seeds: dict[int, int] = {}  # of the epoch that was begun with another seed
+        self._seeds: dict[int, int] = {}  # seed of the epoch that began with another seed
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.length - self.position.samples, self.global_size)
-        return whole * self._micro_steps(self.global_size) + (self._micro_steps(rest) if rest else 0)
+        full, rest = divmod(self.length - self.position.samples, self.global_size)
+        return full * self._micro_steps(self.global_size) + (self._micro_steps(rest) if rest else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Where it starts is fixed now, not when a loader asks for the first batch.
+        # The start is fixed now, not when a loader requests the first batch.
         return self._batches(self.position.epoch, self.position.samples, torch.Tensor.tolist)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Return the batches as int64 tensors, for who gathers the samples at once."""
+        """Return the batches as int64 tensors, for gathering samples from tensors."""
         return self._batches(self.position.epoch, self.position.samples, torch.Tensor.unbind)
 
     def schedule(self) -> Iterator[GlobalBatch]:
-        """Return the steps of the rest of the epoch; the loader brings their micro-batches one after the other."""
-        whole, rest = divmod(self.length - self.position.samples, self.global_size)
-        return self._steps(whole, rest)
+        """Return the remaining steps of the epoch; the loader returns their micro-batches in this order."""
+        full, rest = divmod(self.length - self.position.samples, self.global_size)
+        return self._steps(full, rest)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of a whole epoch."""
+        """Optimizer steps of a full epoch."""
         return ceil_div(self.length, self.global_size)
 
     @property
     def epoch(self) -> int:
-        """The present epoch, from 0."""
+        """The current epoch, from 0."""
         return self.position.epoch
 
     @property
@@ -122,10 +122,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
         """Optimizer steps done."""
         return self.position.step
 
-    # ------------------------------------------------------------ the position
-
     def set_epoch(self, epoch: int, start: int | None = None) -> None:
-        """Choose the epoch, and the sample of its order to start from: by default where it stands, or 0 for another."""
+        """Set the epoch and the sample to start from: by default the position, or 0 for another epoch."""
         if start is None:
             start = self.position.samples if epoch == self.position.epoch else 0
         self.position = Position(self.position.step, epoch, start)
@@ -140,7 +138,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
             self.position = Position(at.step + 1, at.epoch, used)
 
     def state(self, position: Position) -> DataState:
-        """Return what a checkpoint must keep at a position."""
+        """Return the state for a checkpoint at a position."""
         return DataState(
             **asdict(position),
             global_batch=self.global_size,
@@ -152,7 +150,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         )
 
     def resume(self, saved: DataState) -> list[str]:
-        """Go on from a saved position; return what is to be said about it, a sentence each.
+        """Continue from a saved position; return notes for the user, a sentence each.
 
         Raises:
             CheckpointError: the position is in the middle of an epoch of other data.
@@ -160,7 +158,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         notes = [*self._differences(saved)]
         self.global_size, note = resolve_global_batch(saved, self.batch_size, self.accumulate, self.world_size)
         self.position = saved.position
-        # The epoch that was begun ends in its own order, or samples would be lost and repeated.
+        # The current epoch keeps its order; with another order, samples would be lost or repeated.
         self._seeds = {saved.epoch: saved.seed} if saved.samples else {}
         return [*notes, note] if note else notes
 
@@ -169,7 +167,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         return self.state(self.position).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, and say what has changed since.
+        """Continue from a saved state, and log what has changed since.
 
         Raises:
             CheckpointError: the position is in the middle of an epoch of other data.
@@ -186,18 +184,18 @@ class GlobalOrderSampler(Sampler[list[int]]):
             )
             if saved.samples:
                 raise CheckpointError(
-                    f"{sizes}, {where}: which of them are left can't be told. Resume with the data of then, from a "
-                    "checkpoint at the end of an epoch, or start anew with checkpoint.resume: never"
+                    f"{sizes}, {where}: the remaining ones are unknown. Resume with the same data, from a "
+                    "checkpoint at the end of an epoch, or start a new run with checkpoint.resume: never"
                 )
-            yield f"warning: {sizes}; epoch {saved.epoch} begins with those of today"
+            yield f"warning: {sizes}; epoch {saved.epoch} begins with the present ones"
         if saved.order != ORDER_VERSION:
             if saved.samples:
                 raise CheckpointError(
-                    f"the checkpoint was saved {where} by a cloudtrain that shuffles in another way (version "
+                    f"the checkpoint was saved {where} by a cloudtrain with another order of samples (version "
                     f"{saved.order}, here {ORDER_VERSION}): resume it with that cloudtrain, from a checkpoint at the "
-                    "end of an epoch, or start anew with checkpoint.resume: never"
+                    "end of an epoch, or start a new run with checkpoint.resume: never"
                 )
-            yield f"warning: from epoch {saved.epoch} on samples are shuffled in another way, by another cloudtrain"
+            yield f"warning: from epoch {saved.epoch} on samples have another order, because cloudtrain has changed"
         if saved.seed != self.seed:
             first = saved.epoch + 1 if saved.samples else saved.epoch
             yield f"warning: the seed was {saved.seed} and is {self.seed}: it orders the samples from epoch {first} on"
@@ -205,27 +203,25 @@ class GlobalOrderSampler(Sampler[list[int]]):
     def _seed_of(self, epoch: int) -> int:
         return self._seeds.get(epoch, self.seed)
 
-    # ------------------------------------------------------------ the batches
-
     def _micro_steps(self, samples: int) -> int:
         return micro_step_count(samples, self.world_size, self.batch_size)
 
     def _plan(self, samples: int) -> GlobalBatch:
         return plan_rank_batches(samples, self.rank, self.world_size, self.batch_size)
 
-    def _steps(self, whole: int, rest: int) -> Iterator[GlobalBatch]:
+    def _steps(self, full: int, rest: int) -> Iterator[GlobalBatch]:
         plan = self._plan(self.global_size)
-        for _ in range(whole):
+        for _ in range(full):
             yield plan
         if rest:
             yield self._plan(rest)
 
     def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
-        """Yield batches, each a slice of what `rows_of` makes of many rows of samples."""
+        """Yield batches, computed for many rows of samples at once and converted by `rows_of`."""
         order = GlobalOrder(self.length, self._seed_of(epoch), epoch)
         plan = self._plan(self.global_size)
-        whole, rest = divmod(self.length - start, self.global_size)
-        end = start + whole * self.global_size
+        full, rest = divmod(self.length - start, self.global_size)
+        end = start + full * self.global_size
         stride = self.global_size * max(1, _CHUNK // sum(micro.samples for micro in plan.micro_batches))
         for first in range(start, end, stride):
             firsts = torch.arange(first, min(first + stride, end), self.global_size)
@@ -235,15 +231,15 @@ class GlobalOrderSampler(Sampler[list[int]]):
             yield from _cut(rows_of(self._samples(order, torch.tensor([end]), plan)), plan)
 
     def _samples(self, order: GlobalOrder, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
-        """Return this rank's samples [global batch, sample] of some, told by the position of their first sample."""
-        # Where a rank has fewer samples than micro-steps, the first of the batch stands in.
-        stand_ins = [0] * sum(micro.count == 0 for micro in plan.micro_batches)
-        own = torch.tensor([*range(self.rank, plan.samples, self.world_size), *stand_ins])
+        """Return this rank's samples [global batch, sample] of the global batches that start at `firsts`."""
+        # If a rank has fewer samples than micro-steps, the first sample of the batch is the placeholder.
+        placeholders = [0] * sum(micro.count == 0 for micro in plan.micro_batches)
+        own = torch.tensor([*range(self.rank, plan.samples, self.world_size), *placeholders])
         return order.at(firsts[:, None] + own)
 
 
 def _cut(rows: Sequence[Any], plan: GlobalBatch) -> Iterator[Any]:
-    """Yield the micro-batches of global batches, a row each."""
+    """Yield the micro-batches of rows, one row per global batch."""
     if len(plan.micro_batches) == 1:
         yield from rows
         return
@@ -270,17 +266,17 @@ class ShardSampler(Sampler[list[int]]):
 
 
 class EvaluationShards(Sampler[list[int]]):
-    """Batches of this rank's share of an evaluation split, as many as on every other rank where that is needed.
+    """Batches of this rank's share of an evaluation split, with `even` the same number on every rank.
 
-    The forward pass of a sharded model talks to other ranks, so all of them must make it equally often. Where a rank
-    has run out, the first sample stands in, and does not count.
+    The forward pass of a sharded model communicates, so all ranks must run it equally often. A rank without samples
+    uses the first sample as a placeholder, which does not count.
 
     Args:
         length: Samples in the split.
         batch_size: Samples per rank.
-        data_rank: Which of the shares of the data this rank reads.
-        data_size: How many shares there are.
-        even: Whether every rank has as many batches as the one with the most.
+        data_rank: Index of this rank's share of the data.
+        data_size: Number of shares of the data.
+        even: Whether every rank has the same number of batches.
     """
 
     def __init__(self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True) -> None:
@@ -299,7 +295,7 @@ class EvaluationShards(Sampler[list[int]]):
 
     @property
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """How many samples of each batch count."""
+        """The number of samples that count in each batch."""
         return (MicroBatch(len(self._slice(at))) for at in range(self._batches))
 
     def _slice(self, batch: int) -> range:

@@ -1,7 +1,7 @@
-"""Feeding from what can only be read from the front: nobody knows how many samples are left, so the ranks tell it.
+"""Feeder of streams, whose number of remaining samples is unknown.
 
-A step is read ahead of the one that is used, and the ranks sum up its samples meanwhile: each sample weighs the same,
-and the epoch ends when all ranks have run out. Until then one that has run out keeps step with stand-ins.
+Each rank reads one step ahead, and the ranks sum up its samples meanwhile, so that each sample has the same weight. The
+epoch ends when all ranks have run out of samples; until then a rank without samples uses placeholders.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
 class ReadBatch(NamedTuple):
-    """A micro-batch as a reader gives it.
+    """A micro-batch from a reader.
 
     Attributes:
-        batch: What `collate` returned.
-        samples: How many; 0 when its one sample only stands in.
-        marks: Where the source stands after it.
-        role: Which of the rank's readers has read it.
+        batch: The collated batch.
+        samples: Number of samples; 0 for a placeholder.
+        marks: Position of the source after it.
+        role: Index of the reader among the rank's readers.
     """
 
     batch: Any
@@ -59,12 +59,12 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
     """Reads a rank's micro-batches, in this process or in each of a loader's workers.
 
     Args:
-        source: What is read; stands where the epoch is entered.
-        collate: The Task's.
+        source: Source to read, at the position where the epoch starts or continues.
+        collate: The Task's collate function.
         counts: Samples of the micro-batches of a step.
-        start: Epoch that is entered where the source stands, its seed, and the role that is next.
-        seed: Of the epochs after it.
-        is_alone: Whether no other rank would wait for this one's stand-ins.
+        start: Epoch at the source's position, its seed, and the role of the next reader.
+        seed: Seed of later epochs.
+        is_alone: Whether no other rank waits for this one, so that placeholders are not needed.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
         self._source, self._collate, self._counts = source, collate, counts
         self._start, self._seed = start, seed
         self._is_alone = is_alone
-        # Workers live for many epochs, and learn of the present one by it.
+        # Shared memory, because workers live for many epochs.
         self._epoch = torch.tensor([start[0]]).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that is read when the next iteration begins."""
+        """Set the epoch that the next iteration reads."""
         self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[ReadBatch]:
@@ -94,7 +94,7 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
         if epoch != entered:
             self._source.restart()
             seed, turn = self._seed, 0
-        # Workers give their batches in turn: the one that is first now goes on where it was another's turn.
+        # The loader takes batches from workers in turn; after a resume the first worker continues with the next role.
         role = (index + turn) % roles
         return self._reads(self._source.open(seed, epoch, role, roles), (seed, epoch), index, role, roles)
 
@@ -103,7 +103,7 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
     ) -> Iterator[ReadBatch]:
         last: list[Any] = []
         for turn in itertools.count(index, roles):
-            # What is drawn depends on the position alone, not on the process nor on what it has read before.
+            # Random numbers depend on the position only, not on the process or on earlier reads.
             with IsolatedRandomState(random_number(*epoch, *opened.key()) >> 1):
                 samples = opened.take(self._counts[turn % len(self._counts)])
                 if not samples:
@@ -114,19 +114,19 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
         if not self._is_alone:
             with IsolatedRandomState(random_number(*epoch, role) >> 1):
                 last = last or opened.any_sample()
-                stand_in = self._collate(last) if last else None
+                placeholder = self._collate(last) if last else None
             if last:
-                yield ReadBatch(stand_in, 0, None, role)
+                yield ReadBatch(placeholder, 0, None, role)
 
 
 class StreamFeeder(Feeder):
     """Samples of a stream.
 
-    The global batch is one only as long as no rank has run out: the last steps of an epoch may have fewer samples.
+    The last steps of an epoch, after a rank has run out of samples, may have a smaller global batch.
 
     Args:
-        source: What this rank reads.
-        collate: The Task's.
+        source: The data that this rank reads.
+        collate: The Task's collate function.
         place: This rank's place.
         share: This rank's share of the data.
         batch_size: As for `make_feeder`.
@@ -161,42 +161,40 @@ class StreamFeeder(Feeder):
         self._loader: DataLoader[Any] | None = None
         self._reads: Iterator[ReadBatch] = iter(())
         self._queue: deque[Any] = deque()
-        self._stand_in: Any = NO_BATCH
-        self._present: _Counted | None = None
-        self._ahead: _Counted | None = None
-        # A group of its own: its sums must not queue behind gradients.
+        self._placeholder: Any = NO_BATCH
+        self._present: _PendingStep | None = None
+        self._ahead: _PendingStep | None = None
+        # A separate group, so that its sums do not queue behind gradients.
         self._group = dist.new_group(backend="gloo") if place.world_size > 1 else None
 
     @property
     def position(self) -> Position:
-        """How far training has come; `advance` moves it."""
+        """Steps, epochs and samples done, as counted by `advance`."""
         return self._position
 
     @property
     def length(self) -> None:
-        """Nobody can know how many samples an epoch has."""
+        """None: the number of samples of an epoch is unknown."""
         return
 
     @property
     def global_size(self) -> int:
-        """Samples of a whole optimizer step, of all ranks together."""
+        """Samples of a full optimizer step, of all ranks."""
         return self._global_size
 
-    # ------------------------------------------------------------ the steps
-
     def epoch(self) -> Iterator[Step]:
-        """Return the steps of the rest of the present epoch.
+        """Return the remaining steps of the current epoch.
 
         Raises:
-            TaskError: nothing at all is in it.
+            TaskError: the dataset has no samples.
         """
         self._enter()
         conveyor = DevicePrefetcher(self._pull, self._place.device, is_ahead=True)
-        self._ahead = self._counted()
+        self._ahead = self._read_ahead()
         if self._samples_of(self._ahead) == 0:
             if self._position.samples == 0:
                 raise TaskError("the iterable dataset has no samples")
-            # Nothing is left of the data that the run was cut in.
+            # The run was interrupted after the last sample of the epoch.
             self.restart(Position(self._position.step, self._position.epoch + 1, 0))
         return self._steps(conveyor)
 
@@ -204,21 +202,21 @@ class StreamFeeder(Feeder):
         while (present := self._ahead) is not None and self._samples_of(present):
             plan = self._plan(present)
             self._queue.extend(read.batch for read in present.reads)
-            self._queue.extend(self._stand_in for micro in plan.micro_batches if not micro.count)
-            self._present, self._ahead = present, self._counted()
+            self._queue.extend(self._placeholder for micro in plan.micro_batches if not micro.count)
+            self._present, self._ahead = present, self._read_ahead()
             yield Step(plan, conveyor)
 
     def _enter(self) -> None:
-        """Begin to read where the position stands."""
+        """Start to read at the position."""
         self._queue.clear()
-        self._stand_in = NO_BATCH
+        self._placeholder = NO_BATCH
         at = self._position
         if at.samples or self._reader is None:
             share = plan_rank_batches(self._global_size, self.data_rank, self.data_size, self.batch_size)
             self._reader = MicroBatchReader(
                 self._source,
                 self._collate,
-                # A rank that has no part in a small global batch has one sample nevertheless, or it would never end.
+                # A rank without a share of a small global batch reads one sample nevertheless, or it would never end.
                 [micro.samples for micro in share.micro_batches],
                 (at.epoch, self._epoch_seed, self._turn),
                 seed=self._seed,
@@ -235,8 +233,8 @@ class StreamFeeder(Feeder):
         options = loader_options(self._place, self._workers, self._prefetch)
         return DataLoader(reader, batch_size=None, collate_fn=_as_it_is, **options)
 
-    def _counted(self) -> _Counted:
-        """Read the next step, and begin to sum up what all ranks have of it."""
+    def _read_ahead(self) -> _PendingStep:
+        """Read the next step, and start to sum up its samples over all ranks."""
         reads: list[ReadBatch] = []
         began = time.perf_counter()
         while len(reads) < self._micro_steps:
@@ -246,21 +244,21 @@ class StreamFeeder(Feeder):
             if read.samples:
                 reads.append(read)
             else:
-                self._stand_in = read.batch
+                self._placeholder = read.batch
         self.wait_seconds += time.perf_counter() - began
         has = [1] * len(reads) + [0] * (self._micro_steps - len(reads))
         totals = torch.tensor([sum(read.samples for read in reads), *has])
         work = dist.all_reduce(totals, group=self._group, async_op=True) if self._group is not None else None
-        return _Counted(reads, totals, work)
+        return _PendingStep(reads, totals, work)
 
-    def _samples_of(self, step: _Counted) -> int:
-        """Return the samples of a step, of all ranks together."""
+    def _samples_of(self, step: _PendingStep) -> int:
+        """Return the samples of a step, of all ranks."""
         if step.work is not None:
             step.work.wait()
             step.work = None
         return int(step.totals[0]) * self.data_size // self._place.world_size
 
-    def _plan(self, step: _Counted) -> GlobalBatch:
+    def _plan(self, step: _PendingStep) -> GlobalBatch:
         micro_steps = int(step.totals[1:].count_nonzero())
         counts = [read.samples for read in step.reads] + [0] * (micro_steps - len(step.reads))
         return GlobalBatch(self._samples_of(step), tuple(map(MicroBatch, counts)))
@@ -268,13 +266,11 @@ class StreamFeeder(Feeder):
     def _pull(self) -> Any:
         return self._queue.popleft() if self._queue else NO_BATCH
 
-    # ------------------------------------------------------------ the position
-
     def advance(self) -> None:
         """Count an optimizer step: move the position behind its samples, or to the start of the next epoch."""
         present, ahead, at = self._present, self._ahead, self._position
         if present is None or ahead is None:
-            raise RuntimeError("advance() counts a step that epoch() has given")
+            raise RuntimeError("advance() must be called after a step of epoch()")
         if self._samples_of(ahead) == 0:
             self.restart(Position(at.step + 1, at.epoch + 1, 0))
             return
@@ -284,14 +280,14 @@ class StreamFeeder(Feeder):
         self._position = Position(at.step + 1, at.epoch, at.samples + self._samples_of(present))
 
     def restart(self, position: Position) -> None:
-        """Stand at the start of an epoch."""
+        """Move to the start of an epoch."""
         self._position = position
         self._source.restart()
         self._turn, self._epoch_seed = 0, self._seed
         self._present = None
 
     def state(self) -> DataState:
-        """Return what a checkpoint must keep. All ranks call it together."""
+        """Return the state for a checkpoint. All ranks call this together."""
         at = self._position
         return DataState(
             step=at.step,
@@ -310,10 +306,10 @@ class StreamFeeder(Feeder):
         own = (self.data_rank, self._source.own_state(), [self._turn, self._workers])
         by_rank = {rank: (state, turn) for rank, state, turn in gather(own, self._place, self._group)}
         states, turns = zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True)
-        return {"version": _VERSION, "turns": list(turns), **self._source.whole_state(list(states))}
+        return {"version": _VERSION, "turns": list(turns), **self._source.global_state(list(states))}
 
     def resume(self, saved: DataState) -> list[str]:
-        """Go on from a saved position; return what is to be said about it, a sentence each.
+        """Continue from a saved position; return notes for the user, a sentence each.
 
         Raises:
             CheckpointError: the position is in the middle of an epoch of other data.
@@ -336,9 +332,9 @@ class StreamFeeder(Feeder):
         if state.get("version") != _VERSION or saved.order != ORDER_VERSION:
             was = "of a dataset with a length" if saved.stream is None else "by another cloudtrain"
             raise CheckpointError(
-                f"the checkpoint was saved {saved.samples:,} samples into epoch {saved.epoch} {was}: which samples are "
-                "left can't be told. Resume it as it was, from a checkpoint at the end of an epoch, or start anew with "
-                "checkpoint.resume: never"
+                f"the checkpoint was saved {saved.samples:,} samples into epoch {saved.epoch} {was}: the remaining "
+                "samples are unknown. Resume with the same data, from a checkpoint at the end of an epoch, or start a "
+                "new run with checkpoint.resume: never"
             )
         notes = self._source.resume(state, saved.samples, saved.world_size)
         self._epoch_seed = saved.seed
@@ -348,17 +344,17 @@ class StreamFeeder(Feeder):
         return notes
 
     def close(self) -> None:
-        """End the loader's workers; a later epoch starts others."""
+        """End the loader's workers; a later epoch starts new ones."""
         self._reader = self._loader = None
         self._reads = iter(())
 
 
 _VERSION = 1
-"""Of what a DataState holds of a stream."""
+"""Version of a stream's part of a DataState."""
 
 
-class _Counted:
-    """A step that has been read, and is being summed up."""
+class _PendingStep:
+    """A step that has been read, while its samples are summed up over all ranks."""
 
     def __init__(self, reads: list[ReadBatch], totals: torch.Tensor, work: dist.Work | None) -> None:
         self.reads = reads

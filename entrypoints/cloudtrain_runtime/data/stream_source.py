@@ -1,4 +1,4 @@
-"""What a stream's feeder asks of the thing that it reads."""
+"""Interface between a stream's feeder and the source that it reads."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ReaderShare:
-    """A rank's place among those that read the same."""
+    """Index of a rank among the ranks that read the same source."""
 
     rank: int
     size: int
 
 
 class StreamReader(ABC):
-    """The samples of the rest of an epoch that fall to one reader, one process."""
+    """The remaining samples of an epoch for one reader process."""
 
     @abstractmethod
     def key(self) -> tuple[int, ...]:
-        """Return what tells the next batch from every other of the epoch."""
+        """Return a key that is unique to the next batch of the epoch."""
 
     @abstractmethod
     def take(self, count: int) -> list[Any]:
-        """Return so many samples, fewer at the end."""
+        """Return `count` samples, fewer at the end."""
 
     @abstractmethod
     def marks(self) -> Any:
-        """Return what the position after the last samples is told by."""
+        """Return the position after the last samples."""
 
     @abstractmethod
     def any_sample(self) -> list[Any]:
-        """Return one sample of anybody's, or none when there is none at all."""
+        """Return a list of any one sample of the source, empty if it has none."""
 
 
 class StreamSource(ABC):
-    """What one rank reads, and where it stands. Loader workers have copies, made when an epoch is entered.
+    """The data that one rank reads, and its position. Loader workers get copies when an epoch starts.
 
     Attributes:
         global_size: Samples of a global batch.
@@ -47,42 +47,42 @@ class StreamSource(ABC):
     @property
     @abstractmethod
     def most_workers(self) -> int:
-        """How many processes may read for a rank."""
+        """Most reader processes of a rank."""
 
     @property
     def note(self) -> str | None:
-        """What is to be said about it."""
+        """A note for the user, or None."""
         return None
 
     @abstractmethod
     def restart(self) -> None:
-        """Stand at the start of an epoch."""
+        """Move to the start of an epoch."""
 
     @abstractmethod
     def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
-        """Return the samples of the rest of an epoch that fall to one of this rank's readers."""
+        """Return the remaining samples of an epoch for one of this rank's readers."""
 
     @abstractmethod
     def advance(self, marks: Any) -> None:
-        """Note the position after a batch that has been used."""
+        """Record the position after a batch that has been used."""
 
     @abstractmethod
     def own_state(self) -> Any:
-        """Return what this rank knows of the position."""
+        """Return this rank's part of the position."""
 
     @abstractmethod
-    def whole_state(self, states: list[Any]) -> dict[str, Any]:
-        """Return the position that all ranks know together, as JSON values; `states` by data rank."""
+    def global_state(self, states: list[Any]) -> dict[str, Any]:
+        """Return the position of all ranks as JSON values, from the `own_state` of each data rank."""
 
     @abstractmethod
     def resume(self, state: Any, samples: int, size: int) -> list[str]:
-        """Stand where a saved run stood in the middle of an epoch; return what is to be said about it.
+        """Move to a saved position in the middle of an epoch; return notes for the user.
 
         Args:
-            state: What `whole_state` has returned.
-            samples: How many had been used, of all ranks together.
-            size: Number of shares then.
+            state: Result of `global_state`.
+            samples: Samples used by all ranks.
+            size: Number of shares of the saved run.
 
         Raises:
-            CheckpointError: it read other data.
+            CheckpointError: the saved run read other data.
         """

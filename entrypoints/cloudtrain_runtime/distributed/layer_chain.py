@@ -1,4 +1,4 @@
-"""A model as a chain of links: what they pass on, how long they take, and into which stages they go."""
+"""Model as a chain of modules (links): output shapes, measured times, and the split into pipeline stages."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.task import Task
 
 _ROUNDS = 5
-"""Timed passes of each link, after one that is not; the fastest counts. Ranks that share layers must make as many."""
+"""Timed passes of each link after a warm-up; the fastest counts. The same on ranks that share layers."""
 
 Precision = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class TensorShape:
-    """Sizes of a tensor as its micro-batch has more or fewer samples.
+    """Shape of a tensor as a function of the samples in its micro-batch.
 
     Attributes:
-        sizes: With as many samples as a micro-batch can have.
-        growth: How much each size grows by a sample.
-        samples: As many samples as a micro-batch can have.
-        dtype: Of the tensor.
+        sizes: Shape with the largest number of samples.
+        growth: Growth of each size per sample.
+        samples: Largest number of samples of a micro-batch.
+        dtype: Type of the tensor.
         requires_grad: Whether a gradient flows back through it.
     """
 
@@ -45,17 +45,17 @@ class TensorShape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, smaller: torch.Tensor, samples: int) -> TensorShape:
-        """Return the shape of a tensor that is seen with all samples and with one less."""
+        """Return the shape of a tensor, from one with all samples and one with a sample less."""
         growth = tuple(size - less for size, less in zip(tensor.shape, smaller.shape, strict=True))
         return cls(tuple(tensor.shape), growth, samples, tensor.dtype, tensor.requires_grad)
 
     def at(self, samples: int) -> tuple[int, ...]:
-        """Return the sizes with so many samples."""
+        """Return the sizes with a number of samples."""
         missing = self.samples - samples
         return tuple(size - missing * growth for size, growth in zip(self.sizes, self.growth, strict=True))
 
     def samples_of(self, tensor: torch.Tensor) -> int:
-        """Return how many samples a tensor has."""
+        """Return the number of samples of a tensor."""
         for size, most, growth in zip(tensor.shape, self.sizes, self.growth, strict=False):
             if growth:
                 return self.samples - (most - size) // growth
@@ -64,13 +64,13 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class ChainProfile:
-    """What a micro-batch showed.
+    """Shapes and costs of the links, measured with one micro-batch.
 
     Attributes:
-        call: Shapes of what the first link is called with.
-        passed: Shapes of what each link returns.
-        seconds: Forward and backward pass of each link.
-        work: Operations of each link's forward pass, about: products of matrices, and numbers that it returns.
+        call: Shapes of the inputs of the first link.
+        passed: Shapes of the outputs of each link.
+        seconds: Time of the forward and backward pass of each link.
+        work: Estimated operations of each link's forward pass: FLOPs of matrix products plus the number of outputs.
     """
 
     call: tuple[TensorShape, ...]
@@ -80,21 +80,21 @@ class ChainProfile:
 
 
 class StageModule(nn.Module):
-    """Some links of the chain, as one module."""
+    """The links of one pipeline stage, as one module."""
 
     def __init__(self, links: Sequence[nn.Module]) -> None:
         super().__init__()
         self.links = nn.ModuleList(links)
 
     def forward(self, *values: Any) -> Any:
-        """Call each link with what the one before has returned."""
+        """Call each link with the outputs of the previous one."""
         for link in self.links:
             values = as_tuple(link(*values))
         return values[0] if len(values) == 1 else values
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Return what a link has returned, as what the next one is called with."""
+    """Return the outputs of a link as the inputs of the next one."""
     return tuple(values) if isinstance(values, tuple | list) else (values,)
 
 
@@ -102,7 +102,7 @@ def chain_of(task: Task, model: nn.Module, stages: int) -> list[nn.Module]:
     """Return the Task's chain.
 
     Raises:
-        TaskError: it is no chain of modules, too short, or not all of the model.
+        TaskError: it is not a list of modules, is too short, or does not cover the model.
     """
     links = list(task.pipeline(model, stages))
     for link in links:
@@ -126,16 +126,16 @@ def chain_of(task: Task, model: nn.Module, stages: int) -> list[nn.Module]:
 def profile_chain(
     links: Sequence[nn.Module], call: ModelInputs, smaller: ModelInputs, device: torch.device, precision: Precision
 ) -> ChainProfile:
-    """Bring a micro-batch through the chain, link by link, forward and backward.
+    """Run a micro-batch through the chain forward and backward, link by link, and measure each link.
 
-    A model that is too large for one device fits, because only one link at a time is on it.
+    Only one link at a time is on the device, so the model may be larger than its memory.
 
     Args:
-        links: The chain, wherever it lies.
-        call: What the first link is called with, with as many samples as a micro-batch can have.
-        smaller: The same with one sample less; or the same again where one is all.
-        device: Where it is computed.
-        precision: The autocast of training.
+        links: The chain, on any device.
+        call: Inputs of the first link with the largest number of samples.
+        smaller: Inputs with one sample less, or the same inputs if there is only one sample.
+        device: Device that computes the links.
+        precision: The autocast context of training.
 
     Raises:
         TaskError: a link does not return tensors.
@@ -169,10 +169,10 @@ def profile_chain(
 
 
 def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
-    """Return how many links go into each part, in order, so that the slowest part is as fast as can be."""
+    """Return the number of links of each part, in order, that minimises the time of the slowest part."""
     count = len(seconds)
     until = [0.0, *itertools.accumulate(seconds)]
-    # slowest[end]: of the first `end` links in so many parts; each part has one link at least.
+    # slowest[end]: time of the slowest part when the first `end` links form `part` parts of at least one link each.
     slowest: list[float] = [0.0] + [math.inf] * count
     chosen: list[list[int]] = []
     for part in range(1, parts + 1):
@@ -195,10 +195,10 @@ def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
 
 
 def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> list[StageModule]:
-    """Return the chain in parts.
+    """Split the chain into stages.
 
     Raises:
-        TaskError: two parts share a parameter.
+        TaskError: two stages share a parameter.
     """
     ends = list(itertools.accumulate(sizes))
     parts = [StageModule(links[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
@@ -209,15 +209,15 @@ def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Modu
                 name = next(name for name, other in model.named_parameters() if other is parameter)
                 raise TaskError(
                     f"train.parallel.pipeline: stages {owners[parameter]} and {stage} share the parameter {name} (tied "
-                    "weights), and each lies on ranks of its own"
+                    "weights), and stages are on different ranks"
                 )
     return parts
 
 
 def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Collection[nn.Module]) -> None:
-    """Take what other ranks' parts hold out of a model, in place: parameters and buffers become None.
+    """Remove parameters and buffers of other ranks' stages from a model, in place, by setting them to None.
 
-    So what remains keeps its names, in the state_dict and for whoever looks through the model.
+    The remaining ones keep their names in the state_dict.
     """
     kept = {module for part in own for module in part.modules()}
     gone = {module for part in others for module in part.modules()} - kept
@@ -228,7 +228,7 @@ def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Coll
 
 
 def _samples(call: ModelInputs, smaller: ModelInputs) -> int:
-    """Return how many samples a call has: what it is of that dimension which shrank by one."""
+    """Return the number of samples: the size of the dimension that differs by one between the two calls."""
     pairs = [(size, less) for one, two in zip(call, smaller, strict=True) for size, less in _sizes(one, two)]
     return next((size for size, less in pairs if size == less + 1), 1)
 
@@ -238,10 +238,10 @@ def _sizes(tensor: torch.Tensor, smaller: torch.Tensor) -> Iterator[tuple[int, i
 
 
 def _on_device(link: nn.Module, device: torch.device) -> tuple[nn.Module, torch.device]:
-    """Return a link on a device, and where to put it afterwards."""
-    lies_on = next((parameter.device for parameter in link.parameters()), device)
-    if lies_on.type != "meta":
-        return link.to(device), lies_on
+    """Move a link to a device; return it and the device to move it back to."""
+    own_device = next((parameter.device for parameter in link.parameters()), device)
+    if own_device.type != "meta":
+        return link.to(device), own_device
     probe = copy.deepcopy(link).to_empty(device=device)
     with torch.no_grad():
         for tensor in [*probe.parameters(), *probe.buffers()]:
@@ -252,18 +252,18 @@ def _on_device(link: nn.Module, device: torch.device) -> tuple[nn.Module, torch.
 def _timed(
     link: nn.Module, place: int, values: ModelInputs, device: torch.device, precision: Precision
 ) -> tuple[ModelInputs, float]:
-    """Return what a link returns, and the seconds of its forward and backward pass."""
+    """Return the outputs of a link, and the seconds of its forward and backward pass."""
     best = math.inf
     outputs: ModelInputs = ()
     for turn in range(_ROUNDS + 1):
-        _wait_for(device)
+        _synchronize(device)
         began = time.perf_counter()
         with precision():
             outputs = _checked(link(*values), place)
         flowing = [output for output in outputs if output.requires_grad]
         if flowing:
             torch.autograd.backward(flowing, [torch.ones_like(output) for output in flowing])
-        _wait_for(device)
+        _synchronize(device)
         if turn:
             best = min(best, time.perf_counter() - began)
         link.zero_grad(set_to_none=True)
@@ -283,6 +283,6 @@ def _checked(returned: Any, place: int) -> ModelInputs:
     return values
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
-"""What stands in for a model that lies on several ranks, where a Task's loss and metrics call it.
+"""Proxies for a pipelined model in a Task's loss() and metrics().
 
-On every rank the call tells what the micro-batch gives to the first stage; on the last one it is answered with what the
-pipeline returned.
+On every rank, a first proxy captures the inputs that loss() calls the model with; on the last stage, a second one
+returns the pipeline's output.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, checked_prediction
 
 ModelInputs = tuple[torch.Tensor, ...]
-"""What a model is called with."""
+"""Positional inputs of a model call."""
 
 
 def capture_model_inputs(task: Task, batch: Batch, *, training: bool) -> ModelInputs:
-    """Return what the Task's loss of a batch calls the model with.
+    """Return the inputs that the Task's loss() calls the model with.
 
     Raises:
-        TaskError: it does not call the model, or not with tensors by position.
+        TaskError: loss() does not call the model, or not with positional tensors.
     """
     try:
-        task.loss(_Caller().train(training), batch)
+        task.loss(_InputCapture().train(training), batch)
     except _Called as called:
         return called.call
     raise TaskError("train.parallel.pipeline: loss() does not call the model")
@@ -36,9 +36,9 @@ def loss_from_output(task: Task, output: Any, batch: Batch, *, training: bool) -
     """Return the Task's loss of a batch for which the pipeline returned `output`.
 
     Raises:
-        TaskError: it is not a scalar, or loss() calls the model twice.
+        TaskError: the loss is not a scalar, or loss() calls the model twice.
     """
-    return checked_loss(task, _Answer(output).train(training), batch)
+    return checked_loss(task, _OutputProxy(output).train(training), batch)
 
 
 def metrics_from_output(
@@ -47,9 +47,9 @@ def metrics_from_output(
     """Return the Task's metrics of an evaluation batch for which the pipeline returned `output`.
 
     Raises:
-        TaskError: metrics() calls the model with something else than loss() does.
+        TaskError: metrics() calls the model with other inputs than loss() does.
     """
-    return checked_metrics(task, _Answer(output, call).eval(), batch, samples)
+    return checked_metrics(task, _OutputProxy(output, call).eval(), batch, samples)
 
 
 def prediction_from_output(
@@ -58,31 +58,31 @@ def prediction_from_output(
     """Return predicted and true classes of an evaluation batch for which the pipeline returned `output`.
 
     Raises:
-        TaskError: predict() calls the model with something else than loss() does.
+        TaskError: predict() calls the model with other inputs than loss() does.
     """
-    return checked_prediction(task, _Answer(output, call, "predict").eval(), batch, samples)
+    return checked_prediction(task, _OutputProxy(output, call, "predict").eval(), batch, samples)
 
 
 class _Called(BaseException):
-    """Ends a loss where it calls the model. No Exception, which the loss might catch."""
+    """Ends loss() at its call of the model. Not an Exception, which loss() might catch."""
 
     def __init__(self, call: ModelInputs) -> None:
         super().__init__()
         self.call = call
 
 
-class _StandIn(nn.Module):
+class _ModelProxy(nn.Module):
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"with train.parallel.pipeline a loss can only call the model: there is no model.{name}")
 
 
-class _Caller(_StandIn):
+class _InputCapture(_ModelProxy):
     def forward(self, *args: Any, **named: Any) -> NoReturn:
         raise _Called(_checked(args, named))
 
 
-class _Answer(_StandIn):
-    """Answers a call with an output: one call of a loss, or those of another method, which must be like the loss's."""
+class _OutputProxy(_ModelProxy):
+    """Returns a given output: for one call of loss(), or for calls of another method with the same inputs."""
 
     def __init__(self, output: Any, expected: ModelInputs | None = None, method: str = "metrics") -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Answer(_StandIn):
             raise TaskError("train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once")
         if self.expected is not None and not _are_equal(call, self.expected):
             raise TaskError(
-                f"train.parallel.pipeline: {self.method}() calls the model with something else than loss() does, and "
+                f"train.parallel.pipeline: {self.method}() calls the model with other inputs than loss() does, and "
                 "a pipeline runs once for both"
             )
         return self.output

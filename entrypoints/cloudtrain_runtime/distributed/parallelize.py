@@ -1,4 +1,4 @@
-"""A Task's model, spread over the ranks as the job says: its steps in their order."""
+"""Distribution of a Task's model over the ranks, as the job's `train.parallel` asks for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.task import Task, checked_model
 
 _OLDEST = (2, 6)
-"""First torch with what shards and splits models here."""
+"""Oldest torch version that supports FSDP2, tensor and pipeline parallelism."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,11 @@ class DistributedModel:
     """A model on its ranks.
 
     Attributes:
-        model: What is optimized, saved and exported: with a pipeline the whole model without the parameters of other
-            stages, so that names stay.
-        replica: What a training loss calls.
-        pipeline: What runs the micro-batches instead, where the model's layers lie on several ranks.
-        shape: The whole model without its numbers, as it was built: what its FLOPs are counted on. None on a CPU, whose
-            utilisation nobody asks for.
+        model: The model that is optimized, saved and exported; with a pipeline the full model without the parameters of
+            other stages, so that names stay the same.
+        replica: The module that a training loss calls.
+        pipeline: Runs the micro-batches instead of `replica`, where pipeline ranks share the model's layers.
+        shape: The full model on the meta device, for counting FLOPs. None on a CPU, where utilisation is not reported.
     """
 
     model: nn.Module
@@ -56,35 +55,35 @@ def distribute_model(
     dataset: Dataset[Any],
     stages: Sequence[int] | None = None,
 ) -> DistributedModel:
-    """Build the Task's model and spread it.
+    """Build the Task's model and distribute it over the ranks.
 
     Args:
-        task: The user's.
+        task: The user's Task.
         train: The job's train section.
         mesh: The grid of ranks.
-        scale: What a loss goes through before its backward pass.
-        dataset: Training samples, to measure the stages of a pipeline with.
-        stages: Links of each stage, as the run had them before.
+        scale: Scales a loss before its backward pass.
+        dataset: Training dataset, for measuring the layers of a pipeline.
+        stages: Number of links in each pipeline stage of the resumed run, if any.
 
     Raises:
-        JobError: the Task or this torch lacks what the job asks for.
+        JobError: the Task or the installed torch does not support what the job asks for.
     """
     _check(task, mesh)
     if train.parallel.schedule == "zero_bubble":
-        # Gradients of weights are computed past FSDP's hooks, which would gather them.
+        # This schedule computes gradients of weights without FSDP's hooks, which would gather the weights again.
         train = replace(train, parallel=replace(train.parallel, reshard=False))
     model = checked_model(task)
     make_buffers_contiguous(model)
     shape = None if mesh.place.device.type == "cpu" else meta_copy(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
-        # A CPU has one stream of random numbers, the same on all ranks: drawn for a shard alone, all would be equal.
+        # All ranks have the same random state on the CPU: shards drawn one by one would all be equal.
         initialize_weights(model, mesh.place.device)
         on_meta = False
     units: Collection[nn.Module] = ()
     if not mesh.is_plain or train.activation_checkpointing:
-        told = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)
-        units = list(dict.fromkeys(told or find_units(model)))  # a block may be used, and named, several times
+        named_units = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)
+        units = list(dict.fromkeys(named_units or find_units(model)))  # a block may occur several times
 
     def placed(part: nn.Module) -> nn.Module:
         return _placed(part, units, train, mesh, on_meta=on_meta)
@@ -114,7 +113,7 @@ def initialize_weights(model: nn.Module, device: torch.device) -> None:
 
 
 def make_buffers_contiguous(model: nn.Module) -> None:
-    """Let no two elements of a buffer lie in one place, as expand() leaves them: nobody could write them."""
+    """Make buffers contiguous in which elements share memory, as after expand(): these cannot be written."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if 0 in buffer.stride() and not buffer.is_contiguous():
@@ -122,22 +121,22 @@ def make_buffers_contiguous(model: nn.Module) -> None:
 
 
 def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
-    """Return the unsharded state_dict on the CPU, on rank 0; all ranks take part, the others get an empty one.
+    """Gather the full state_dict on the CPU of rank 0. All ranks call this; the others get an empty dictionary.
 
-    One tensor at a time is whole on a device, and one stage of a pipeline in the host memory of its first rank.
+    A device holds one unsharded tensor at a time; the first rank of a pipeline stage holds that stage in host memory.
     """
-    holds = mesh.data_rank == mesh.tensor_rank == 0
+    is_sender = mesh.data_rank == mesh.tensor_rank == 0
     state: dict[str, Any] = {}
-    with _without_advice():
+    with _without_redistribution_advice():
         for name, value in model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            if holds:
-                state[name] = _on_cpu(whole)
-    return _of_all_stages(state, mesh) if mesh.pipeline > 1 else state
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if is_sender:
+                state[name] = _on_cpu(full)
+    return _gather_stages(state, mesh) if mesh.pipeline > 1 else state
 
 
-def _of_all_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
-    """Send what ranks hold to rank 0, tensor by tensor; return all of it there, elsewhere an empty dictionary."""
+def _gather_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Send the tensors of all ranks to rank 0 one by one; return them there, and an empty dictionary elsewhere."""
     forms = {name: value.to("meta") if _is_sent(value) else value for name, value in state.items()}
     group = dist.new_group(backend="gloo")  # for tensors on the CPU
     found: dict[str, Any] = {}
@@ -151,7 +150,7 @@ def _of_all_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
             else:
                 found[name] = torch.empty(form.shape, dtype=form.dtype)
                 dist.recv(found[name], src=rank, group=group)
-    gather(None, mesh.place)  # nobody leaves before all of it has come
+    gather(None, mesh.place)  # no rank continues before rank 0 has received all tensors
     return found
 
 
@@ -160,24 +159,24 @@ def _is_sent(value: Any) -> bool:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """Keep torch from telling that what is sharded twice is gathered in two steps: nobody can change it."""
+def _without_redistribution_advice() -> Iterator[None]:
+    """Suppress torch's advice about tensors that are gathered in two steps: users cannot change it."""
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
 
-    def is_told(record: logging.LogRecord) -> bool:
+    def should_log(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("While redistributing from")
 
-    logger.addFilter(is_told)
+    logger.addFilter(should_log)
     try:
         yield
     finally:
-        logger.removeFilter(is_told)
+        logger.removeFilter(should_log)
 
 
 def _placed(
     part: nn.Module, units: Collection[nn.Module], train: TrainConfig, mesh: Mesh, *, on_meta: bool
 ) -> nn.Module:
-    """Return what a forward pass of a model, or of a stage, goes through."""
+    """Place a model or a stage on its ranks: compiled, sharded or replicated. Return the module to call."""
     modules = set(part.modules())
     inner = [unit for unit in units if unit in modules]
     device = mesh.place.device
@@ -192,7 +191,7 @@ def _placed(
     part.to(device)
     if mesh.is_sharded:
         return part
-    # Compiled inside of the replica: no_sync must stay DDP's.
+    # The replica wraps the compiled module, so that DDP's no_sync stays available.
     compiled: Any = torch.compile(part) if train.compile else part
     return replicate(compiled, train.parallel, mesh, deterministic=train.deterministic)
 
@@ -200,12 +199,12 @@ def _placed(
 def _check(task: Task, mesh: Mesh) -> None:
     version = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if not mesh.is_plain and version < _OLDEST:
-        raise JobError(f"train.parallel: this torch is {torch.__version__}, and only ddp works before 2.6")
+        raise JobError(f"train.parallel: torch {torch.__version__} supports data: ddp only; use torch 2.6 or newer")
     for name, method in (("tensor", "parallelize"), ("pipeline", "pipeline")):
         if mesh.sizes[name] > 1 and getattr(type(task), method) is getattr(Task, method):
             raise JobError(
-                f"train.parallel.{name}: {mesh.sizes[name]} needs a method {method}() of {type(task).__name__}, which "
-                "tells how its layers are split"
+                f"train.parallel.{name}: {mesh.sizes[name]} needs a method {method}() of {type(task).__name__} "
+                "that splits its layers"
             )
 
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: a model's layers in stages, on ranks one after the other."""
+"""Pipeline parallelism: a model's layers in stages on different ranks."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import IsolatedRandomState
 from cloudtrain_runtime.task import Batch, Task, collate_function
 
-_SENT_AHEAD = 4
-"""Evaluation batches that a stage may be ahead of the next one."""
+_MAX_PENDING_SENDS = 4
+"""Evaluation batches that a stage may have sent without the next one having received them."""
 
 
 @dataclass(frozen=True)
 class BatchEvaluation:
-    """What a batch comes to.
+    """Loss, metrics and prediction of an evaluation batch.
 
     Attributes:
-        values: Loss (the mean) and metrics (a value per sample).
-        prediction: Predicted and true classes, where they were asked for.
+        values: The mean loss, and metrics with a value per sample.
+        prediction: Predicted and true classes, if requested.
     """
 
     values: Mapping[str, torch.Tensor]
@@ -60,25 +60,25 @@ class BatchEvaluation:
 
 
 class Pipeline:
-    """This rank's stages, and the schedule that brings micro-batches through all of them.
+    """This rank's stages, and the schedule that runs micro-batches through all stages.
 
     Args:
-        task: The user's.
-        model: The whole model; what other ranks hold is taken out of it.
+        task: The user's Task.
+        model: The full model; parameters of other ranks are removed from it.
         train: The job's train section.
         mesh: The grid of ranks.
-        placed: Puts a stage on its ranks: sharded or replicated.
-        scale: What a loss goes through before its backward pass.
-        dataset: Samples to measure the model with.
-        sizes: Links of each stage, as the run had them before; measured anew where that does not fit.
+        placed: Shards or replicates a stage on its ranks.
+        scale: Scales a loss before its backward pass.
+        dataset: Dataset for measuring the model.
+        sizes: Number of links in each stage of the resumed run; measured again if they do not fit.
 
     Attributes:
-        sizes: Links of each stage.
-        parts: This rank's stages, as far as hooks on modules reach: of replicas what they replicate.
+        sizes: Number of links in each stage.
+        parts: This rank's stages, without DDP wrappers.
 
     Raises:
-        JobError: the schedule does not fit the micro-batches.
-        TaskError: the model cannot be cut.
+        JobError: the schedule does not fit the number of micro-batches.
+        TaskError: the model cannot be split.
     """
 
     def __init__(
@@ -104,21 +104,21 @@ class Pipeline:
         own_stages = stages_per_rank(train.parallel.schedule)
         stages = own_stages * mesh.pipeline
         links = chain_of(task, model, stages)
-        seen = self._survey(links, dataset)
+        seen = self._profile(links, dataset)
         self._call = seen.call
         fits = sizes is not None and len(sizes) == stages and sum(sizes) == len(links)
-        # Times differ from start to start, and with the cut the random numbers of each layer.
+        # Measured times differ between starts; another split would change the random numbers of each layer.
         costs = seen.work if train.deterministic else seen.seconds
         self.sizes = list(sizes or ()) if fits else balance_stages(costs, stages)
         parts = split_chain(links, self.sizes, model)
         if mesh.place.is_main:
-            _tell(self.sizes, seen.seconds)
+            _emit_stages(self.sizes, seen.seconds)
         indices = [mesh.stage + turn * mesh.pipeline for turn in range(own_stages)]
         own = [parts[index] for index in indices]
         drop_other_stages(model, own, [part for part in parts if part not in own])
         if next(model.parameters(), None) is None:
             raise TaskError(f"train.parallel.pipeline: stage {mesh.stage} of the chain has no parameters")
-        passed = [_on_the_wire(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh) for stage in range(stages)]
+        passed = [_sent_shapes(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh) for stage in range(stages)]
         group = mesh.group("pipeline")
         self._links = [
             StageSpec(index, stages, passed[index - 1], passed[index], mesh.place.device, group, self._precision)
@@ -130,9 +130,9 @@ class Pipeline:
         is_late = has_separate_weight_gradients(train.parallel.schedule)
         self._late = [replica for replica in replicas if is_late and isinstance(replica, DistributedDataParallel)]
         self._modules = inner if is_late else replicas
-        # Links that the Task made for its chain: nobody else tells them whether they are in training.
+        # Modules that the Task made for its chain are not in the model, so model.train() does not reach them.
         known = set(model.modules())
-        self._strangers = [module for part in own for module in part.modules() if module not in known]
+        self._extra_modules = [module for part in own for module in part.modules() if module not in known]
         self._schedules: dict[int, Callable[[], None]] = {}
         self._step = PipelineStep()
         self._batches: list[Batch] = []
@@ -141,17 +141,17 @@ class Pipeline:
         self._sent: list[tuple[Any, torch.Tensor]] = []
 
     def run(self, batches: Iterable[Batch], weights: Sequence[float]) -> torch.Tensor:
-        """Bring micro-batches forward and backward.
+        """Run the forward and backward passes of micro-batches.
 
         Args:
-            batches: This rank's micro-batches, on its device; equal on all ranks of a pipeline.
-            weights: What the loss of each is multiplied by.
+            batches: This rank's micro-batches, on its device; the same on all ranks of a pipeline.
+            weights: Factors of the losses.
 
         Returns:
-            The weighted sum of the losses, a scalar; 0 but on the last stage.
+            The weighted sum of the losses, a scalar; 0 on all stages but the last.
 
         Raises:
-            TaskError: a micro-batch does not fit through the stages.
+            TaskError: a micro-batch does not have the expected shape.
         """
         self._set_mode(training=True)
         self._weights = weights
@@ -161,10 +161,10 @@ class Pipeline:
         self._step.calls = [capture_model_inputs(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.place.device)
-        self._scale(self._total)  # a loss scale comes to be in its first use, and all ranks must have it
+        self._scale(self._total)  # creates the loss scale, which all ranks need, on its first use
         try:
             self._schedule(len(weights))()
-        except RuntimeError as error:  # torch's own, with all values
+        except RuntimeError as error:  # torch's error contains all values
             if isinstance(error.__cause__, TaskError):
                 raise error.__cause__ from None
             raise
@@ -175,15 +175,15 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, samples: int, *, with_classes: bool = False) -> BatchEvaluation:
-        """Return what a batch comes to on the last stage; nothing on the others.
+        """Return loss and metrics of a batch on the last stage, and no values on the others.
 
-        Every rank of the pipeline calls it with the same batch. A stage goes on to the next batch while those behind it
-        work.
+        Every rank of the pipeline calls this with the same batch. A stage continues with the next batch while the
+        following stages compute.
 
         Args:
-            batch: On this rank's device.
-            samples: How many it has.
-            with_classes: Ask for predictions, too.
+            batch: Batch on this rank's device.
+            samples: Number of its samples.
+            with_classes: Whether to return predictions, too.
         """
         self._set_mode(training=False)
         call = capture_model_inputs(self._task, batch, training=False)
@@ -196,12 +196,12 @@ class Pipeline:
                 with self._precision():
                     loss = loss_from_output(self._task, returned, batch, training=False)
                     values = {"loss": loss, **metrics_from_output(self._task, returned, call, batch, samples)}
-                    told = prediction_from_output(self._task, returned, call, batch, samples) if with_classes else None
-                    return BatchEvaluation(values, told)
+                    prediction = (
+                        prediction_from_output(self._task, returned, call, batch, samples) if with_classes else None
+                    )
+                    return BatchEvaluation(values, prediction)
             self._send(returned, link, size)
         return BatchEvaluation({}, None)
-
-    # ------------------------------------------------------------ one step
 
     def _schedule(self, micro_steps: int) -> Callable[[], None]:
         from cloudtrain_runtime.distributed.pipeline_stages import make_schedule
@@ -213,7 +213,7 @@ class Pipeline:
         return self._schedules[micro_steps]
 
     def _loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
-        """Return what the backward pass of a micro-batch starts from."""
+        """Return the scaled loss of a micro-batch."""
         micro_step = int(number)  # on the CPU
         with self._precision():
             loss = (
@@ -225,7 +225,7 @@ class Pipeline:
         return self._scale(loss)
 
     def _samples(self, call: ModelInputs) -> int:
-        """Return the samples of a micro-batch."""
+        """Return the number of samples of a micro-batch."""
         samples = min((shape.samples_of(value) for shape, value in zip(self._call, call, strict=False)), default=0)
         expected = [list(shape.at(samples)) for shape in self._call]
         found = [list(value.shape) for value in call]
@@ -237,17 +237,15 @@ class Pipeline:
         return samples
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        # A sharded model computes in its own precision; what it returns is fp32.
+        # A sharded model sets its own precision and returns fp32.
         return self._autocast(None if self._mesh.is_sharded else PRECISIONS.get(self._train.precision))
 
     def _autocast(self, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self._mesh.place.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _set_mode(self, *, training: bool) -> None:
-        for module in self._strangers:
+        for module in self._extra_modules:
             module.training = training
-
-    # ------------------------------------------------------------ evaluation
 
     def _receive(self, link: Any, samples: int) -> ModelInputs:
         source = self._rank_of(link.index - 1)
@@ -264,7 +262,7 @@ class Pipeline:
         for value, shape in checked_outputs(returned, link, samples):
             settled = value.to(shape.dtype).contiguous()
             self._sent.append((dist.isend(settled, dst=self._rank_of(link.index + 1), group=link.group), settled))
-        while len(self._sent) > _SENT_AHEAD * len(link.returns):
+        while len(self._sent) > _MAX_PENDING_SENDS * len(link.returns):
             self._sent.pop(0)[0].wait()
 
     def _rank_of(self, stage: int) -> int:
@@ -273,10 +271,8 @@ class Pipeline:
         each = mesh.place.world_size // mesh.pipeline
         return mesh.place.rank % each + stage % mesh.pipeline * each
 
-    # ------------------------------------------------------------ the first look
-
-    def _survey(self, links: Sequence[nn.Module], dataset: Dataset[Any]) -> ChainProfile:
-        """Measure the chain on the ranks of the first stage that rank 0 needs; return on all ranks what it has seen."""
+    def _profile(self, links: Sequence[nn.Module], dataset: Dataset[Any]) -> ChainProfile:
+        """Measure the chain on the first data rank of stage 0; return the result on all ranks."""
         seen: ChainProfile | None = None
         problem: str | None = None
         dtype = PRECISIONS.get(self._train.precision)
@@ -292,7 +288,7 @@ class Pipeline:
         return seen
 
     def _first_calls(self, dataset: Dataset[Any]) -> tuple[ModelInputs, ModelInputs]:
-        """Return what the model is called with by a micro-batch, and by one with a sample less."""
+        """Return the model's inputs for a micro-batch, and for one with a sample less."""
         most = self._train.batch_size
         feeder = self._feeder(dataset, most)
         most = min(most, feeder.length or most)
@@ -303,7 +299,7 @@ class Pipeline:
         return call, smaller
 
     def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
-        # Only these ranks look, so nothing may be asked of others; and who trains tells what is to be told.
+        # Only these ranks run this, so it must not communicate; rank 1 logs no messages.
         place = replace(self._mesh.place, rank=1, world_size=1)
         return make_feeder(
             dataset,
@@ -319,10 +315,10 @@ class Pipeline:
 
 
 def _check(train: TrainConfig, mesh: Mesh) -> None:
-    """Refuse what this pipeline cannot do.
+    """Reject settings that a pipeline does not support.
 
     Raises:
-        JobError: the schedule does not fit the micro-batches, or another setting.
+        JobError: the schedule does not fit the number of micro-batches, or another setting.
     """
     schedule = train.parallel.schedule
     if schedule == "1f1b" and train.accumulate < mesh.pipeline:
@@ -341,17 +337,17 @@ def _check(train: TrainConfig, mesh: Mesh) -> None:
         raise JobError("train.parallel.static_graph: it does not work with a pipeline")
 
 
-def _on_the_wire(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) -> tuple[TensorShape, ...]:
-    """Return the shapes of what a stage passes on, as they are sent."""
+def _sent_shapes(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) -> tuple[TensorShape, ...]:
+    """Return the shapes of a stage's outputs, with the types in which they are sent."""
     if not mesh.is_sharded or train.precision == "fp32":
         return tuple(shapes)
     return tuple(replace(shape, dtype=torch.float32) if shape.dtype.is_floating_point else shape for shape in shapes)
 
 
-def _tell(sizes: Sequence[int], seconds: Sequence[float]) -> None:
-    """Tell which links went into which stage, and what that costs."""
+def _emit_stages(sizes: Sequence[int], seconds: Sequence[float]) -> None:
+    """Emit an event with the links of each stage and their imbalance."""
     ends = list(itertools.accumulate(sizes))
     stages = [sum(seconds[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    # Everybody waits for the slowest: 1 would be a perfect balance.
+    # All ranks wait for the slowest stage; 1 is a perfect balance.
     imbalance = max(stages) / (sum(stages) / len(stages))
     emit("pipeline", links=list(sizes), stage_seconds=[float(f"{stage:.3g}") for stage in stages], imbalance=imbalance)

@@ -1,6 +1,6 @@
-"""Stages of a pipeline and their schedules, made of torch.distributed.pipelining.
+"""Pipeline stages and schedules, built on torch.distributed.pipelining.
 
-Apart from pipeline.py, because torch before 2.6 lacks what is imported here.
+Separate from pipeline.py, because torch before 2.6 cannot import this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOPED = ("interleaved", "zero_bubble")
 
 @dataclass
 class PipelineStep:
-    """The micro-batches of the step under way: what the first stage is called with, and their samples."""
+    """The micro-batches of the current step: inputs of the first stage, and numbers of samples."""
 
     calls: list[ModelInputs] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -46,16 +46,16 @@ class PipelineStep:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Where a stage stands.
+    """Position of a stage in the pipeline, and the shapes of its inputs and outputs.
 
     Attributes:
-        index: Of the stage in the whole pipeline.
-        stages: Stages of the whole pipeline.
-        takes: Shapes of what it is called with.
-        returns: Shapes of what it returns.
-        device: Where it computes.
-        group: The ranks of the pipeline.
-        precision: The autocast of its forward pass.
+        index: Index of the stage in the pipeline.
+        stages: Number of stages of the pipeline.
+        takes: Shapes of its inputs.
+        returns: Shapes of its outputs.
+        device: Device that computes it.
+        group: Process group of the pipeline.
+        precision: Autocast context of its forward pass.
     """
 
     index: int
@@ -68,25 +68,25 @@ class StageSpec:
 
     @property
     def is_first(self) -> bool:
-        """Whether it takes the micro-batches."""
+        """Whether this is the first stage, which receives the micro-batches."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it returns what the loss is made of."""
+        """Whether this is the last stage, whose output the loss is computed from."""
         return self.index == self.stages - 1
 
 
 class Stage(PipelineStage):
-    """A stage that takes micro-batches of any number of samples.
+    """A stage that accepts micro-batches with different numbers of samples.
 
-    Between ranks all have the size of the largest: what is sent is padded, what has come is cut to its size. So the
-    modules see nothing but samples.
+    Tensors between ranks have the size of the largest micro-batch: the sender pads them, the receiver removes the
+    padding, so modules get real samples only.
 
     Args:
-        module: What computes it.
-        link: Where it stands.
-        step: Tells which micro-batches there are.
+        module: The stage's module.
+        link: Position and shapes of the stage.
+        step: The micro-batches of the current step.
     """
 
     def __init__(self, module: nn.Module, link: StageSpec, step: PipelineStep) -> None:
@@ -105,15 +105,15 @@ class Stage(PipelineStage):
         self._link, self._step, self._micro_step = link, step, 0
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **named: Any) -> Any:
-        """Compute a micro-batch's forward pass."""
+        """Run the forward pass of a micro-batch."""
         self._micro_step = fwd_chunk_id
         return super().forward_one_chunk(fwd_chunk_id, *args, **named)
 
     def forward_maybe_with_nosync(self, *args: Any, **named: Any) -> Any:
-        """Call the module, with what the micro-batch has of samples."""
+        """Call the module with the samples of the micro-batch, without padding."""
         samples = self._step.samples[self._micro_step]
         if self._link.is_first:
-            call = self._step.calls[self._micro_step]  # torch has brought its number only
+            call = self._step.calls[self._micro_step]  # torch passes only the number of the micro-batch
         else:
             call = tuple(_received(value, shape, samples) for value, shape in zip(args, self._link.takes, strict=True))
         with self._link.precision():
@@ -124,10 +124,10 @@ class Stage(PipelineStage):
 
 
 def checked_outputs(returned: Any, link: StageSpec, samples: int) -> list[tuple[torch.Tensor, TensorShape]]:
-    """Return what a stage passes on, each with its shape.
+    """Return the outputs of a stage, each with its shape.
 
     Raises:
-        TaskError: it is something else than what the first micro-batch had there.
+        TaskError: the outputs differ in shape from those of the first micro-batch.
     """
     values = as_tuple(returned)
     expected = [shape.at(samples) for shape in link.returns]
@@ -147,20 +147,20 @@ def make_schedule(
     micro_steps: int,
     loss: Callable[[Any, torch.Tensor], torch.Tensor],
 ) -> Callable[[], None]:
-    """Return what runs a step of so many micro-batches.
+    """Return a function that runs a step with a number of micro-batches.
 
     Args:
         name: Schedule of the job.
-        stages: Modules of this rank and where they stand.
-        step: Where the micro-batches will be.
-        micro_steps: How many there are.
-        loss: Takes the last stage's output and the number of the micro-batch.
+        stages: Modules of this rank with their specifications.
+        step: Holds the micro-batches when the function is called.
+        micro_steps: Number of micro-batches.
+        loss: Returns the loss for the last stage's output and the number of the micro-batch.
     """
     own = [Stage(module, link, step) for module, link in stages]
     count = stages[0][1].stages
     ranks = count // len(own)
     kind = _SCHEDULES[name]
-    # The last step of an epoch may have fewer micro-batches than the schedule can do with.
+    # The last step of an epoch may have fewer micro-batches than the schedule supports.
     if name == "1f1b" and micro_steps < ranks:
         kind = ScheduleGPipe
     if name in _LOOPED and micro_steps % ranks:
@@ -170,7 +170,7 @@ def make_schedule(
     )
     numbers = torch.arange(micro_steps)
     inputs = (numbers,) if any(link.is_first for _, link in stages) else ()
-    # Outputs have gone into the loss: to put all of them together would only take memory.
+    # The outputs are not needed after the loss; concatenating them would only take memory.
     options = _supported(schedule.step, return_outputs=False)
     if any(link.is_last for _, link in stages):
         options["target"] = numbers
@@ -182,17 +182,17 @@ def make_schedule(
 
 
 def has_separate_weight_gradients(name: str) -> bool:
-    """Whether a schedule computes gradients of weights by themselves, past the hooks that DDP waits for."""
+    """Whether a schedule computes gradients of weights separately, without the hooks that DDP relies on."""
     return name == "zero_bubble"
 
 
 def stages_per_rank(name: str) -> int:
-    """Return how many stages of a schedule lie on each rank."""
+    """Return the number of stages per rank of a schedule."""
     return 2 if name in _LOOPED else 1
 
 
 def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return those options that this torch knows."""
+    """Return the options that the installed torch supports."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in known}
 
@@ -203,23 +203,23 @@ def _example(shape: TensorShape) -> torch.Tensor:
 
 
 def _received(value: torch.Tensor, shape: TensorShape, samples: int) -> torch.Tensor:
-    """Return what another rank has sent, without its padding."""
+    """Return a received tensor without its padding."""
     real = value.view_as(value)
     for dimension, size in enumerate(shape.at(samples)):
         if size != value.shape[dimension]:
             real = real.narrow(dimension, 0, size)
     if real.requires_grad:
-        # Or its gradient could not be sent back.
+        # Only a contiguous gradient can be sent back.
         real.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
     return real
 
 
 def _sent(value: torch.Tensor, shape: TensorShape, samples: int) -> torch.Tensor:
-    """Return what is sent to another rank: as large as with the most samples."""
+    """Return a tensor to send, padded to the largest number of samples."""
     value = value.to(shape.dtype)
-    missing = [whole - size for whole, size in zip(shape.sizes, shape.at(samples), strict=True)]
+    missing = [full - size for full, size in zip(shape.sizes, shape.at(samples), strict=True)]
     if any(missing):
-        # From the last dimension to the first, and nothing before it.
+        # pad() expects pairs (before, after) from the last dimension to the first.
         value = functional.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
     return value.contiguous()
 
