@@ -129,7 +129,7 @@ def literal(job: Callable[..., Path]) -> Path:
 def test_opt_ml_in_the_code_is_the_instances_folder(cli: Cli, literal: Path) -> None:
     before = sorted(path.name for path in Path("/opt").iterdir())
     plan = cli("plan", literal, "--local", "--json").json
-    assert any("in its code as well" in text for text in plan["decisions"])
+    assert any("own folder everywhere" in text for text in plan["decisions"])
     assert not any("/opt/ml in the code" in text for text in plan["warnings"])
     done = cli("submit", literal, "--local", "--follow", "--json")
     assert done.code == 0, done.err

@@ -25,8 +25,8 @@ with open(os.environ["CLOUDTRAIN_ML_ROOT"] + "/checkpoints/state", "w") as file:
 print("trained")
 """
 WARNINGS = (
-    "cluster.queue: a local run waits in no queue",
-    "checkpoint.keep: this counts where the script saves by cloudtrain_runtime.checkpoint, and nowhere else",
+    "cluster.queue has no effect on a local run",
+    "checkpoint.keep has an effect only where the script saves by cloudtrain_runtime.checkpoint",
 )
 
 

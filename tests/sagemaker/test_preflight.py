@@ -506,7 +506,7 @@ def test_submit_prints_what_it_continues_from(account: Front, cli: Cli, job: Cal
     done = cli("submit", path, "--json", environ=environ)
     assert done.code == 0, done.err
     assert "\ncheckpoints: will resume from step 20 of run newer\n" in f"\n{done.err}"
-    warning = "nothing is left to train: step 20 of run newer is at the end already"
+    warning = "nothing is left to train: step 20 of run newer is the last step"
     assert f"warning: {warning}" in done.err
     assert [text for text in done.json["warnings"] if text.startswith(warning)]
     assert f"warning: {warning}" in cli("check", path, environ=environ).out
@@ -867,8 +867,8 @@ def test_images(account: Front, checks: Checks) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/mine:1", "the image is in eu-west-1, and the job in us-west-2"),
-        ("public.ecr.aws/deep-learning/pytorch:2", "SageMaker takes images from ECR"),
+        (f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/mine:1", "the image is in eu-west-1, but the job is in us-west-2"),
+        ("public.ecr.aws/deep-learning/pytorch:2", "SageMaker pulls images from ECR only"),
     ],
 )
 def test_an_unusable_image_uri_is_rejected_by_the_plan(

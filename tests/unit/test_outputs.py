@@ -46,7 +46,7 @@ def test_the_plan_names_where_outputs_are_kept(cli: Cli, job: Callable[..., Path
     path = job(JOB.replace("CODE", "script: train.py, outputs: [out, snapshot.pt]"), train_py="")
     plan = cli("plan", path, "--local", "--json").json
     assert any("/checkpoints/outputs; a run that resumes finds them" in text for text in plan["decisions"])
-    assert any("out is taken for a file; a folder ends with a slash: out/" in text for text in plan["warnings"])
+    assert any("out is treated as a file; a folder ends with a slash: out/" in text for text in plan["warnings"])
     other = cli("validate", path, "--json", "--set=cluster.distribution=smdistributed").json["problems"]
     assert [problem["path"] for problem in other] == ["code.outputs"]
 

@@ -112,8 +112,8 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> 
     [
         ("role", "arn:aws:iam::12345:role/x", "no ARN of a role"),
         ("role", "arn:aws:iam::123456789012:user/x", "no ARN of a role"),
-        ("role", "arn:aws-cn:iam::123456789012:role/x", "a role of aws-cn does not serve us-west-2"),
-        ("bucket", "Mine", "small letters"),
+        ("role", "arn:aws-cn:iam::123456789012:role/x", "a role of aws-cn does not work in us-west-2"),
+        ("bucket", "Mine", "lowercase letters"),
         ("bucket", "ab", "3 to 63"),
         ("bucket", "10.0.0.1", "no name that S3 gives"),
         ("bucket", "a..b", "no name that S3 gives"),
@@ -126,12 +126,16 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> 
         ("subnets", tuple(f"subnet-{n:08x}" for n in range(17)), "at most 16, got 17"),
         ("security_groups", ("subnet-01234567",), "no id of a security group"),
         ("security_groups", tuple(f"sg-{n:08x}" for n in range(6)), "at most 5, got 6"),
-        ("kms_key", "arn:aws:kms:eu-west-1:123456789012:alias/x", "the key is in eu-west-1, and the jobs in us-west-2"),
+        (
+            "kms_key",
+            "arn:aws:kms:eu-west-1:123456789012:alias/x",
+            "the key is in eu-west-1, but the jobs are in us-west-2",
+        ),
         ("kms_key", "key/12345678-1234-1234-1234-123456789012", "no KMS key"),
         ("kms_key", "mine", "no KMS key"),
         ("transport", "botto3", "unknown"),
-        ("bucket", "b\u00fccket", "characters that no such name has"),
-        ("bucket", "buck\x1b[31m", "characters that no such name has"),
+        ("bucket", "b\u00fccket", "characters that are not allowed"),
+        ("bucket", "buck\x1b[31m", "characters that are not allowed"),
     ],
 )
 def test_a_wrong_value_is_told(name: str, value: str, told: str) -> None:
@@ -275,7 +279,7 @@ def test_profiles_are_listed_and_chosen_by_a_flag(cli: Cli, written: Path) -> No
     [
         ("bucket = \n", ":1:10: "),
         ("[profiles.x]\nbukcet = 'b'\n", ":2: unknown setting 'bukcet'"),
-        ("\nprofiles = 1\n", ":2: profiles must hold tables"),
+        ("\nprofiles = 1\n", ":2: profiles must contain tables"),
         ("\n\nsubnets = 'x'\n", ":3: subnets must be a list"),
     ],
 )

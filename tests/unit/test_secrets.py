@@ -90,15 +90,21 @@ def test_the_plan_names_the_secret(cli: Cli) -> None:
     done = cli("plan", JOB, "--set", WANDB, "--local", environ={"WANDB_API_KEY": "0a1b2c3d4e5f6a7b"})
     assert done.code == 0, done.err
     assert "WANDB_API_KEY = secret team/wandb, key api_key" in done.out
-    assert "WANDB_API_KEY is set here: this value is taken, and the secret team/wandb is not asked for" in done.out
+    assert "WANDB_API_KEY is set on this machine: its value is used, and the secret team/wandb is not read" in done.out
     told = cli("plan", JOB, "--set", WANDB, "--json")
     assert told.json["secrets"] == {"WANDB_API_KEY": {"secret": "team/wandb", "key": "api_key", "stage": None}}
     assert "0a1b2c3d" not in done.out + told.out
 
 
 def test_a_local_plan_says_which_variables_are_set_here() -> None:
-    assert not [line for line in plan_of(WANDB, variables=frozenset({"HOME"})).decisions if "is set here" in line]
-    assert [line for line in plan_of(WANDB, variables=frozenset({"WANDB_API_KEY"})).decisions if "is set here" in line]
+    assert not [
+        line for line in plan_of(WANDB, variables=frozenset({"HOME"})).decisions if "is set on this machine" in line
+    ]
+    assert [
+        line
+        for line in plan_of(WANDB, variables=frozenset({"WANDB_API_KEY"})).decisions
+        if "is set on this machine" in line
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,13 +150,13 @@ def test_the_schema_takes_both_forms() -> None:
         (["code.env.HF_TOKEN=abcdefgh"], "code.env.HF_TOKEN: looks like a secret"),
         (["code.env.DB_PASSWORD=hunter2"], "code.env.DB_PASSWORD: looks like a secret"),
         (["code.env.MY_API_KEY=0123abcd4567"], "code.env.MY_API_KEY: looks like a secret"),
-        ([f"code.env.HARMLESS={GITHUB}"], "code.env.HARMLESS: holds what looks like a secret"),
-        ([f"code.env.URL=https://ada:{HF}@example.com"], "code.env.URL: holds what looks like a secret"),
+        ([f"code.env.HARMLESS={GITHUB}"], "code.env.HARMLESS: contains a value that looks like a secret"),
+        ([f"code.env.URL=https://ada:{HF}@example.com"], "code.env.URL: contains a value that looks like a secret"),
         (["code.args={layers: 4, api_key: abcdefgh}"], "code.args.api_key: looks like a secret"),
-        ([f"code.args={{note: '{KEY_ID}'}}"], "code.args.note: holds what looks like a secret"),
+        ([f"code.args={{note: '{KEY_ID}'}}"], "code.args.note: contains a value that looks like a secret"),
         (["code.args=[--api-key, abcdefgh]"], "code.args[1]: "),
         (["code.args=[--password=abcdefgh]"], "code.args[0]: "),
-        ([f"tags.note={HF}"], "tags.note: holds what looks like a secret"),
+        ([f"tags.note={HF}"], "tags.note: contains a value that looks like a secret"),
         (["tags.password=hunter2hunter2"], "tags.password: looks like a secret"),
         *(
             ([f"code.env.{name}={value}"], f"code.env.{name}: looks like a secret")
@@ -192,5 +198,7 @@ def test_a_refusal_tells_where_it_stands_in_the_file(job: Callable[..., Path], c
     text = "name: a\ncode:\n  script: train.py\n  env:\n    HF_TOKEN: hunter2hunter2\n"
     done = cli("validate", job(text + "cluster: {instance_type: ml.m5.large}\n", train_py=""))
     assert done.code == 2
-    assert "job.yaml:5:15  code.env.HF_TOKEN: looks like a secret, and whoever may describe the job can" in done.err
+    assert (
+        "job.yaml:5:15  code.env.HF_TOKEN: looks like a secret, and everyone who may describe the job can" in done.err
+    )
     assert "hunter2" not in done.err

@@ -129,7 +129,7 @@ def test_what_is_no_queue_is_refused_where_it_stands(job: Callable[..., Path], q
 def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
     other = ARN.replace("us-west-2", "eu-west-1")
     told = refusal(plan_of, f"cluster.queue={other}")
-    assert "cluster.queue: the queue is in eu-west-1, and the job in us-west-2; use a queue of us-west-2" in told
+    assert "cluster.queue: the queue is in eu-west-1, but the job is in us-west-2; use a queue of us-west-2" in told
     nowhere = Settings(role=SETTINGS.role, bucket="bucket")
     assert plan_of(f"cluster.queue={other}", settings=nowhere).queue  # no region was asked for yet
 
@@ -137,11 +137,11 @@ def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["cluster.queue={name: q, priority: 5}"], "cluster.queue.priority counts only in a queue with shares"),
+        (["cluster.queue={name: q, priority: 5}"], "cluster.queue.priority has no effect without a share"),
         (["cluster.queue=q", "cluster.max_pending=6h"], "cluster.max_pending ends one attempt only"),
         (
             ["cluster.queue=q", "cluster.instance_type=null", "cluster.prefer=[ml.p4d.24xlarge, ml.p4de.24xlarge]"],
-            "cluster.prefer: AWS does not say how AWS Batch counts",
+            "cluster.prefer: AWS Batch does not document how it counts",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_local_run_waits_in_no_queue(plan_of: PlanOf) -> None:
     machine = Machine(gpus=0, cpus=2)
     plan = plan_of(EVERYTHING, target="local", home=Path("/somewhere/.cloudtrain"), machine=machine)
     assert plan.queue is None
-    assert "cluster.queue: a local run waits in no queue" in plan.warnings
+    assert "cluster.queue has no effect on a local run" in plan.warnings
 
 
 def test_a_plan_shows_its_queue(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,8 +82,8 @@ def test_a_profile_that_no_file_has_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("profiles = 3", "profiles must hold tables"),
-        ("[profiles]\nbig = 3", "profiles must hold tables"),
+        ("profiles = 3", "profiles must contain tables"),
+        ("[profiles]\nbig = 3", "profiles must contain tables"),
         ("subnets = [1, 2]", "subnets must be a list of strings"),
         ("bucket = 3", "bucket must be a string"),
         ("[profiles.big]\nbuket = 'x'", "unknown setting 'buket'"),

@@ -116,9 +116,9 @@ def test_each_value_has_a_line() -> None:
     assert file.line_of("profiles", "odd name", "bucket") == 16
     assert file.line_of("prefix") is None
     inline = TomlFile("\nprofiles = {big = {bucket = 'a', region = 'b'}}\nprefix = 'p'\n", "f")
-    assert inline.place_of("profiles", "big", "region") == "f:2"
-    assert TomlFile("\n[profiles]\nbig.bucket = 'a'\n", "f").place_of("profiles", "big", "bucket") == "f:3"
-    assert inline.place_of("bucket") == "f"
+    assert inline.location_of("profiles", "big", "region") == "f:2"
+    assert TomlFile("\n[profiles]\nbig.bucket = 'a'\n", "f").location_of("profiles", "big", "bucket") == "f:3"
+    assert inline.location_of("bucket") == "f"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,10 @@ def test_the_plan_names_settings_that_are_not_the_users(cli: Cli, cloned: Path) 
     file = cloned.parent / "cloudtrain.toml"
     done = cli("plan", cloned)
     assert f"setting       bucket = their-bucket, from {file}:2\n" in done.out
-    assert f"warning: role and bucket: from {file}; submit asks before it uses this (or --trust)\n" in done.err
+    assert (
+        f"warning: role and bucket: from {file}; submit asks for confirmation before it uses this (or --trust)\n"
+        in done.err
+    )
     shown = cli("plan", cloned, "--bucket", "my-bucket", "--json").json
     assert [(each["name"], each["line"]) for each in shown["settings_beside_job"]] == [("role", 1), ("region", 3)]
     assert shown["settings_beside_job"][0]["file"] == str(file)

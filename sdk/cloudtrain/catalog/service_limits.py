@@ -242,8 +242,8 @@ def _number(value: int, shape: Mapping[str, Any], path: FieldPath) -> Iterator[V
 def _bounds(value: int, shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:
     least, most = shape.get("min"), shape.get("max")
     if least is not None and value < least:
-        message = f"AWS takes at least {least}{what}, got {value}"
+        message = f"AWS allows at least {least}{what}, got {value}"
         yield Violation(path, message, f"use {least} or more", bound=least, got=value)
     if most is not None and value > most:
-        message = f"AWS takes at most {most}{what}, got {value}"
+        message = f"AWS allows at most {most}{what}, got {value}"
         yield Violation(path, message, f"use {most} or fewer", bound=most, got=value)

@@ -24,9 +24,9 @@ def add_continuation(decided: Plan) -> Plan:
     if found.manifest is not None:
         differences = f"; {found.differences}" if found.differences else ""
         decisions.append(f"continues from step {found.manifest.step} of run {found.manifest.run}{differences}")
-    if found.stranger is not None:
+    if found.other_training is not None:
         warnings.append(f"submit refuses this: {_describe_other_training(found)}")
-    warnings += [text for text in (found.warning, found.doubt) if text]
+    warnings += [text for text in (found.warning, found.note) if text]
     return dataclasses.replace(decided, decisions=tuple(decisions), warnings=tuple(warnings))
 
 
@@ -37,9 +37,9 @@ def reject_other_training(decided: Plan) -> None:
         UserError: It does.
     """
     found = _local_continuation(decided)
-    if found.stranger is not None:
+    if found.other_training is not None:
         hint = (
-            f"to continue from them: --set checkpoint.resume={found.stranger.run}; to start anew: another "
+            f"to continue from them: --set checkpoint.resume={found.other_training.run}; to start anew: another "
             "checkpoint.uri, or --set checkpoint.resume=never"
         )
         raise UserError(_describe_other_training(found), hint)
@@ -96,6 +96,6 @@ def _local_continuation(decided: Plan) -> Continuation:
 
 
 def _describe_other_training(found: Continuation) -> str:
-    saved = found.stranger
+    saved = found.other_training
     whose = f"step {saved.step} of run {saved.run}" if saved is not None else ""
     return f"the checkpoints in checkpoint.uri are another training's ({whose}: {found.differences})"

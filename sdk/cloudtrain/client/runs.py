@@ -144,7 +144,7 @@ def checkpoint_folder(reference: str, *, settings: Settings | None = None) -> Ch
         return CheckpointFolder(reference, environ=storage_environ(SAGEMAKER, settings))
     backend, run = find_backend(reference, settings)
     return CheckpointFolder(
-        checkpoints_of(backend.plan_of(run), run).steps, run, storage_environ(backend.name, settings)
+        checkpoints_of(backend.plan_of(run), run).checkpoints, run, storage_environ(backend.name, settings)
     )
 
 

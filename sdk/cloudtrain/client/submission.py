@@ -147,8 +147,8 @@ def resume(
     if from_step is not None:
         if resumed is None:
             raise UserError("--from and checkpoint.resume name two checkpoints", "use only one of them")
-        saved = CheckpointFolder(resumed.steps, run, storage_environ(backend.name, settings))
-        resumed = dataclasses.replace(resumed, steps=saved.find(from_step).uri)
+        saved = CheckpointFolder(resumed.checkpoints, run, storage_environ(backend.name, settings))
+        resumed = dataclasses.replace(resumed, checkpoints=saved.find(from_step).uri)
     current = settings or find_settings()
     if backend.name == LOCAL:
         return _resume_local(previous, spec, resumed, current, callbacks)

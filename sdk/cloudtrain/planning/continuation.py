@@ -1,4 +1,4 @@
-"""What a run would continue from: the same training, another's, or one that is at its end already."""
+"""The checkpoint that a run would continue from, by the same rule as in the runtime."""
 
 from __future__ import annotations
 
@@ -21,48 +21,52 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Continuation:
-    """What is known of the checkpoint to continue from.
+    """The checkpoint that a run would continue from.
 
     Attributes:
-        manifest: Its manifest, or None where there is none to continue from.
-        stranger: The newest of another training, where there are only such.
+        manifest: Its manifest, or None when there is no checkpoint of this training.
+        other_training: Manifest of the newest checkpoint, when all of them are of other trainings.
         differences: How the checkpoint's run differs from this one; empty for no difference.
-        warning: That nothing is left to train, or an empty text.
-        doubt: That the checkpoint does not name its training, or an empty text.
+        warning: A warning that nothing is left to train, or an empty text.
+        note: A note that the checkpoint does not name its training, or an empty text.
     """
 
     manifest: Manifest | None = None
-    stranger: Manifest | None = None
+    other_training: Manifest | None = None
     differences: str = ""
     warning: str = ""
-    doubt: str = ""
+    note: str = ""
 
 
 def find_continuation(config: RunConfig, manifests: Iterable[Manifest]) -> Continuation:
-    """Choose what a run continues from, by the rule of the runtime.
+    """Return the checkpoint that a run continues from, by the same rule as in the runtime.
 
     Args:
-        config: Of the run, which has no checkpoints of its own yet.
-        manifests: Of the complete checkpoints in the place, the newest first. No more are taken than needed.
+        config: Configuration of the run, which has no checkpoints yet.
+        manifests: Manifests of the complete checkpoints, newest first. They are read as far as needed.
     """
-    stranger: Manifest | None = None
+    other_training: Manifest | None = None
     for manifest in manifests:
         if config.checkpoint.resume != AUTO or is_same_training(manifest.training, config.training):
             return Continuation(
-                manifest, None, _differences(config, manifest), _warning(config, manifest), _doubt(config, manifest)
+                manifest,
+                None,
+                _differences(config, manifest),
+                _warning(config, manifest),
+                _unknown_training(config, manifest),
             )
-        stranger = stranger or manifest
-    if stranger is None:
+        other_training = other_training or manifest
+    if other_training is None:
         return Continuation()
-    return Continuation(stranger=stranger, differences=_differences(config, stranger))
+    return Continuation(other_training=other_training, differences=_differences(config, other_training))
 
 
 def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
-    """Yield the manifests of a folder's complete checkpoints, the newest first.
+    """Yield the manifests of a folder's complete checkpoints, newest first.
 
     Args:
         folder: A folder of checkpoints, or one checkpoint.
-        run: Only those of this run; an empty text for any.
+        run: Only checkpoints of this run; an empty text for any run.
     """
     is_one = step_of_folder_name(folder.name) is not None
     candidates = (
@@ -106,16 +110,16 @@ def _warning(config: RunConfig, manifest: Manifest) -> str:
     train = config.train
     if train is not None and is_training_complete(manifest.state, epochs=train.epochs, steps=train.steps):
         return (
-            f"nothing is left to train: step {manifest.step} of run {manifest.run} is at the end already; raise "
-            "train.steps or train.epochs, or start anew with checkpoint.resume=never and another checkpoint.uri"
+            f"nothing is left to train: step {manifest.step} of run {manifest.run} is the last step; increase "
+            "train.steps or train.epochs, or start again with checkpoint.resume=never and another checkpoint.uri"
         )
     return ""
 
 
-def _doubt(config: RunConfig, manifest: Manifest) -> str:
+def _unknown_training(config: RunConfig, manifest: Manifest) -> str:
     if config.checkpoint.resume == AUTO and config.training and not manifest.training:
         return (
-            f"step {manifest.step} of run {manifest.run} does not name its training (cloudtrain 0.1 saved it): it is "
-            "taken to be this one's"
+            f"step {manifest.step} of run {manifest.run} does not name its training (cloudtrain 0.1 saved it): "
+            "assuming that it is this one"
         )
     return ""

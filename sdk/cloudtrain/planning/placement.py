@@ -1,4 +1,4 @@
-"""What a job runs on: instance types, distribution, container, ranks. What cannot work is refused with what would."""
+"""Placement of a job: instance types, distribution, container image and ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudtrain.support.field_path import FieldPath
 
 TORCH_DISTRIBUTED = "torch_distributed"
 CPU_PROCESSES = 2
-"""Ranks per instance on a machine without GPUs: the fewest that make collectives real."""
+"""Ranks per instance on a machine without GPUs: the smallest number with real collectives."""
 MIN_FSDP2_VERSION = "2.6"
 """First PyTorch with public FSDP2 (torch.distributed.fsdp.fully_shard). Source: PyTorch 2.6 release notes, 2025-01."""
 
@@ -26,7 +26,7 @@ CUDA_RANGES = {
     "V100": ("", "12.9"),
     **dict.fromkeys(("B200", "B300", "GB200", "RTX PRO 4500", "RTX PRO Server 6000"), ("12.8", "")),
 }
-"""First and last CUDA whose PyTorch builds hold kernels for a GPU; those not named here work with all of them.
+"""First and last CUDA version whose PyTorch builds have kernels for a GPU; other GPUs work with all versions.
 
 Source: NVIDIA's CUDA release notes (12.0 drops Kepler, 12.8 brings Blackwell, 13.0 drops Volta); PyTorch's RELEASE.md.
 """
@@ -40,13 +40,13 @@ _AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a local run finds here.
+    """This machine, for local runs.
 
     Attributes:
-        gpus: GPUs that CUDA would show.
+        gpus: GPUs that are visible to CUDA.
         cpus: CPUs that this process may use.
-        variables: Names of what is set in the environment.
-        has_ml_namespace: Whether a run can have an /opt/ml of its own.
+        variables: Names of the environment variables that are set.
+        has_ml_namespace: Whether a run can have its own /opt/ml, in a mount namespace.
     """
 
     gpus: int
@@ -57,13 +57,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Placement:
-    """What was decided.
+    """How and where the ranks of a job run.
 
     Attributes:
-        image: Uri of the container.
-        framework: PyTorch version in it, as `2.13`, or None when only the container can tell.
-        processes: Ranks per instance, or None when only the container can tell.
-        backend: Collective backend: nccl, gloo or smddp.
+        distribution: `torch_distributed`, `pytorchddp` or `smdistributed`.
+        launcher: `LAUNCHER_CLOUDTRAIN` or `LAUNCHER_TOOLKIT`.
+        image: Uri of the container image.
+        framework: PyTorch version of the image, such as `2.13`, or None when it is unknown before the start.
+        processes: Ranks per instance, or None when it is unknown before the start.
+        backend: Backend of the collectives: nccl, gloo or smddp.
     """
 
     distribution: str
@@ -74,13 +76,13 @@ class Placement:
     backend: str
 
     def world_size(self, instances: int) -> int:
-        """Return the ranks of the whole job, 0 when only the container can tell."""
+        """Return the number of ranks of the job; 0 when it is unknown before the start."""
         return (self.processes or 0) * instances
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One instance type that the job may get, and the field that names it."""
+    """An instance type that the job may get, and the path of the field that names it."""
 
     name: str
     at: FieldPath
@@ -90,14 +92,14 @@ class _Candidate:
 def choose_placement(
     spec: JobSpec, *, region: str, machine: Machine | None, today: date, diagnostics: Diagnostics
 ) -> Placement:
-    """Decide what a job runs on.
+    """Return how and where the ranks of a job run.
 
     Args:
         spec: The job.
-        region: AWS region, for the container's registry.
+        region: AWS region, for the image's registry.
         machine: This machine in a local plan, else None.
-        today: For containers that are no longer patched.
-        diagnostics: Collects what is refused, chosen and worth knowing.
+        today: The current date, for a warning about images that are no longer patched.
+        diagnostics: Collects errors, warnings and decisions.
     """
     candidates = _candidates(spec, diagnostics)
     distribution = _distribution(spec, candidates, machine, diagnostics)
@@ -113,12 +115,9 @@ def choose_placement(
     )
     _check_parallel(spec, placement, diagnostics)
     if machine is None:
-        _warn_of_slow_network(spec, candidates, diagnostics)
-        _warn_of_volume(spec, candidates, diagnostics)
+        _warn_about_slow_network(spec, candidates, diagnostics)
+        _warn_about_volume(spec, candidates, diagnostics)
     return placement
-
-
-# ---------------------------------------------------------------- instance types
 
 
 def _candidates(spec: JobSpec, diagnostics: Diagnostics) -> list[_Candidate]:
@@ -127,58 +126,56 @@ def _candidates(spec: JobSpec, diagnostics: Diagnostics) -> list[_Candidate]:
         at: FieldPath = ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
         instance = catalog.find_instance(name)
         if instance is None:
-            _unknown_type(name, at, diagnostics)
+            _check_unknown_type(name, at, diagnostics)
         elif not instance.distributions:
-            why = "has no GPU that PyTorch's CUDA containers could use" if instance.neuron else "is not an x86 machine"
+            why = "has no GPU that PyTorch's CUDA images support" if instance.neuron else "is not an x86 machine"
             diagnostics.add_error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         candidates.append(_Candidate(name, at, instance))
     return candidates
 
 
-def _unknown_type(name: str, at: FieldPath, diagnostics: Diagnostics) -> None:
-    """Warn of a type that is newer than the catalog, refuse one that the installed AWS model does not have either."""
+def _check_unknown_type(name: str, at: FieldPath, diagnostics: Diagnostics) -> None:
+    """Warn about a type that is newer than the catalog; reject one that the installed AWS model does not have."""
     if catalog.classify(name, service_limits.instance_types()) == "newer":
-        diagnostics.add_warning(f"{name} is newer than cloudtrain's catalog: its GPUs are counted in the container")
+        diagnostics.add_warning(
+            f"{name} is newer than cloudtrain's catalog: the container counts its GPUs at the start"
+        )
         return
     near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
-    hint = (f"did you mean {near}? " if near else "") + "If AWS has it since: pip install -U boto3"
+    hint = (f"did you mean {near}? " if near else "") + "If it is a new type: pip install -U boto3"
     diagnostics.add_error(
         at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint
     )
 
 
-# ---------------------------------------------------------------- distribution
-
-
 def _distribution(
     spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
 ) -> str:
-    asked = spec.cluster.distribution
-    if asked == "auto":
+    requested = spec.cluster.distribution
+    if requested == "auto":
         diagnostics.add_decision(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
         return TORCH_DISTRIBUTED
-    if asked == TORCH_DISTRIBUTED:
-        return asked
+    if requested == TORCH_DISTRIBUTED:
+        return requested
     for candidate in candidates:
         if candidate.instance is not None and not candidate.instance.smddp:
             legal = ", ".join(name for name in catalog.instance_names() if _has_smddp(name))
             diagnostics.add_error(
                 ("cluster", "distribution"),
-                f"{asked} needs AWS's SMDDP library, which does not support {candidate.name}",
+                f"{requested} needs AWS's SMDDP library, which does not support {candidate.name}",
                 f"use {TORCH_DISTRIBUTED}, or one of {legal}",
             )
     if machine is not None:
         diagnostics.add_warning(
-            f"{asked} starts ranks with AWS's mpirun and joins them by SMDDP; on this machine torchrun stands in for "
-            "the one, Gloo or NCCL for the other"
+            f"{requested} uses AWS's mpirun and SMDDP on SageMaker; a local run uses torchrun, and Gloo or NCCL"
         )
     else:
         diagnostics.add_warning(
-            f"{asked}: AWS's toolkit starts the ranks. It hands on no notice to stop, so a stop, a spot interruption "
-            "and the end of limits.runtime cost the work since the last checkpoint; it starts no rank again"
-            f"{' (limits.retries)' if spec.limits.retries else ''}; and nobody watches for a hang"
+            f"{requested}: AWS's toolkit starts the ranks. It does not forward SIGTERM, so a stop, a spot interruption "
+            "and the end of limits.runtime lose the work since the last checkpoint; it does not restart ranks"
+            f"{' (limits.retries)' if spec.limits.retries else ''}; and it does not detect hangs"
         )
-    return asked
+    return requested
 
 
 def _has_smddp(name: str) -> bool:
@@ -186,17 +183,14 @@ def _has_smddp(name: str) -> bool:
     return instance is not None and instance.smddp
 
 
-# ---------------------------------------------------------------- the container
-
-
 def _image(
     spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date, diagnostics: Diagnostics
 ) -> tuple[str, str | None]:
-    """Return the container's uri and its PyTorch version."""
+    """Return the image's uri and its PyTorch version."""
     kinds = {candidate.instance.gpus != 0 for candidate in candidates if candidate.instance is not None}
     if len(kinds) > 1:
         hint = "prefer types of one kind"
-        diagnostics.add_error(("cluster", "prefer"), "one container cannot serve types with and without GPUs", hint)
+        diagnostics.add_error(("cluster", "prefer"), "one image cannot support types with and without GPUs", hint)
     if spec.cluster.image is not None:
         version = _check_own_image(spec, distribution, region, kinds, today, diagnostics)
         return spec.cluster.image, version
@@ -204,34 +198,34 @@ def _image(
     image = _framework(spec, distribution, gpus, diagnostics)
     if image is None:
         return "", None
-    _warn_of_end(image, today, diagnostics)
+    _warn_about_end(image, today, diagnostics)
     return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
 
 
 def _framework(spec: JobSpec, distribution: str, gpus: list[str], diagnostics: Diagnostics) -> catalog.Image | None:
-    """Return AWS's container for the PyTorch that was asked for, or the newest that can serve."""
+    """Return AWS's image for the requested PyTorch version, by default the newest that the job can use."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
     images = catalog.images()
-    asked = spec.cluster.framework
-    if asked is None:
-        serving = [image for image in images if _serves(image, needs_smddp=needs_smddp)]
+    requested = spec.cluster.framework
+    if requested is None:
+        serving = [image for image in images if _supports(image, needs_smddp=needs_smddp)]
         fitting = [image for image in serving if not _unsupported(image, gpus)]
         if not fitting:
-            _refuse_gpus(serving[0], gpus, "none of AWS's containers here has", diagnostics)
+            _add_gpu_error(serving[0], gpus, "none of AWS's images has them", diagnostics)
             return None
         on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
         diagnostics.add_decision(
             f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}"
         )
         return fitting[0]
-    wanted = ".".join(asked.split(".")[:2])
-    found = next((image for image in images if image.framework == wanted), None)
+    version = ".".join(requested.split(".")[:2])
+    found = next((image for image in images if image.framework == version), None)
     if found is None:
         legal = [image.framework for image in images]
-        near = nearest(wanted, legal)
+        near = nearest(version, legal)
         diagnostics.add_error(
             ("cluster", "framework"),
-            f"AWS has no PyTorch {asked} container that cloudtrain can use",
+            f"AWS has no PyTorch {requested} image that cloudtrain can use",
             (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
         )
     else:
@@ -239,12 +233,12 @@ def _framework(spec: JobSpec, distribution: str, gpus: list[str], diagnostics: D
             _check_smddp(found, distribution, ("cluster", "framework"), diagnostics)
         if _unsupported(found, gpus):
             others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
-            _refuse_gpus(found, gpus, f"these have: {others}" if others else "no other has", diagnostics)
+            _add_gpu_error(found, gpus, f"these have: {others}" if others else "no other has", diagnostics)
     return found
 
 
 def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
-    """Return the GPUs that a container's PyTorch has no kernels for."""
+    """Return the GPUs that an image's PyTorch has no kernels for."""
     found = []
     for gpu in gpus:
         first, last = CUDA_RANGES.get(gpu, ("", ""))
@@ -254,24 +248,24 @@ def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
     return found
 
 
-def _refuse_gpus(image: catalog.Image, gpus: list[str], others: str, diagnostics: Diagnostics) -> None:
+def _add_gpu_error(image: catalog.Image, gpus: list[str], others: str, diagnostics: Diagnostics) -> None:
     message = (
         f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
     )
     diagnostics.add_error(("cluster", "framework"), message, f"{others}; or give cluster.image")
 
 
-def _serves(image: catalog.Image, *, needs_smddp: bool) -> bool:
+def _supports(image: catalog.Image, *, needs_smddp: bool) -> bool:
     return not needs_smddp or (image.smddp and image.mpi4py)
 
 
 def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, diagnostics: Diagnostics) -> None:
-    lacking = [name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside]
-    if lacking:
-        newest = next(other for other in catalog.images() if _serves(other, needs_smddp=True))
+    missing = [name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside]
+    if missing:
+        newest = next(other for other in catalog.images() if _supports(other, needs_smddp=True))
         diagnostics.add_error(
             at,
-            f"the PyTorch {image.framework} container has no {' and no '.join(lacking)}, which {distribution} needs",
+            f"the PyTorch {image.framework} image has no {' and no '.join(missing)}, which {distribution} needs",
             f'use framework: "{newest.framework}" or distribution: {TORCH_DISTRIBUTED}',
         )
 
@@ -279,50 +273,47 @@ def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, diagnos
 def _check_own_image(
     spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date, diagnostics: Diagnostics
 ) -> str | None:
-    """Return the PyTorch version of a container that the job names, where its name tells; check AWS's own."""
+    """Check the image of a job; return its PyTorch version if it is one of AWS's, else None."""
     at = ("cluster", "image")
     uri = spec.cluster.image or ""
     found = _ECR_IMAGE.fullmatch(uri)
     if found is None:
-        hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; docker push brings one there"
-        diagnostics.add_error(at, f'SageMaker takes images from ECR, got "{uri}"', hint)
+        hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; upload one by docker push"
+        diagnostics.add_error(at, f'SageMaker pulls images from ECR only, got "{uri}"', hint)
         return None
     if found["region"] != region:
         hint = f"push it to {region}, or run the job in {found['region']}"
-        diagnostics.add_error(at, f"the image is in {found['region']}, and the job in {region}", hint)
+        diagnostics.add_error(at, f"the image is in {found['region']}, but the job is in {region}", hint)
     aws = _AWS_NAME.match(found["name"])
     if aws is None:
         return None
     if kinds == {True} and "-cpu-" in found["name"]:
         diagnostics.add_error(
-            at, "this container has no CUDA, and the instance type has GPUs", "name the one with -cu or -gpu"
+            at, "this image has no CUDA, but the instance type has GPUs", "use the one with -cu or -gpu"
         )
     image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
     if image is not None:
-        _warn_of_end(image, today, diagnostics)
+        _warn_about_end(image, today, diagnostics)
         if distribution != TORCH_DISTRIBUTED:
             _check_smddp(image, distribution, at, diagnostics)
     return aws["version"]
 
 
-def _warn_of_end(image: catalog.Image, today: date, diagnostics: Diagnostics) -> None:
+def _warn_about_end(image: catalog.Image, today: date, diagnostics: Diagnostics) -> None:
     if image.end_of_patch is not None and date.fromisoformat(image.end_of_patch) < today:
         diagnostics.add_warning(
-            f"AWS patches the PyTorch {image.framework} container no longer (since {image.end_of_patch})"
+            f"AWS no longer patches the PyTorch {image.framework} image (since {image.end_of_patch})"
         )
-
-
-# ---------------------------------------------------------------- ranks
 
 
 def _processes(
     spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
 ) -> int | None:
-    """Return ranks per instance, or None when only the container can tell."""
-    asked = spec.cluster.processes_per_instance
-    if asked != "auto":
-        _warn_of_sharing(spec, asked, candidates, machine, diagnostics)
-        return asked
+    """Return the number of ranks per instance, or None when it is unknown before the start."""
+    requested = spec.cluster.processes_per_instance
+    if requested != "auto":
+        _warn_about_sharing(spec, requested, candidates, machine, diagnostics)
+        return requested
     if machine is not None:
         return _local_processes(machine, spec.cluster.instances, diagnostics)
     counts = {None if c.instance is None else c.instance.gpus for c in candidates}
@@ -330,31 +321,31 @@ def _processes(
         each = ", ".join(f"{c.name} {'?' if c.instance is None else c.instance.gpus}" for c in candidates)
         diagnostics.add_error(
             ("cluster", "prefer"),
-            f"the types have different numbers of GPUs ({each}), so the world size would be left to chance",
-            "prefer types with as many GPUs, or give processes_per_instance",
+            f"the types have different numbers of GPUs ({each}), so the world size would depend on capacity",
+            "prefer types with equal numbers of GPUs, or give processes_per_instance",
         )
         return None
     (gpus,) = counts
     return None if gpus is None else gpus or CPU_PROCESSES
 
 
-def _warn_of_sharing(
-    spec: JobSpec, asked: int, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
+def _warn_about_sharing(
+    spec: JobSpec, requested: int, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
 ) -> None:
-    ranks = asked * spec.cluster.instances
+    ranks = requested * spec.cluster.instances
     if machine is not None and 0 < machine.gpus < ranks:
         diagnostics.add_warning(
-            f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each has its own"
+            f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each rank has its own GPU"
         )
     for candidate in candidates:
         gpus = candidate.instance.gpus if candidate.instance is not None else None
-        if gpus and asked > gpus:
+        if gpus and requested > gpus:
             diagnostics.add_warning(
-                f"{asked} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL"
+                f"{requested} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL"
             )
-        elif gpus and asked < gpus:
+        elif gpus and requested < gpus:
             diagnostics.add_warning(
-                f"{asked} ranks use {asked} of the {gpus} GPUs of {candidate.name}; all of them are paid for"
+                f"{requested} ranks use {requested} of the {gpus} GPUs of {candidate.name}; all of them are billed"
             )
 
 
@@ -376,9 +367,6 @@ def _backend(
     if gpus == 0 or (gpus and (processes or 0) > gpus):
         return "gloo"
     return "nccl" if distribution == TORCH_DISTRIBUTED else "smddp"
-
-
-# ---------------------------------------------------------------- what the whole must be able to do
 
 
 def _check_parallel(spec: JobSpec, placement: Placement, diagnostics: Diagnostics) -> None:
@@ -417,13 +405,13 @@ def _check_parallel(spec: JobSpec, placement: Placement, diagnostics: Diagnostic
         )
     if placement.processes and parallel.tensor > placement.processes:
         diagnostics.add_warning(
-            f"tensor parallelism over {parallel.tensor} ranks leaves the instance, which has {placement.processes}: "
-            "every layer then waits for the network"
+            f"tensor parallelism over {parallel.tensor} ranks spans instances of {placement.processes}: "
+            "every layer waits for the network"
         )
 
 
 def _check_pipeline(train: Train, diagnostics: Diagnostics) -> None:
-    """Check that the schedule of a pipeline fits its micro-batches and the rest of the section."""
+    """Check that the schedule of a pipeline fits the number of micro-batches and the rest of the section."""
     at, parallel = ("train", "parallel"), train.parallel
     stages, schedule = parallel.pipeline, parallel.schedule
     if schedule == "1f1b" and train.accumulate < stages:
@@ -448,7 +436,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def _warn_of_slow_network(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
+def _warn_about_slow_network(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
     if spec.cluster.instances == 1:
         return
     for candidate in candidates:
@@ -459,8 +447,8 @@ def _warn_of_slow_network(spec: JobSpec, candidates: list[_Candidate], diagnosti
             )
 
 
-def _warn_of_volume(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
+def _warn_about_volume(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
     for candidate in candidates:
         local = candidate.instance.nvme_gb if candidate.instance is not None else None
         if local and "volume" in spec.cluster.model_fields_set:
-            diagnostics.add_warning(f"{candidate.name} has {local} GB of local NVMe: AWS gives it no other volume")
+            diagnostics.add_warning(f"{candidate.name} has {local} GB of local NVMe: AWS attaches no other volume")

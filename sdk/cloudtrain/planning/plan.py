@@ -30,13 +30,13 @@ SAGEMAKER = "sagemaker"
 
 @dataclass(frozen=True)
 class GitSource:
-    """Where the code comes from, as its git repository tells it.
+    """The git commit that the code comes from.
 
     Attributes:
         commit: Full name of the commit, or None before the first one.
-        branch: None where HEAD is detached.
+        branch: Name of the branch, or None where HEAD is detached.
         dirty: Whether files below the code folder differ from the commit, or are not in it.
-        diff: What `git diff HEAD` says of tracked files below the code folder.
+        diff: Output of `git diff HEAD` for tracked files below the code folder.
     """
 
     commit: str | None
@@ -47,10 +47,14 @@ class GitSource:
 
 @dataclass(frozen=True)
 class CodeInfo:
-    """The code that travels. `digest` is sha256 over names, modes and contents; `bytes` counts them.
+    """Summary of the code that is uploaded.
 
-    `source` says where it comes from; the same code is the same code wherever it comes from. `conventions` says how
-    the job's script wants to be started.
+    Attributes:
+        digest: sha256 over names, modes and contents.
+        bytes: Size of all contents.
+        files: Number of files.
+        source: The git commit, or None. Not compared: equal code from another commit is equal.
+        conventions: How the job's script expects to be started.
     """
 
     digest: str
@@ -62,7 +66,17 @@ class CodeInfo:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What the ranks run on. `backend` is the collective backend; `world_size` counts all ranks, 0 if unknown."""
+    """The cluster that the ranks run on.
+
+    Attributes:
+        instance_type: The instance type, or the first of the preferences.
+        instances: Number of instances.
+        processes_per_instance: Ranks per instance, or None when it is unknown before the start.
+        world_size: Number of all ranks; 0 when it is unknown before the start.
+        distribution: `torch_distributed`, `pytorchddp` or `smdistributed`.
+        launcher: `cloudtrain` or `toolkit`.
+        backend: Backend of the collectives: `nccl`, `gloo` or `smddp`.
+    """
 
     instance_type: str
     instances: int
@@ -77,7 +91,7 @@ class ClusterPlan:
 class BatchPlan:
     """Samples per optimizer step: `per_rank` x `accumulate` x data ranks = `global_`.
 
-    Ranks of one tensor group or one pipeline see the same samples.
+    Ranks of one tensor group or one pipeline process the same samples.
     """
 
     per_rank: int
@@ -87,7 +101,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class LengthPlan:
-    """How far the run goes; None where only the run itself can tell.
+    """Length of the run; None where it is unknown before the start.
 
     Attributes:
         steps: Optimizer steps.
@@ -104,7 +118,7 @@ class LengthPlan:
 
 @dataclass(frozen=True)
 class Upload:
-    """Something on this machine that must lie at `uri` before the job starts."""
+    """A file or folder on this machine that must be uploaded to `uri` before the job starts."""
 
     path: str
     uri: str
@@ -112,24 +126,37 @@ class Upload:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decided.
+    """Everything that is decided before a run starts.
 
     Attributes:
+        run: Run id.
+        job: Name of the job.
         target: Backend that this plan is for: `local` or `sagemaker`.
+        created: Time of the plan, in UTC.
+        cluster: Instances and ranks.
+        batch: Samples per optimizer step; None for a script.
+        length: Length of the run.
+        cost: Estimated cost.
+        image: Uri of the container image.
+        bundle: The code.
+        locations: Uris of the run's files.
+        config: The configuration that the container reads (`run.json`).
         request: The CreateTrainingJob document.
-        config: What the container reads.
-        warnings: What the user should know, one sentence each.
-        decisions: Choices that cloudtrain made itself and why, one line each.
-        resume: `auto`, `never`, or the uri of the checkpoints to go on from.
-        identity: sha256 over everything that would be sent and run, but for the run's own name: two submits of the same
-            request and code have the same. It stands in the request as a tag, too.
-        job_document: The job as a job file holds it, so that the run can be planned again from anywhere.
-        queue: The SubmitServiceJob document without its payload, or None where no queue is waited in.
-        settings_beside_job: Settings that the request takes from a cloudtrain.toml beside the job, not from the user.
-        omitted_arguments: Arguments of the script that the job gives as `null`, as `--key`: they are not passed.
-        checks: What was asked of the account before it was sent, as `check --json` prints it: among it what the image's
-            tag meant then.
-        left_out: Name and reason of what stays behind of the code folder, bounded.
+        max_runtime_seconds: Training time after which the job is stopped.
+        max_wait_seconds: Limit of waiting and training together, with spot; else None.
+        uploads: Local data to upload before the start.
+        warnings: One sentence each.
+        decisions: What cloudtrain decided itself and why, one line each.
+        resume: `auto`, `never`, or the uri of the checkpoints to resume from.
+        identity: sha256 over everything that is sent and run, without the run id: equal for two submits of the same
+            request and code. A tag of the request holds it, too.
+        job_document: The content of the job file, so that the run can be planned again without the file.
+        queue: The SubmitServiceJob document without its payload, or None without a queue.
+        omitted_arguments: Arguments of the script that the job sets to `null`, as `--key`; they are not passed.
+        settings_beside_job: Settings that the request takes from a cloudtrain.toml beside the job.
+        checks: Results of the checks of the account before the submit, as `check --json` prints them. One of them has
+            the digest of the image.
+        left_out: Path and reason of files in the code folder that are not uploaded; shortened if there are many.
     """
 
     run: str
@@ -160,31 +187,31 @@ class Plan:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def rename(self, run: str) -> Plan:
-        """Return the same plan under another run id, which stands in it wherever this one does."""
+        """Return the same plan with another run id, in every place that contains the run id."""
 
-        def named(text: str) -> str:
+        def renamed(text: str) -> str:
             return text.replace(self.run, run)
 
-        places = self.locations
+        locations = self.locations
         return replace(
             self,
             run=run,
             locations=Locations(
-                code=named(places.code),
-                config=named(places.config),
-                output=named(places.output),
-                checkpoints=named(places.checkpoints),
-                channels={name: named(uri) for name, uri in places.channels.items()},
+                code=renamed(locations.code),
+                config=renamed(locations.config),
+                output=renamed(locations.output),
+                checkpoints=renamed(locations.checkpoints),
+                channels={name: renamed(uri) for name, uri in locations.channels.items()},
             ),
-            config=RunConfig.from_json(named(self.config.to_json())),
-            request=json.loads(named(dump_json(self.request))),
-            queue=json.loads(named(dump_json(self.queue))),
-            uploads=tuple(Upload(upload.path, named(upload.uri)) for upload in self.uploads),
+            config=RunConfig.from_json(renamed(self.config.to_json())),
+            request=json.loads(renamed(dump_json(self.request))),
+            queue=json.loads(renamed(dump_json(self.queue))),
+            uploads=tuple(Upload(upload.path, renamed(upload.uri)) for upload in self.uploads),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints."""
-        every = self.config.checkpoint
+        checkpoint = self.config.checkpoint
         source = self.bundle.source
         return {
             "run": self.run,
@@ -210,9 +237,9 @@ class Plan:
             "secrets": {name: asdict(reference) for name, reference in self.config.secrets.items()},
             "checkpoint": {
                 "uri": self.locations.checkpoints,
-                "every": f"{every.every_steps} steps"
-                if every.every_steps
-                else format_duration(every.every_seconds or 0),
+                "every": f"{checkpoint.every_steps} steps"
+                if checkpoint.every_steps
+                else format_duration(checkpoint.every_seconds or 0),
             },
             "max_runtime_seconds": self.max_runtime_seconds,
             "max_wait_seconds": self.max_wait_seconds,
@@ -221,9 +248,9 @@ class Plan:
         }
 
     def to_file(self) -> str:
-        """Return the text of plan.json: everything, with sorted keys."""
+        """Return the content of plan.json: every value of the plan, with sorted keys."""
         source = self.bundle.source
-        everything = {
+        content = {
             **self.to_json(),
             "job": self.job_document,
             "checks": [dict(check) for check in self.checks],
@@ -231,4 +258,4 @@ class Plan:
             "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
             "source": source and asdict(source),
         }
-        return dump_json(everything, indent=2, sort_keys=True)
+        return dump_json(content, indent=2, sort_keys=True)

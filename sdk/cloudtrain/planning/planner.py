@@ -81,23 +81,23 @@ def make_plan(
     resumed: ResumeSource | None = None,
     data_stamp: str = "",
 ) -> Plan:
-    """Decide everything.
+    """Return the plan of a run.
 
     Args:
         spec: The job.
-        settings: The account. For SageMaker, placeholders stand in for what is missing, with a warning.
-        code: Digest and size of the code that travels.
+        settings: The account. For SageMaker, missing settings become placeholders, with a warning.
+        code: Digest and size of the code.
         run: Run id.
         now: Time of the plan, in UTC.
         target: `sagemaker` or `local`.
-        prices: What instances cost; by default what comes with cloudtrain.
-        home: Folder of local runs (`.cloudtrain`); needed for local plans.
-        machine: This machine; needed for local plans.
-        resumed: What the run is found to have saved that `checkpoint.resume` names.
-        data_stamp: Tells one state of this machine's data, which would be uploaded, from another.
+        prices: Prices of instances; by default those of the package.
+        home: Folder of local runs (`.cloudtrain`); required for local plans.
+        machine: This machine; required for local plans.
+        resumed: The checkpoints that `checkpoint.resume` names; None when they have not been looked up.
+        data_stamp: Fingerprint of the local data to upload, so that other data gives another identity.
 
     Raises:
-        SpecError: the job asks for what cannot work.
+        SpecError: the job cannot work. The error lists every problem.
     """
     diagnostics = Diagnostics(spec, settings)
     is_local = target == LOCAL
@@ -105,25 +105,25 @@ def make_plan(
     placement = choose_placement(
         spec, region=region, machine=machine if is_local else None, today=now.date(), diagnostics=diagnostics
     )
-    # A script finds its checkpoints in /opt/ml/checkpoints; an isolated container cannot reach S3 by itself.
-    isolated = spec.cluster.network.isolation
-    sync = spec.code.script is not None or isolated
-    resume = resumed.steps if resumed is not None else resolve_resume(spec, diagnostics)
+    # SageMaker syncs /opt/ml/checkpoints for scripts, which save there, and for isolated containers, which have no S3.
+    is_isolated = spec.cluster.network.isolation
+    syncs_checkpoints = spec.code.script is not None or is_isolated
+    resume = resumed.checkpoints if resumed is not None else resolve_resume(spec, diagnostics)
     if resumed is None and "://" in resume:
-        resumed = resume_source(resume, is_synced=spec.code.script is not None and not is_local and not isolated)
-    go_on_in = resumed.folder if sync and resumed is not None else None
+        resumed = resume_source(resume, is_synced=spec.code.script is not None and not is_local and not is_isolated)
+    resume_folder = resumed.folder if syncs_checkpoints and resumed is not None else None
     if is_local:
-        locations = local_locations(spec, code.digest, run, home, go_on_in, diagnostics)
-        time, cost = TimeLimits(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
+        locations = local_locations(spec, code.digest, run, home, resume_folder, diagnostics)
+        limits, cost = TimeLimits(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
     else:
         check_settings(settings, diagnostics)
-        apart = sync and spec.checkpoint.resume == "never"
-        locations = s3_locations(spec, settings, code.digest, run, go_on_in, diagnostics, keeps_apart=apart)
-        rate = price_cluster(spec, region, prices or bundled_prices())
-        time = compute_time_limits(spec, rate, region, diagnostics)
-        cost = estimate_cost(spec, rate, region, time, diagnostics)
+        is_separate = syncs_checkpoints and spec.checkpoint.resume == "never"
+        locations = s3_locations(spec, settings, code.digest, run, resume_folder, diagnostics, is_separate=is_separate)
+        price = price_cluster(spec, region, prices or bundled_prices())
+        limits = compute_time_limits(spec, price, region, diagnostics)
+        cost = estimate_cost(spec, price, region, limits, diagnostics)
         warn_about_price(settings, region, cost.price_as_of, now.date(), diagnostics)
-    choices = RequestOptions(
+    options = RequestOptions(
         run=run,
         role=_LOCAL_ROLE if is_local else settings.role or _PLACEHOLDER_ROLE,
         region=region,
@@ -131,15 +131,17 @@ def make_plan(
         launcher=placement.launcher,
         distribution=placement.distribution,
         locations=locations,
-        sync_checkpoints=sync,
-        max_runtime_seconds=time.runtime,
-        max_wait_seconds=time.wait if not is_local else _local_wait(spec),
+        sync_checkpoints=syncs_checkpoints,
+        max_runtime_seconds=limits.runtime_seconds,
+        max_wait_seconds=limits.wait_seconds if not is_local else _local_wait(spec),
     )
-    request = render_request(spec, settings, choices)
+    request = render_request(spec, settings, options)
     checkpoints = locations.checkpoints
-    if sync:
+    if syncs_checkpoints:
         checkpoints = (
-            "" if isolated else script_checkpoint_uri(spec, locations, run, go_on_in, diagnostics, is_local=is_local)
+            ""
+            if is_isolated
+            else script_checkpoint_uri(spec, locations, run, resume_folder, diagnostics, is_local=is_local)
         )
     local_rank = find_local_rank_option(spec, code.conventions, diagnostics)
     here = machine if is_local else None
@@ -166,7 +168,7 @@ def make_plan(
     for name, reference in config.secrets.items():
         if is_local and machine is not None and name in machine.variables:
             diagnostics.add_decision(
-                f"{name} is set here: this value is taken, and the secret {reference.secret} is not asked for"
+                f"{name} is set on this machine: its value is used, and the secret {reference.secret} is not read"
             )
     warn_about_code(spec, code.bytes, diagnostics)
     describe_outputs(spec, locations.checkpoints, diagnostics)
@@ -181,19 +183,19 @@ def make_plan(
         created=now,
         cluster=cluster,
         batch=batch,
-        length=_length(spec, batch, time.runtime),
+        length=_length(spec, batch, limits.runtime_seconds),
         cost=cost,
         image=placement.image,
         bundle=code,
         locations=locations,
         config=replace(config, request=identity),
         request=request,
-        max_runtime_seconds=time.runtime,
-        max_wait_seconds=time.wait,
+        max_runtime_seconds=limits.runtime_seconds,
+        max_wait_seconds=limits.wait_seconds,
         uploads=() if is_local else _uploads(spec, locations),
         warnings=tuple(diagnostics.warnings),
         decisions=tuple(diagnostics.decisions),
-        resume=resumed.steps if resumed is not None else resume,
+        resume=resumed.checkpoints if resumed is not None else resume,
         identity=identity,
         job_document=spec.to_document(),
         queue=None if is_local else render_service_job(spec, request),
@@ -203,12 +205,14 @@ def make_plan(
 
 
 def _identify(parts: list[Any], run: str) -> str:
-    """Return sha256 over the request, what the container reads, the queue and the state of the data, but not the run.
+    """Return sha256 over the parts of a plan, without the run id.
 
-    The code is in it by its digest, which is part of the place where it lies.
+    Args:
+        parts: Request, `run.json`, queue and the fingerprint of the data. The code's uri contains its digest.
+        run: Run id.
     """
-    whole = dump_json(parts, sort_keys=True)
-    return hashlib.sha256(whole.replace(run, "RUN").encode()).hexdigest()
+    text = dump_json(parts, sort_keys=True)
+    return hashlib.sha256(text.replace(run, "RUN").encode()).hexdigest()
 
 
 def _local_wait(spec: JobSpec) -> int | None:
@@ -242,7 +246,7 @@ def _length(spec: JobSpec, batch: BatchPlan | None, runtime: int) -> LengthPlan:
     steps = train.steps if train is not None else None
     checkpoints: int | None = None
     if train is not None and every.seconds is not None:
-        checkpoints = runtime // every.seconds + 1  # and one at the end
+        checkpoints = runtime // every.seconds + 1  # the last one is at the end
     elif train is not None and every.steps is not None and steps is not None:
         checkpoints = -(-steps // every.steps)
     return LengthPlan(
@@ -263,7 +267,17 @@ def _run_config(
     resume: str,
     resumed: ResumeSource | None,
 ) -> RunConfig:
-    """Return what the container reads. Without `checkpoints` it saves in /opt/ml/checkpoints, which SageMaker syncs."""
+    """Return the configuration that the container reads.
+
+    Args:
+        spec: The job.
+        run: Run id.
+        placement: Image and ranks.
+        code: Digest of the code.
+        checkpoints: Uri to save checkpoints to; empty for /opt/ml/checkpoints, which SageMaker syncs.
+        resume: `auto`, `never` or a uri.
+        resumed: The checkpoints that `checkpoint.resume` names.
+    """
     checkpoint = spec.checkpoint
     train = spec.train
     early = train.early_stopping if train else None
@@ -309,7 +323,7 @@ def _run_config(
             every_seconds=checkpoint.every.seconds,
             every_steps=checkpoint.every.steps,
             keep=checkpoint.keep,
-            resume="auto" if not checkpoints else resume if resumed is None else resumed.steps,
+            resume="auto" if not checkpoints else resume if resumed is None else resumed.checkpoints,
             resume_run=resumed.run if checkpoints and resumed is not None else "",
         ),
         code=code,
@@ -320,29 +334,29 @@ def _run_config(
 
 
 def _network_gbps(spec: JobSpec) -> float | None:
-    """Return the rating of the network between instances, the slowest where the type is left open; or None."""
+    """Return the network bandwidth between instances in Gbit/s, of the slowest type; None when it is unknown."""
     found = [catalog.find_instance(name) for name in spec.cluster.types]
     ratings = [None if instance is None else instance.network_gbps for instance in found]
     known = [rating for rating in ratings if rating is not None]
     return min(known) if spec.cluster.instances > 1 and len(known) == len(ratings) else None
 
 
-def _parallel(spread: Parallel) -> ParallelConfig:
+def _parallel(parallel: Parallel) -> ParallelConfig:
     return ParallelConfig(
-        data=spread.data,
-        tensor=spread.tensor,
-        pipeline=spread.pipeline,
-        schedule=spread.schedule,
-        shard=spread.shard,
-        reshard=spread.reshard,
-        static_graph=spread.static_graph,
-        compress=spread.compress,
-        bucket_bytes=None if spread.bucket is None else spread.bucket * 10**6,
+        data=parallel.data,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        schedule=parallel.schedule,
+        shard=parallel.shard,
+        reshard=parallel.reshard,
+        static_graph=parallel.static_graph,
+        compress=parallel.compress,
+        bucket_bytes=None if parallel.bucket is None else parallel.bucket * 10**6,
     )
 
 
 def _uploads(spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
-    """Return the local data that a cluster needs a copy of."""
+    """Return the uploads of the job's local data."""
     return tuple(
         Upload(str((spec.base / channel.uri).resolve()), locations.channels[name])
         for name, channel in spec.data.items()

@@ -1,4 +1,4 @@
-"""The CreateTrainingJob document, rendered offline, field by field as a real estimator sends it."""
+"""The CreateTrainingJob document, rendered offline with the fields that a real estimator sends."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CONTAINER_ENTRYPOINT = (
         'exec "$(command -v python||echo python3)" -m cloudtrain_runtime.launch'
     ),
 )
-"""Starts our launcher as PID 1. Unpacking is left to tar so that any image with bash, Python and torch works.
+"""Starts cloudtrain's launcher as PID 1; tar unpacks the code, so that any image with bash, Python and torch works.
 
-The kernel drops a SIGTERM to PID 1 without a handler, so bash has one while tar runs; the launcher sets its own first.
+The kernel drops a SIGTERM to PID 1 without a handler, so bash sets one for the time until the launcher sets its own.
 """
 
 LAUNCHER_CLOUDTRAIN = "cloudtrain"
@@ -65,11 +65,11 @@ _METRICS = (
 
 @dataclass(frozen=True)
 class Locations:
-    """Where things lie: `s3://` uris, or `file://` uris of a local run.
+    """Uris of a run's files: `s3://` uris, or `file://` uris for a local run.
 
     Attributes:
         code: The bundle's archive.
-        config: Folder that holds run.json.
+        config: Folder of run.json.
         output: Prefix below which `<run>/output/model.tar.gz` appears.
         checkpoints: Folder of this run's checkpoints.
         channels: The user's input channels by name.
@@ -84,13 +84,20 @@ class Locations:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What the plan decided and the document needs.
+    """Values of the request that the plan decides.
 
     Attributes:
-        sync_checkpoints: Whether SageMaker keeps /opt/ml/checkpoints in step with S3 (scripts and isolated jobs;
-            the shared entrypoint writes to S3 itself).
-        max_runtime_seconds: After which the job is stopped.
-        max_wait_seconds: Waiting and training together, with spot.
+        run: Run id.
+        role: ARN of the execution role.
+        region: AWS region.
+        image: Uri of the container image.
+        launcher: `LAUNCHER_CLOUDTRAIN` or `LAUNCHER_TOOLKIT`.
+        distribution: `torch_distributed`, `pytorchddp` or `smdistributed`.
+        locations: Uris of the run's files.
+        sync_checkpoints: Whether SageMaker syncs /opt/ml/checkpoints with S3, as for scripts and isolated jobs. The
+            shared entrypoint writes to S3 itself.
+        max_runtime_seconds: Training time after which the job is stopped.
+        max_wait_seconds: Limit of waiting and training together, with spot; else None.
     """
 
     run: str
@@ -106,30 +113,30 @@ class RequestOptions:
 
 
 def distribution_argument(distribution: str) -> dict[str, Any]:
-    """Return the estimator's `distribution` argument. v2 ignores a mistyped one, so it is built only here."""
+    """Return the estimator's `distribution` argument. SDK v2 ignores a mistyped one, so it is built only here."""
     if distribution == "smdistributed":
         return {"smdistributed": {"dataparallel": {"enabled": True}}}
     return {distribution: {"enabled": True}}
 
 
-def render_request(spec: JobSpec, settings: Settings, choices: RequestOptions) -> dict[str, Any]:
+def render_request(spec: JobSpec, settings: Settings, options: RequestOptions) -> dict[str, Any]:
     """Return the CreateTrainingJob document of a job.
 
-    Every field stands exactly as `sagemaker.pytorch.PyTorch` 2.257 sends it; tests compare the two.
+    Every field is equal to what `sagemaker.pytorch.PyTorch` 2.257 sends; tests compare the two.
     """
     cluster = spec.cluster
     request: dict[str, Any] = {
-        "TrainingJobName": choices.run,
-        "RoleArn": choices.role,
-        "AlgorithmSpecification": _algorithm(choices),
-        "HyperParameters": _hyperparameters(spec, choices),
-        "InputDataConfig": _channels(spec, choices),
-        "OutputDataConfig": _drop_empty({"S3OutputPath": choices.locations.output, "KmsKeyId": settings.kms_key}),
+        "TrainingJobName": options.run,
+        "RoleArn": options.role,
+        "AlgorithmSpecification": _algorithm(options),
+        "HyperParameters": _hyperparameters(spec, options),
+        "InputDataConfig": _channels(spec, options),
+        "OutputDataConfig": _drop_empty({"S3OutputPath": options.locations.output, "KmsKeyId": settings.kms_key}),
         "ResourceConfig": _resources(spec, settings),
         "StoppingCondition": _drop_empty(
             {
-                "MaxRuntimeInSeconds": choices.max_runtime_seconds,
-                "MaxWaitTimeInSeconds": choices.max_wait_seconds,
+                "MaxRuntimeInSeconds": options.max_runtime_seconds,
+                "MaxWaitTimeInSeconds": options.max_wait_seconds,
                 "MaxPendingTimeInSeconds": cluster.max_pending,
             }
         ),
@@ -139,10 +146,10 @@ def render_request(spec: JobSpec, settings: Settings, choices: RequestOptions) -
     optional = {
         "Environment": {**spec.code.variables, **_mlflow_variables(spec)},
         "VpcConfig": _network(spec, settings),
-        "CheckpointConfig": {"S3Uri": choices.locations.checkpoints} if choices.sync_checkpoints else None,
+        "CheckpointConfig": {"S3Uri": options.locations.checkpoints} if options.sync_checkpoints else None,
         # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
-        "TensorBoardOutputConfig": {"S3OutputPath": choices.locations.output} if spec.tracking.tensorboard else None,
-        "MlflowConfig": _mlflow(spec, choices.run),
+        "TensorBoardOutputConfig": {"S3OutputPath": options.locations.output} if spec.tracking.tensorboard else None,
+        "MlflowConfig": _mlflow(spec, options.run),
         "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries} if spec.limits.retries else None,
         "EnableNetworkIsolation": cluster.network.isolation,
         "EnableInterContainerTrafficEncryption": cluster.network.encrypt_traffic,
@@ -152,7 +159,7 @@ def render_request(spec: JobSpec, settings: Settings, choices: RequestOptions) -
 
 
 def _mlflow(spec: JobSpec, run: str) -> dict[str, str] | None:
-    """Return where a tracking server of SageMaker's own lies; the service then tells the container."""
+    """Return the MlflowConfig for a SageMaker tracking server, which SageMaker passes to the container."""
     server = spec.tracking.mlflow
     if server is None or not server.startswith("arn:"):
         return None
@@ -171,19 +178,19 @@ def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, False, (), {}, [])}
 
 
-def _algorithm(choices: RequestOptions) -> dict[str, Any]:
+def _algorithm(options: RequestOptions) -> dict[str, Any]:
     algorithm: dict[str, Any] = {
-        "TrainingImage": choices.image,
+        "TrainingImage": options.image,
         "TrainingInputMode": "File",
         "MetricDefinitions": metric_definitions(),
     }
-    if choices.launcher == LAUNCHER_CLOUDTRAIN:
+    if options.launcher == LAUNCHER_CLOUDTRAIN:
         algorithm["ContainerEntrypoint"] = list(CONTAINER_ENTRYPOINT)
     return algorithm
 
 
 def metric_definitions() -> list[dict[str, str]]:
-    """Return the regular expressions by which CloudWatch reads our event lines."""
+    """Return the metric definitions whose regular expressions match the event lines."""
     number = r"([-+0-9.eE]+)"
     definitions = []
     for name, event, field in _METRICS:
@@ -193,18 +200,18 @@ def metric_definitions() -> list[dict[str, str]]:
     return definitions
 
 
-def _hyperparameters(spec: JobSpec, choices: RequestOptions) -> dict[str, str]:
-    """Return what the framework estimator adds by itself; values are JSON, as it encodes them."""
+def _hyperparameters(spec: JobSpec, options: RequestOptions) -> dict[str, str]:
+    """Return the hyperparameters that the framework estimator adds, as JSON values."""
     isolated = spec.cluster.network.isolation
     parameters: dict[str, Any] = {
-        # An isolated container cannot download; the SDK then brings the code through a channel.
-        "sagemaker_submit_directory": _CODE_IN_CHANNEL if isolated else choices.locations.code,
+        # An isolated container cannot download the code, so the SDK uses a channel.
+        "sagemaker_submit_directory": _CODE_IN_CHANNEL if isolated else options.locations.code,
         "sagemaker_program": WORKER_SCRIPT,
         "sagemaker_container_log_level": _CONTAINER_LOG_LEVEL,
-        "sagemaker_job_name": choices.run,
-        "sagemaker_region": choices.region,
+        "sagemaker_job_name": options.run,
+        "sagemaker_region": options.region,
     }
-    if choices.distribution == "torch_distributed":
+    if options.distribution == "torch_distributed":
         parameters["sagemaker_torch_distributed_enabled"] = True
     else:
         parameters["sagemaker_distributed_dataparallel_enabled"] = True
@@ -213,17 +220,17 @@ def _hyperparameters(spec: JobSpec, choices: RequestOptions) -> dict[str, str]:
     return {name: dump_json(value) for name, value in parameters.items()}
 
 
-def _channels(spec: JobSpec, choices: RequestOptions) -> list[dict[str, Any]]:
-    # The slash keeps S3Prefix, which matches prefixes of keys, from taking in a neighbour of the folder.
-    channels = [_channel(CONFIG_CHANNEL, f"{choices.locations.config}/", None)]
-    if choices.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:
-        channels.append(_channel(CODE_CHANNEL, choices.locations.code, None))
-    channels += [_channel(name, choices.locations.channels[name], channel) for name, channel in spec.data.items()]
+def _channels(spec: JobSpec, options: RequestOptions) -> list[dict[str, Any]]:
+    # S3Prefix matches prefixes of keys: the slash excludes folders whose names begin like this one.
+    channels = [_channel(CONFIG_CHANNEL, f"{options.locations.config}/", None)]
+    if options.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:
+        channels.append(_channel(CODE_CHANNEL, options.locations.code, None))
+    channels += [_channel(name, options.locations.channels[name], channel) for name, channel in spec.data.items()]
     return channels
 
 
 def _channel(name: str, uri: str, channel: Channel | None) -> dict[str, Any]:
-    """Return one channel; those of our own have no entry in the job."""
+    """Return one channel; `channel` is None for cloudtrain's own channels."""
     is_sharded = channel is not None and channel.sharded
     source = {
         "S3DataType": "S3Prefix",
@@ -252,9 +259,9 @@ def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
 
 
 def has_local_storage(spec: JobSpec) -> bool:
-    """Whether one of the types has NVMe of its own, which its hardware encrypts: AWS then refuses a volume key.
+    """Return whether one of the instance types has local NVMe storage.
 
-    Source: botocore's model of ResourceConfig, VolumeKmsKeyId.
+    Its hardware encrypts it, and AWS rejects a volume key. Source: botocore's model of ResourceConfig, VolumeKmsKeyId.
     """
     found = (catalog.find_instance(name) for name in spec.cluster.types)
     return any(instance is not None and bool(instance.nvme_gb) for instance in found)
@@ -264,15 +271,13 @@ def _network(spec: JobSpec, settings: Settings) -> dict[str, Any] | None:
     network = spec.cluster.network
     subnets = network.subnets or settings.subnets
     groups = network.security_groups or settings.security_groups
-    if not subnets or not groups:  # one without the other is refused elsewhere
+    if not subnets or not groups:  # `check_settings` and the job's validation reject one without the other
         return None
     return {"Subnets": list(subnets), "SecurityGroupIds": list(groups)}
 
 
-# ---------------------------------------------------------------- where a value of the document came from
-
 SETTING = "setting"
-"""First part of a source that is not a field of the job but one of the account's settings."""
+"""First part of the path of an account setting, in place of a field of the job."""
 
 _SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (
     (("TrainingJobName",), ("name",)),
@@ -301,11 +306,11 @@ _CHANNEL_FIELDS = {"S3Uri": "uri", "InputMode": "mode", "S3DataDistributionType"
 
 
 def source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
-    """Return the field of the job, or `(SETTING, name)`, that a value of the document was rendered from.
+    """Return the path of the job's field, or `(SETTING, name)`, that a value of the request comes from.
 
     Args:
-        path: Place in the document, such as `("Tags", 3, "Value")`.
-        request: The document.
+        path: Path in the request, such as `("Tags", 3, "Value")`.
+        request: The request.
         spec: The job.
     """
     if path[0] == "InputDataConfig":

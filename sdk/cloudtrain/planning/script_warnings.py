@@ -1,4 +1,4 @@
-"""Warnings of a plan about a script whose text shows that it will not train as the plan says."""
+"""Warnings about a script whose source does not fit the plan."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _CHECKPOINTS = "/opt/ml/checkpoints"
 def warn_about_script(
     spec: JobSpec, conventions: Conventions, processes: int | None, *, machine: Machine | None, diagnostics: Diagnostics
 ) -> None:
-    """Note what a script's text says about its ranks and its checkpoints.
+    """Warn about ranks and checkpoints in a script's source.
 
     Args:
         spec: The job.
-        conventions: What was read of the script.
-        processes: Ranks per instance that cloudtrain starts; None where only the container can tell.
+        conventions: What was found in the script's source.
+        processes: Ranks per instance that cloudtrain starts; None when it is unknown before the start.
         machine: This machine in a local plan, else None.
         diagnostics: Collects the warnings.
     """
     if machine is not None:
-        _note_ml_root(conventions, machine, diagnostics)
+        _describe_ml_root(conventions, machine, diagnostics)
     if spec.code.script is None:
         return
     if processes != 1:
         _warn_of_own_ranks(conventions, processes, diagnostics)
     if machine is not None and conventions.spawn is not None and spec.cluster.instances > 1:
         diagnostics.add_warning(
-            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; a script that joins ranks of "
-            "its own finds the first host's address in MASTER_ADDR, here and on SageMaker"
+            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; use the first host's address "
+            "in MASTER_ADDR, which is set here and on SageMaker"
         )
     is_alone = processes == 1 and spec.cluster.instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
@@ -49,12 +49,10 @@ def warn_about_script(
         )
 
 
-def _note_ml_root(conventions: Conventions, machine: Machine, diagnostics: Diagnostics) -> None:
-    """Note how `/opt/ml` reaches a local run, and where its code names what will not be there."""
+def _describe_ml_root(conventions: Conventions, machine: Machine, diagnostics: Diagnostics) -> None:
+    """Add how `/opt/ml` is provided in a local run, and warn about paths in the code that will not exist."""
     if machine.has_ml_namespace:
-        diagnostics.add_decision(
-            "/opt/ml is the run's own folder, in its code as well: each instance has a mount namespace"
-        )
+        diagnostics.add_decision("/opt/ml is the run's own folder everywhere: each instance has a mount namespace")
         return
     diagnostics.add_decision(
         "/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here"
@@ -88,7 +86,7 @@ def _warn_of_own_ranks(conventions: Conventions, processes: int | None, diagnost
 
 
 def _names_checkpoints(spec: JobSpec) -> bool:
-    """Return whether the job has the script write to a place that is kept."""
+    """Return whether the job has outputs, or passes the script the folder of checkpoints."""
     args = spec.code.args
     values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
     return bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)

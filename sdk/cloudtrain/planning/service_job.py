@@ -1,7 +1,7 @@
-"""The SubmitServiceJob document: a training job that waits its turn in an AWS Batch job queue.
+"""The SubmitServiceJob document of a training job that waits in an AWS Batch job queue.
 
 Sources: botocore 1.44.5's model of batch 2016-08-10, AWS Batch user guide (service jobs: payloads, retries, status,
-getting started) and `sagemaker.aws_batch` 2.257, all read in 2026-11. AWS Batch itself was never called.
+getting started) and `sagemaker.aws_batch` 2.257, all read in 2026-11. It is not tested against AWS Batch itself.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 SERVICE_JOB_TYPE = "SAGEMAKER_TRAINING"
 TRAINING_JOB_PREFIX = "AWSBatch"
-"""What AWS Batch puts before the name in the payload; behind it goes the attempt's id, 32 hexadecimal digits."""
+"""Prefix that AWS Batch adds to the name in the payload. It also appends the attempt's id, 32 hexadecimal digits."""
 ATTEMPT_ID_CHARACTERS = 32
 _NAME_CHARACTERS = 63  # botocore's model of TrainingJobName
 
 
 def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the SubmitServiceJob document of a job without its payload, or None where it waits in no queue.
+    """Return the SubmitServiceJob document of a job without its payload, or None for a job without a queue.
 
-    - The job's name and the client token are the run id, so that a call that is made twice makes one job.
-    - One attempt: `limits.retries` works inside the training job, and capacity is waited for without counting.
-    - No timeout: the payload's StoppingCondition bounds each attempt. (`sagemaker.aws_batch` would say one day, and
-      end longer runs.)
+    - The job's name and the client token are the run id, so that a repeated call creates one job.
+    - One attempt: `limits.retries` works inside the training job, and waiting for capacity is not an attempt.
+    - No timeout: the payload's StoppingCondition limits each attempt. (`sagemaker.aws_batch` would set one day, which
+      would end longer runs.)
     """
     queue = spec.cluster.queue
     if queue is None:
@@ -37,7 +37,7 @@ def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, A
         "serviceJobType": SERVICE_JOB_TYPE,
         "retryStrategy": {"attempts": 1},
         "clientToken": run,
-        # The SDK moves them here from the payload, too.
+        # The SageMaker SDK moves the tags from the payload to here, too.
         "tags": {tag["Key"]: tag["Value"] for tag in request["Tags"]},
     }
     if queue.priority is not None:
@@ -48,14 +48,14 @@ def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, A
 
 
 def render_payload(request: Mapping[str, Any]) -> str:
-    """Return serviceRequestPayload: the CreateTrainingJob document as JSON, without the tags, which stand outside."""
+    """Return serviceRequestPayload: the CreateTrainingJob document as JSON, without its tags."""
     return dump_json({name: value for name, value in request.items() if name != "Tags"})
 
 
 def training_job_name(run: str, attempt: str) -> str:
     """Return a name of the form that AWS Batch gives to the training job of an attempt.
 
-    How it cuts a name that is too long is not documented: never look for a job by this, ask for the attempt's ARN.
+    AWS does not document how a long name is shortened. Do not find a job by this name: use the attempt's ARN.
     """
     room = _NAME_CHARACTERS - len(TRAINING_JOB_PREFIX) - ATTEMPT_ID_CHARACTERS
     return f"{TRAINING_JOB_PREFIX}{run[:room]}{attempt}"

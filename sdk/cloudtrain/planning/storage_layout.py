@@ -1,4 +1,4 @@
-"""Where a run's things lie: in S3 for a cluster, below one folder for a local run."""
+"""Storage layout of a run: uris in S3 for a cluster, and below one folder for a local run."""
 
 from __future__ import annotations
 
@@ -20,65 +20,66 @@ _STEPS = "steps"
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """What `checkpoint.resume` has been found to mean.
+    """The checkpoints that `checkpoint.resume` names.
 
     Attributes:
-        folder: Folder of checkpoints that is meant: where the service syncs it, the folder that it brings back.
-        steps: What the runtime reads: a folder of checkpoints, or one of them.
-        run: Whose checkpoints are meant where several runs share the folder; an empty string for any.
-        uploaded: What the user of that run wrote for its data, by the uri that the run has it at.
+        folder: Folder of checkpoints; of a script on SageMaker, the folder that SageMaker syncs.
+        checkpoints: What the runtime loads from: a folder of checkpoints, or a single checkpoint.
+        run: The run whose checkpoints are meant, if several runs share the folder; an empty string for any.
+        uploaded: Data paths in the earlier run's job file, by the uri to which that run uploaded them.
     """
 
     folder: str
-    steps: str
+    checkpoints: str
     run: str = ""
     uploaded: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def is_one(self) -> bool:
-        """Whether one checkpoint is named, not the newest of a folder."""
-        return split_checkpoint(self.steps)[1] != ""
+    def is_single_checkpoint(self) -> bool:
+        """Whether it names a single checkpoint, not the newest of a folder."""
+        return split_checkpoint(self.checkpoints)[1] != ""
 
 
 def direct_folder_of(synced: str) -> str:
-    """Return where a script saves to S3 itself: `s3://bucket/run/steps/checkpoints` for `s3://bucket/run/checkpoints`.
+    """Return the folder that a script's runtime writes to S3 directly, for the folder that SageMaker syncs.
 
-    Beside the folder that the service syncs, never below it: the service would bring all of it to every host.
+    For `s3://bucket/run/checkpoints` it is `s3://bucket/run/steps/checkpoints`. It is not below the synced folder,
+    because SageMaker downloads all of that folder to every host.
     """
     parent, _, last = synced.rstrip("/").rpartition("/")
     return f"{synced.rstrip('/')}/{_STEPS}" if parent == "s3:/" else f"{parent}/{_STEPS}/{last}"
 
 
-def synced_folder_of(steps: str) -> str | None:
-    """Return the folder whose `steps_beside` this is, or None when it is no such folder's."""
-    parent, _, last = steps.rstrip("/").rpartition("/")
+def synced_folder_of(direct_folder: str) -> str | None:
+    """Return the synced folder for a result of `direct_folder_of`; None for other folders."""
+    parent, _, last = direct_folder.rstrip("/").rpartition("/")
     above, _, name = parent.rpartition("/")
     return f"{above}/{last}" if name == _STEPS and above != "s3:/" else None
 
 
 def split_checkpoint(uri: str) -> tuple[str, str]:
-    """Return the folder of checkpoints and the name of the one that a uri names, or an empty string for none."""
+    """Return folder and name of the checkpoint at a uri; an empty name when the uri is a folder of checkpoints."""
     folder, _, name = uri.rstrip("/").rpartition("/")
     return (folder, name) if step_of_folder_name(name) is not None else (uri.rstrip("/"), "")
 
 
 def resume_source(uri: str, *, is_synced: bool) -> ResumeSource:
-    """Return what a uri in `checkpoint.resume` means.
+    """Return the checkpoints at a uri in `checkpoint.resume`.
 
     Args:
-        uri: Of a folder of checkpoints, or of one of them.
-        is_synced: Whether the job is a script on SageMaker, which has two folders: the uri may name either.
+        uri: Uri of a folder of checkpoints, or of a single checkpoint.
+        is_synced: Whether the job is a script on SageMaker. Such jobs have two folders, and the uri may name either.
     """
     folder, name = split_checkpoint(uri)
     if not is_synced:
         return ResumeSource(folder, uri.rstrip("/"))
     synced = synced_folder_of(folder)
-    steps = direct_folder_of(folder) if synced is None else folder
-    return ResumeSource(synced or folder, f"{steps}/{name}" if name else steps)
+    direct = direct_folder_of(folder) if synced is None else folder
+    return ResumeSource(synced or folder, f"{direct}/{name}" if name else direct)
 
 
 def resolve_resume(spec: JobSpec, diagnostics: Diagnostics) -> str:
-    """Return `auto`, `never` or a uri. A run id must have been looked up before."""
+    """Return `checkpoint.resume` as `auto`, `never` or a uri; a run id, which was not found, becomes an error."""
     resume = spec.checkpoint.resume
     if resume.startswith("/"):
         return Path(resume).as_uri()
@@ -92,35 +93,43 @@ def s3_locations(
     settings: Settings,
     digest: str,
     run: str,
-    go_on_in: str | None,
+    resume_folder: str | None,
     diagnostics: Diagnostics,
     *,
-    keeps_apart: bool,
+    is_separate: bool,
 ) -> Locations:
-    """Return where everything lies in S3; code is shared between runs by its digest.
+    """Return the locations of a run in S3. Runs share code with the same digest.
 
-    A script goes on in the folder `go_on_in`: unlike a Task it knows only one. With `keeps_apart` it must not see what
-    an earlier run has left under the uri that it saves to.
+    Args:
+        spec: The job.
+        settings: The account.
+        digest: Digest of the code.
+        run: Run id.
+        resume_folder: Folder of the earlier run, in which a script continues: unlike a Task, a script has one folder.
+        diagnostics: Collects errors and warnings.
+        is_separate: Use a separate folder per run, so that SageMaker does not download an earlier run's checkpoints.
     """
     base = f"s3://{settings.bucket or PLACEHOLDER_BUCKET}/{settings.prefix}".rstrip("/")
     if spec.checkpoint.uri is not None and not spec.checkpoint.uri.startswith("s3://"):
-        diagnostics.add_error(("checkpoint", "uri"), "a cluster saves to S3", "use s3://bucket/prefix, or leave it out")
-    saved = spec.checkpoint.uri
-    if go_on_in is not None and saved is not None and saved.rstrip("/") != go_on_in.rstrip("/"):
-        diagnostics.add_warning(
-            f"what cannot reach S3 by itself knows one folder: it goes on in {go_on_in}, not in {saved}"
+        diagnostics.add_error(
+            ("checkpoint", "uri"), "a cluster saves checkpoints to S3", "use s3://bucket/prefix, or leave it out"
         )
-    if keeps_apart and saved is not None:
-        saved = f"{saved.rstrip('/')}/{run}"  # the service would bring back whatever lies in the folder itself
+    checkpoints = spec.checkpoint.uri
+    if resume_folder is not None and checkpoints is not None and checkpoints.rstrip("/") != resume_folder.rstrip("/"):
+        diagnostics.add_warning(
+            f"a script or isolated job has one folder: it resumes and saves in {resume_folder}, not in {checkpoints}"
+        )
+    if is_separate and checkpoints is not None:
+        checkpoints = f"{checkpoints.rstrip('/')}/{run}"  # SageMaker downloads all of the folder at the start
     if spec.checkpoint.resume.startswith(("/", "file:")):
         diagnostics.add_error(
-            ("checkpoint", "resume"), "a cluster cannot read this machine's disk", "copy it to S3 first"
+            ("checkpoint", "resume"), "a cluster cannot read a path on this machine", "copy it to S3 first"
         )
     return Locations(
         code=f"{base}/code/{digest}/{BUNDLE_FILE}",
         config=f"{base}/{run}/config",
         output=base,
-        checkpoints=(go_on_in or saved or f"{base}/{run}/checkpoints").rstrip("/"),
+        checkpoints=(resume_folder or checkpoints or f"{base}/{run}/checkpoints").rstrip("/"),
         channels={
             name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}/" for name, channel in spec.data.items()
         },
@@ -128,19 +137,28 @@ def s3_locations(
 
 
 def local_locations(
-    spec: JobSpec, digest: str, run: str, home: Path | None, go_on_in: str | None, diagnostics: Diagnostics
+    spec: JobSpec, digest: str, run: str, home: Path | None, resume_folder: str | None, diagnostics: Diagnostics
 ) -> Locations:
-    """Return where everything lies on this machine."""
+    """Return the locations of a local run.
+
+    Args:
+        spec: The job.
+        digest: Digest of the code.
+        run: Run id.
+        home: Folder of local runs; by default `.cloudtrain` in the working folder.
+        resume_folder: Folder of the earlier run, in which a script continues.
+        diagnostics: Collects errors and warnings.
+    """
     root = (home or Path(".cloudtrain")).resolve()
     base = (root / "runs" / run).as_uri()
     for name, channel in spec.data.items():
-        if channel.mode == "Pipe" and spec.train is None:  # with one it is refused everywhere
-            diagnostics.add_error(("data", name, "mode"), "this machine has no Pipe mode", "use File or FastFile")
+        if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
+            diagnostics.add_error(("data", name, "mode"), "local runs do not support Pipe mode", "use File or FastFile")
     return Locations(
         code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
         config=f"{base}/config",
         output=(root / "runs").as_uri(),
-        checkpoints=go_on_in or _local_checkpoints(spec, f"{base}/checkpoints", diagnostics),
+        checkpoints=resume_folder or _local_checkpoints(spec, f"{base}/checkpoints", diagnostics),
         channels={name: _local_uri(spec, channel.uri) for name, channel in spec.data.items()},
     )
 
@@ -156,15 +174,21 @@ def _local_checkpoints(spec: JobSpec, default: str, diagnostics: Diagnostics) ->
 
 
 def script_checkpoint_uri(
-    spec: JobSpec, locations: Locations, run: str, go_on_in: str | None, diagnostics: Diagnostics, *, is_local: bool
+    spec: JobSpec,
+    locations: Locations,
+    run: str,
+    resume_folder: str | None,
+    diagnostics: Diagnostics,
+    *,
+    is_local: bool,
 ) -> str:
-    """Return where a script saves through `cloudtrain_runtime.checkpoint`.
+    """Return the uri to which a script saves through `cloudtrain_runtime.checkpoint`.
 
-    A run that goes on in another's folder reads the checkpoints there and saves to its own: the other may still go on.
+    A run that resumes from another run's folder saves to its own folder, because the other run may still be active.
     """
     default = f"{locations.output}/{run}/checkpoints"
     own = _local_checkpoints(spec, default, diagnostics) if is_local else spec.checkpoint.uri or default
-    if go_on_in is not None and own.rstrip("/") == go_on_in.rstrip("/"):
+    if resume_folder is not None and own.rstrip("/") == resume_folder.rstrip("/"):
         own = default
     if is_local:
         return own

@@ -1,4 +1,4 @@
-"""The identity of a job's training, as `run.json` and each checkpoint hold it."""
+"""The identity of a training, which `run.json` and each checkpoint contain."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from cloudtrain_runtime.contract.training_identity import LENGTH_FIELDS
 def identify_training(
     spec: JobSpec, args: Mapping[str, Any] | list[str], uploaded: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what makes a training this one: entry, arguments, data and `train`, but for how long.
+    """Return the identity of a training: entry, arguments, data and `train`, without its length.
 
     Args:
         spec: The job.
         args: Keyword arguments of the Task, or argv of the script.
-        uploaded: What the user wrote for data of an earlier run, by the uri that this run has it at.
+        uploaded: Data paths in an earlier run's job file, by the uri to which that run uploaded them.
     """
     identity = {
         "entry": spec.code.task or spec.code.script,
         "args": args,
         "data": {name: (uploaded or {}).get(channel.uri, channel.uri) for name, channel in spec.data.items()},
-        "train": {} if spec.train is None else _given(spec.train),
+        "train": {} if spec.train is None else _changed_fields(spec.train),
     }
     identity = {name: value for name, value in identity.items() if value}
     return decode_floats(json.loads(dump_json(encode_floats(identity))))  # type: ignore[no-any-return]
 
 
-def _given(train: Train) -> dict[str, Any]:
-    """Return what differs from the defaults, so that a field that a later version adds changes no identity."""
+def _changed_fields(train: Train) -> dict[str, Any]:
+    """Return the values that differ from the defaults, so that a field of a later version changes no identity."""
     defaults = Train(epochs=1).model_dump(mode="json", exclude=set(LENGTH_FIELDS))
-    return _changed(train.model_dump(mode="json", exclude=set(LENGTH_FIELDS)), defaults)
+    return _without_defaults(train.model_dump(mode="json", exclude=set(LENGTH_FIELDS)), defaults)
 
 
-def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         default = defaults.get(name)
         if isinstance(value, dict) and isinstance(default, dict):
-            value = _changed(value, default)  # noqa: PLW2901 (only what was changed in it)
+            value = _without_defaults(value, default)  # noqa: PLW2901 (reduced to its changes)
             default = {}
         if value != default:
             found[name] = value

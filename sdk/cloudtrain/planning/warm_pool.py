@@ -1,7 +1,7 @@
-"""Warm pools: which job may take the cluster that another one leaves behind, and how long that is kept.
+"""SageMaker warm pools: whether a job can reuse the cluster of an earlier job, and what keeping it costs.
 
-Pure, from the documents of CreateTrainingJob and DescribeTrainingJob. Source of what must be equal, of the lifecycle
-and of the billing: AWS's guide, "SageMaker AI Managed Warm Pools" (train-warm-pools), read 2026-11.
+Source of the matching rules, the lifecycle and the billing: AWS's guide, "SageMaker AI Managed Warm Pools"
+(train-warm-pools), read 2026-11.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 
 AVAILABLE = "Available"
 MAX_KEEP_ALIVE_SECONDS = 3600
-"""Longest keep-alive by the guide. The model of the API takes 21600, so more than this is a warning, not an error."""
+"""Longest keep-alive by AWS's guide. The API accepts up to 21600, so a longer one is a warning, not an error."""
 
 SEARCH_WINDOW_SECONDS = 21600 + 600
-"""A pool that is available belongs to a job that has ended, and so was changed, within this time."""
+"""A job with an available pool has ended, and so was modified, within this time."""
 
 _Types = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class WarmPool:
-    """The cluster that a run leaves behind, kept and paid for until the next job takes it.
+    """The warm pool of a run: its cluster, kept and billed until another job uses it.
 
     Attributes:
-        status: `InUse`, `Available`, `Reused` or `Terminated`, as SageMaker names it.
-        keep_alive_seconds: How long it is kept after the run; 0 where that is not told.
-        until: When an available pool ends; None where that is not told, and in every other status.
-        kept_seconds: How long it has been kept, and is charged, so far.
-        usd: What that costs, or None when the price is unknown.
-        reused_by: Name of the job that has taken it, or an empty string.
+        status: SageMaker's status: `InUse`, `Available`, `Reused` or `Terminated`.
+        keep_alive_seconds: How long the pool is kept after the run; 0 when unknown.
+        until: End of an available pool; None when unknown, and in every other status.
+        kept_seconds: How long the pool has been kept, and is billed, so far.
+        usd: Cost of that time, or None when the price is unknown.
+        reused_by: Name of the job that uses the cluster now, or an empty string.
     """
 
     status: str
@@ -44,7 +44,7 @@ class WarmPool:
 
     @property
     def is_available(self) -> bool:
-        """Whether it waits for a job."""
+        """Whether another job can use the cluster."""
         return self.status == "Available"
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class WarmPool:
 
 @dataclass(frozen=True)
 class Difference:
-    """A value by which a job does not match a warm pool.
+    """A value that prevents a job from reusing a warm pool.
 
     Attributes:
         field: Its field in job.yaml, or the setting.
@@ -70,23 +70,23 @@ class Difference:
         return f"{self.field} ({self.pool}, the job has {self.job})"
 
 
-def differences(left_behind: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Return in what a job does not match the cluster that another one leaves behind; nothing when it may take it.
+def differences(pool_job: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return the values that prevent a job from reusing a warm pool; an empty tuple when it can reuse the pool.
 
     Args:
-        left_behind: The answer to DescribeTrainingJob, or the request, of the job that leaves it.
-        request: The CreateTrainingJob document of the job that comes. With InstancePreferences each of them may match;
-            the guide does not say it.
+        pool_job: DescribeTrainingJob response, or request, of the job that the pool belongs to.
+        request: The CreateTrainingJob document of the new job. Each of its InstancePreferences may match, which AWS's
+            guide does not document.
     """
-    return tuple(_differences(left_behind, request))
+    return tuple(_differences(pool_job, request))
 
 
-def _differences(left_behind: Mapping[str, Any], request: Mapping[str, Any]) -> Iterator[Difference]:
+def _differences(pool_job: Mapping[str, Any], request: Mapping[str, Any]) -> Iterator[Difference]:
     for field, path, default in _EQUAL:
-        pool, job = _at(left_behind, path, default), _at(request, path, default)
+        pool, job = _at(pool_job, path, default), _at(request, path, default)
         if pool != job:
             yield Difference(field, _shown(pool), _shown(job))
-    pool_types, job_types = _types(left_behind), _types(request)
+    pool_types, job_types = _types(pool_job), _types(request)
     if not set(pool_types) & set(job_types):
         if {name for name, _ in pool_types} & {name for name, _ in job_types}:
             yield Difference("cluster.instances", _counts(pool_types), _counts(job_types))
@@ -104,10 +104,10 @@ _EQUAL: tuple[tuple[str, tuple[str, ...], Any], ...] = (
     ("cluster.network.security_groups", ("VpcConfig", "SecurityGroupIds"), []),
     ("cluster.network.encrypt_traffic", ("EnableInterContainerTrafficEncryption",), False),
     ("cluster.network.isolation", ("EnableNetworkIsolation",), False),
-    # cloudtrain sends none, and DescribeTrainingJob tells none.
+    # cloudtrain sends none, and the DescribeTrainingJob response has none.
     ("session tags", ("SessionChainingConfig", "EnableSessionTagChaining"), False),
 )
-"""Field of the job, place in the documents, and what an absent value means."""
+"""Field of the job, path in the documents, and the meaning of an absent value."""
 
 
 def _at(document: Mapping[str, Any], path: tuple[str, ...], default: Any) -> Any:
@@ -120,7 +120,7 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...], default: Any) -> Any
 
 
 def _types(document: Mapping[str, Any]) -> _Types:
-    """Return the instance types, with their counts, that a job has, or may have."""
+    """Return the instance types that a job has or may get, with their counts."""
     resources = document["ResourceConfig"]
     count = int(resources.get("InstanceCount") or 0)
     if resources.get("SelectedInstanceType"):
@@ -145,59 +145,56 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value) or "none"
 
 
-# ---------------------------------------------------------------- what is told of a pool
-
-
 def read_pool(job: Mapping[str, Any], usd_per_hour: float | None, now: datetime) -> WarmPool | None:
-    """Return what is told of the warm pool of a job, or None when it keeps none.
+    """Return the warm pool of a job, or None when it has none.
 
     Args:
-        job: The answer to DescribeTrainingJob, or an entry of a list, which does not say how long a pool is kept.
-        usd_per_hour: Price of the whole cluster; a kept one costs what a busy one does.
-        now: The present time, with a time zone.
+        job: DescribeTrainingJob response, or an entry of a list, which lacks the keep-alive period.
+        usd_per_hour: Price of the cluster, which is the same while it is kept.
+        now: The current time, with a time zone.
     """
-    told = job.get("WarmPoolStatus")
-    if not told:
+    status = job.get("WarmPoolStatus")
+    if not status:
         return None
     ended = job.get("TrainingEndTime")
     keep_alive = int(job.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0)
-    kept_since: datetime | None = ended if told["Status"] == AVAILABLE else None
-    # AWS tells the billed time only when the pool is gone.
-    kept = told.get("ResourceRetainedBillableTimeInSeconds")
+    kept_since: datetime | None = ended if status["Status"] == AVAILABLE else None
+    # AWS reports the billed time only after the pool has ended.
+    kept = status.get("ResourceRetainedBillableTimeInSeconds")
     if kept is None:
         elapsed = round((now - kept_since).total_seconds()) if kept_since is not None else 0
         kept = max(0, elapsed if keep_alive == 0 else min(elapsed, keep_alive))
     return WarmPool(
-        status=str(told["Status"]),
+        status=str(status["Status"]),
         keep_alive_seconds=keep_alive,
         until=kept_since + timedelta(seconds=keep_alive) if kept_since is not None and keep_alive else None,
         kept_seconds=int(kept),
         usd=None if usd_per_hour is None else round(usd_per_hour * int(kept) / 3600, 2),
-        reused_by=str(told.get("ReusedByJob") or ""),
+        reused_by=str(status.get("ReusedByJob") or ""),
     )
 
 
 def clock_time(moment: datetime) -> str:
-    """Return the time of a day as people read it: `12:30 UTC`."""
+    """Return the time of day, such as `12:30 UTC`."""
     return f"{moment.astimezone(UTC):%H:%M} UTC"
 
 
 def describe_start(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any], now: datetime) -> str:
-    """Return in one line whether a job starts in the warm pool of another one, and if not, why.
+    """Return one line that says whether a job will reuse a warm pool, and if not, why.
 
     Args:
-        jobs: Answers to DescribeTrainingJob of the jobs whose pools are available.
+        jobs: DescribeTrainingJob responses of the jobs whose pools are available.
         request: The CreateTrainingJob document.
-        now: The present time, with a time zone.
+        now: The current time, with a time zone.
     """
     found = [(pool, job) for job in jobs if (pool := read_pool(job, None, now)) is not None and pool.is_available]
     if not found:
         return "no warm pool is available: the cluster starts cold"
     pool, job = min(found, key=lambda each: len(differences(each[1], request)))
     name = job["TrainingJobName"]
-    unequal = differences(job, request)
-    if unequal:
+    mismatches = differences(job, request)
+    if mismatches:
         others = f" (the nearest of {len(found)})" if len(found) > 1 else ""
-        return f"the cluster starts cold: the warm pool of {name}{others} differs in {', '.join(map(str, unequal))}"
+        return f"the cluster starts cold: the warm pool of {name}{others} differs in {', '.join(map(str, mismatches))}"
     until = f", kept until {clock_time(pool.until)}" if pool.until is not None else ""
     return f"reuses the warm pool of {name}{until}"

@@ -94,8 +94,8 @@ def _check_task(context: CheckContext, uri: str, own: _FolderContent) -> Check:
 
 def _check_training(context: CheckContext, found: Continuation, uri: str) -> Check:
     """Check that the newest checkpoints belong to this run's training; the user must name others to resume them."""
-    if found.stranger is not None:
-        saved = found.stranger
+    if found.other_training is not None:
+        saved = found.other_training
         return failed(
             "checkpoints",
             f"the checkpoints at {uri} belong to another training (step {saved.step} of run {saved.run}: "
@@ -112,7 +112,7 @@ def _will_resume(saved: Manifest, found: Continuation, place: str = "") -> Check
     """Return the check of a run that resumes: the checkpoint, differences of the job, and warnings."""
     start = f"will resume from step {saved.step} of run {saved.run}{place}"
     detail = "; ".join(part for part in (start, found.differences) if part)
-    warning = "; ".join(part for part in (found.warning, found.doubt) if part)
+    warning = "; ".join(part for part in (found.warning, found.note) if part)
     return passed("checkpoints", detail, warning=warning, is_shown=True)
 
 

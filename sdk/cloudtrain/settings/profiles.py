@@ -1,4 +1,4 @@
-"""The user's profile file: values that are judged before they are stored, and changes that keep all else."""
+"""The user's profile file: validation of values, and edits that keep the rest of the file."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
 _KEY = re.compile(rf"{_KEY_ID}|{_ALIAS}|arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{{12}}:(?:key/{_KEY_ID}|{_ALIAS})")
 _SECRET_NAME = re.compile(r"(?i)secret|passw|token|credential|access_?key|api_?key|private_?key")
 _RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
-"""A secret access key (40 characters) or a session token (more), which nothing but chance has written."""
+"""A random text, such as a secret access key (40 characters) or a session token (more)."""
 _SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting that a profile gets.
+    """A change of one setting in a profile.
 
     Attributes:
         name: The setting.
-        before: What the profile had, None where it had nothing.
-        after: What it gets, None where the setting is taken out.
+        before: The old value, or None if the profile did not have the setting.
+        after: The new value, or None if the setting is removed.
     """
 
     name: str
@@ -67,13 +67,13 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class ProfileChange:
-    """What a profile will hold, before it is stored.
+    """The changes of a profile, before they are stored.
 
     Attributes:
         file: The profile file.
-        profile: Name of the profile, None for the top level.
-        settings: All that the profile gives then; of a named one with what it takes from the top level.
-        changes: What is new, in the order of the settings; empty when the file says all of it already.
+        profile: Name of the profile, or None for the top level.
+        settings: The settings after the change; a named profile includes those of the top level.
+        changes: The changes, in the order of the settings; empty when the file has all values already.
     """
 
     file: Path
@@ -85,14 +85,15 @@ class ProfileChange:
 
     @property
     def overwrites(self) -> tuple[SettingChange, ...]:
-        """The changes that replace or take out what somebody has stored before."""
+        """The changes that replace or remove a stored value."""
         return tuple(change for change in self.changes if change.before is not None)
 
     def write(self) -> None:
-        """Store it: all of it or nothing, readable by its owner only.
+        """Write the file atomically, readable by its owner only.
 
         Raises:
-            SettingsError: the file cannot be written, or has changed since it was read; it is as it was.
+            SettingsError: the file cannot be written. It is unchanged.
+            UserError: the file has changed since it was read. It is unchanged.
         """
         _write(self.file, self._before, self._after)
 
@@ -107,15 +108,15 @@ class ProfileChange:
 
 
 def change_profile(file: Path, profile: str | None, values: Mapping[str, str | Sequence[str]]) -> ProfileChange:
-    """Return what a profile would hold with other values; nothing is written.
+    """Return the change of a profile without writing it.
 
     Args:
         file: The profile file, which need not exist.
-        profile: Name of the profile, None for the top level.
-        values: Settings by name; a list may be one text with commas. Empty ones are taken out.
+        profile: Name of the profile, or None for the top level.
+        values: Settings by name; a list may be one text with commas. An empty value removes the setting.
 
     Raises:
-        SettingsError: the file or a value is malformed; every wrong value is told at once.
+        SettingsError: the file or a value is malformed. The error lists every invalid value.
     """
     if profile is not None and not _NAME.fullmatch(profile):
         raise SettingsError(f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _")
@@ -138,10 +139,10 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | S
 
 
 def remove_profile(file: Path, profile: str) -> None:
-    """Take a named profile out of the profile file; all else stays.
+    """Remove a named profile from the profile file.
 
     Raises:
-        SettingsError: there is none of this name, or the file is malformed or cannot be written.
+        SettingsError: there is no such profile, or the file is malformed or cannot be written.
     """
     tables = read_settings_file(file) if file.is_file() else TomlFile("", str(file))
     names = sorted(profiles_of(tables))
@@ -152,7 +153,7 @@ def remove_profile(file: Path, profile: str) -> None:
 
 
 def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
-    """Return what the profile file holds: the settings of its top level under None, then those of each profile.
+    """Return the settings of each profile in the profile file, those of the top level under None.
 
     Raises:
         SettingsError: the file is malformed.
@@ -167,61 +168,58 @@ def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
 
 
 def parse_assignment(text: str) -> tuple[str, str]:
-    """Return name and value of `NAME=VALUE`, as `--set` takes it.
+    """Return name and value of a `NAME=VALUE` text, as the `--set` option takes it.
 
     Raises:
-        SettingsError: it is no such text, or the name is none of a setting. The text, which may be a secret, is not
-            repeated.
+        SettingsError: the text has another form, or there is no such setting. The message does not repeat the text,
+            which may be a secret.
     """
     name, equals, value = text.partition("=")
     name = name.strip().lower().replace("-", "_")
     if not equals:
-        raise SettingsError("--set takes NAME=VALUE", "such as --set bucket=my-bucket")
+        raise SettingsError("--set takes NAME=VALUE", "for example --set bucket=my-bucket")
     _refuse_unknown(name)
     return name, value.strip()
 
 
-# ---------------------------------------------------------------- judging values
-
-
 def find_value_error(name: str, value: Value, region: str | None = None) -> tuple[str, str] | None:
-    """Return what is wrong with a setting's value and what to do, None when nothing is; offline.
+    """Return message and hint for an invalid value of a setting, or None when it is valid. AWS is not called.
 
     Args:
         name: The setting.
         value: Its value.
-        region: The region that it belongs to, if that is known.
+        region: The region of the settings, if it is known.
     """
     if any(_is_secret(text) for text in ([value] if isinstance(value, str) else value)):
         return "looks like a secret, which is not repeated here", _SIGN_IN
     if not isinstance(value, str):
-        return _judge_ids(name, value)
+        return _check_ids(name, value)
     if not value.isascii() or not value.isprintable():
-        return "holds characters that no such name has", "write it again without them"
-    return _JUDGES[name](value, region)
+        return "contains characters that are not allowed", "write it without them"
+    return _VALIDATORS[name](value, region)
 
 
 def _is_secret(text: str) -> bool:
     return bool(_RANDOM.fullmatch(text) or scanner.scan_text(text.encode("utf-8", "replace")))
 
 
-def _judge_role(value: str, region: str | None) -> tuple[str, str] | None:
+def _check_role(value: str, region: str | None) -> tuple[str, str] | None:
     match = _ROLE.fullmatch(value)
     if match is None:
         return f'"{value}" is no ARN of a role', "such as arn:aws:iam::123456789012:role/training"
     if region and match[1] != service_limits.partition_of(region):
         return (
-            f"a role of {match[1]} does not serve {region}",
+            f"a role of {match[1]} does not work in {region}",
             f"its ARN begins with arn:{service_limits.partition_of(region)}:",
         )
     return None
 
 
-def _judge_bucket(value: str, _: str | None) -> tuple[str, str] | None:
+def _check_bucket(value: str, _: str | None) -> tuple[str, str] | None:
     if value.startswith("s3://"):
         return f'"{value}" is a uri', f"give the name alone: {value.removeprefix('s3://').partition('/')[0]}"
     if not _BUCKET.fullmatch(value):
-        return f'"{value}": a bucket\'s name has 3 to 63 small letters, digits, dots or hyphens', "correct it"
+        return f'"{value}": a bucket\'s name has 3 to 63 lowercase letters, digits, dots or hyphens', "correct it"
     is_address = False
     with contextlib.suppress(ValueError):
         is_address = bool(ipaddress.IPv4Address(value))
@@ -230,20 +228,20 @@ def _judge_bucket(value: str, _: str | None) -> tuple[str, str] | None:
     return None
 
 
-def _judge_prefix(value: str, _: str | None) -> tuple[str, str] | None:
+def _check_prefix(value: str, _: str | None) -> tuple[str, str] | None:
     if _PREFIX.fullmatch(value) and not {"..", "."} & set(value.split("/")):
         return None
     return f'"{value}" is no prefix', "such as cloudtrain or team/cloudtrain: no slash at the ends, no wildcards"
 
 
-def _judge_region(value: str, _: str | None) -> tuple[str, str] | None:
+def _check_region(value: str, _: str | None) -> tuple[str, str] | None:
     if value in service_limits.regions() or service_limits.is_newer_region(value):
         return None
     near = nearest(value, service_limits.regions())
     return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
 
 
-def _judge_ids(name: str, value: tuple[str, ...]) -> tuple[str, str] | None:
+def _check_ids(name: str, value: tuple[str, ...]) -> tuple[str, str] | None:
     kind, pattern = ("subnet", _SUBNET) if name == "subnets" else ("security group", _GROUP)
     wrong = [each for each in value if not pattern.fullmatch(each)]
     if wrong:
@@ -251,38 +249,35 @@ def _judge_ids(name: str, value: tuple[str, ...]) -> tuple[str, str] | None:
         return f"no id of a {kind}: {', '.join(map(repr, wrong))}", f"such as {example}; several with commas between"
     most = service_limits.limit_of("VpcConfig", _MEMBERS[name]).get("max")
     if most is not None and len(value) > most:
-        return f"AWS takes at most {most}, got {len(value)}", f"use {most} or fewer"
+        return f"AWS allows at most {most}, got {len(value)}", f"use {most} or fewer"
     return None
 
 
 _MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
 
 
-def _judge_key(value: str, region: str | None) -> tuple[str, str] | None:
+def _check_key(value: str, region: str | None) -> tuple[str, str] | None:
     match = _KEY.fullmatch(value)
     if match is None:
         example = "arn:aws:kms:us-west-2:123456789012:key/..., alias/NAME, or the key's id"
         return f'"{value}" is no KMS key', f"give {example}"
     if region and match["region"] not in (None, region):
-        return f"the key is in {match['region']}, and the jobs in {region}", f"use a key of {region}"
+        return f"the key is in {match['region']}, but the jobs are in {region}", f"use a key of {region}"
     return None
 
 
-def _judge_transport(value: str, _: str | None) -> tuple[str, str] | None:
+def _check_transport(value: str, _: str | None) -> tuple[str, str] | None:
     return None if value in TRANSPORTS else (f'"{value}" is unknown', did_you_mean(value, TRANSPORTS))
 
 
-_JUDGES = {
-    "role": _judge_role,
-    "bucket": _judge_bucket,
-    "prefix": _judge_prefix,
-    "region": _judge_region,
-    "kms_key": _judge_key,
-    "transport": _judge_transport,
+_VALIDATORS = {
+    "role": _check_role,
+    "bucket": _check_bucket,
+    "prefix": _check_prefix,
+    "region": _check_region,
+    "kms_key": _check_key,
+    "transport": _check_transport,
 }
-
-
-# ---------------------------------------------------------------- reading and writing
 
 
 def _read(name: str, value: str | Sequence[str]) -> Value:
@@ -308,7 +303,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _stored(name: str, value: Value, profile: str | None, above: Mapping[str, Any]) -> Value | None:
-    """Return what is written for a value: an empty one is left out, or hides what stands above the profile."""
+    """Return the value to store; None for an empty one, unless it must override a value of the top level."""
     if value or (profile is not None and above.get(name)):
         return value
     return None
@@ -326,26 +321,28 @@ def _refuse_wrong(given: Mapping[str, Value], settings: Mapping[str, Value]) -> 
 def _problems(
     given: Mapping[str, Value], settings: Mapping[str, Value], region: str | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield name, message and hint of what is wrong with the values and with what they make together."""
+    """Yield name, message and hint of each invalid value and of each invalid combination."""
     for name in SETTINGS:
-        # What depends on the region is asked again when the region is another.
-        concerned = name in given or ("region" in given and name in ("role", "kms_key"))
+        # A new region can make stored values invalid that depend on it.
+        is_affected = name in given or ("region" in given and name in ("role", "kms_key"))
         value = settings.get(name)
-        found = find_value_error(name, value, region) if concerned and value else None
+        found = find_value_error(name, value, region) if is_affected and value else None
         if found is not None:
             yield (name, *found)
     if bool(settings.get("subnets")) != bool(settings.get("security_groups")):
-        there, missing = LIST_SETTINGS if settings.get("subnets") else reversed(LIST_SETTINGS)
-        yield there, "subnets and security_groups go together", f"give {missing}, too, or neither"
+        given_list, missing = LIST_SETTINGS if settings.get("subnets") else reversed(LIST_SETTINGS)
+        yield given_list, "subnets and security_groups go together", f"give {missing}, too, or neither"
 
 
 def _write(file: Path, before: TomlFile, after: TomlFile) -> None:
-    target = file.resolve()  # a link, as to a folder of dotfiles, stays one
+    target = file.resolve()  # replace the target of a link, not the link
     try:
-        there = target.read_bytes() if target.exists() else b""
-        if there != before.text.encode():
+        current = target.read_bytes() if target.exists() else b""
+        if current != before.text.encode():
             raise UserError(f"{file} has changed since it was read; nothing was written", "run the command again")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, after.text, private=True)
     except OSError as error:
-        raise SettingsError(f"{file}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
+        raise SettingsError(
+            f"{file}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder that you can write"
+        ) from None

@@ -1,4 +1,4 @@
-"""`Settings`: what the account provides, and where each value comes from.
+"""`Settings`: the account's role, bucket, region and network, and the source of each value.
 
 Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's profile file.
 """
@@ -23,7 +23,7 @@ TRANSPORTS = ("estimator", "boto3")
 _MAX_BYTES = 1_000_000
 PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
 PROFILES = "profiles"
-"""The table of a settings file that holds a table for each named profile."""
+"""The table of a settings file that contains a table for each named profile."""
 
 _ENVIRONMENT = {
     "role": ("CLOUDTRAIN_ROLE",),
@@ -39,24 +39,29 @@ SETTINGS = tuple(_ENVIRONMENT)
 LIST_SETTINGS = ("subnets", "security_groups")
 REQUIRED_SETTINGS = ("role", "bucket", "region")
 TRUST_SETTINGS = ("role", "bucket", "kms_key")
-"""Who acts for the job, where its code and results go, and who can read them. No settings file gives an endpoint."""
+"""Settings that need the user's agreement when they come from a file beside the job.
+
+They determine who acts for the job, where its code and results go, and who can read them.
+"""
 _ROLE_ACCOUNT = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the account provides.
+    """The settings of an account.
 
     Attributes:
         role: ARN of the execution role.
         bucket: Name of the S3 bucket for code, checkpoints and models.
         prefix: Key prefix below which cloudtrain writes.
         region: AWS region.
-        kms_key: Key for volumes and outputs, or None.
+        subnets: Subnet ids for the instances.
+        security_groups: Security group ids for the instances.
+        kms_key: KMS key for volumes and outputs, or None.
         transport: `estimator` (sagemaker.pytorch.PyTorch) or `boto3`.
-        sources: Where each value comes from, by field name.
-        beside_job: The values that come from a cloudtrain.toml beside the job.
-        is_trusted: Whether the user has agreed to those of them that need it.
+        sources: Source of each value, by field name.
+        beside_job: The values from a cloudtrain.toml beside the job.
+        is_trusted: Whether the user has agreed to the values that need agreement.
     """
 
     role: str | None = None
@@ -73,25 +78,25 @@ class Settings:
 
     @property
     def account(self) -> str | None:
-        """Account id, read off the role: SageMaker takes no role of another account. None when it is no role's ARN."""
+        """Account id in the role's ARN, because SageMaker accepts no role of another account; None without an ARN."""
         match = _ROLE_ACCOUNT.match(self.role or "")
         return match[1] if match else None
 
     @property
     def bucket_owners(self) -> dict[str, str]:
-        """The account that must own the bucket, by its name; nothing where it is not known, or not to be trusted."""
+        """The account that must own the bucket, by bucket name; empty when it is unknown or untrusted."""
         return {self.bucket: self.account} if self.bucket and self.account and not self.untrusted else {}
 
     @property
     def untrusted(self) -> tuple[Origin, ...]:
-        """The values from beside the job that must not be used against an account before the user agrees."""
+        """The values from beside the job that must not be used before the user agrees."""
         return () if self.is_trusted else tuple(each for each in self.beside_job if each.name in TRUST_SETTINGS)
 
     def require_trust(self) -> None:
-        """Check that the user has agreed to what comes from a file beside the job.
+        """Check that the user has agreed to the values from a file beside the job.
 
         Raises:
-            UntrustedSettingsError: they have not.
+            UntrustedSettingsError: the user has not agreed.
         """
         untrusted = self.untrusted
         if untrusted:
@@ -103,16 +108,16 @@ class Settings:
         return tuple(name for name in REQUIRED_SETTINGS if not getattr(self, name))
 
     def require(self) -> None:
-        """Check that everything is there that a submit to SageMaker needs.
+        """Check that all settings have values that a submit to SageMaker needs.
 
         Raises:
-            SettingsError: something is missing; the message says what and how to give it.
+            SettingsError: a value is missing. The message names the missing settings and how to give them.
         """
         if self.missing:
             names = ", ".join(self.missing)
             exports = "; ".join(f"export {_ENVIRONMENT[name][0]}=..." for name in self.missing)
             raise SettingsError(
-                f"submitting to SageMaker needs settings that are not there: {names}",
+                f"missing settings for SageMaker: {names}",
                 f"store them once: cloudtrain configure; or {exports} (or write them to {SETTINGS_FILE}). "
                 "To run on this machine instead, without an account: --local",
             )
@@ -120,14 +125,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Origin:
-    """One place that gives a setting a value.
+    """A value of a setting and its source.
 
     Attributes:
         name: The setting.
-        value: What it is given there.
+        value: Its value.
         source: `flag`, the name of a variable, or the path of a file.
         line: 1-based line of the file, or None.
-        profile: The table of the file that it stands in; None at the top level, and where it is no file.
+        profile: The profile in the file; None at the top level, and for other sources.
     """
 
     name: str
@@ -138,12 +143,12 @@ class Origin:
 
     @property
     def file(self) -> str:
-        """Absolute path of the file that it stands in."""
+        """Absolute path of the file that contains the value."""
         return str(Path(self.source).resolve())
 
     @property
     def text(self) -> str:
-        """The value in one line, of a list its parts between commas."""
+        """The value as one line; the parts of a list are separated by commas."""
         return self.value if isinstance(self.value, str) else ", ".join(self.value)
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +159,7 @@ class Origin:
 def load_settings(
     environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Collect settings from flags, environment and files.
+    """Return the settings from flags, environment and files.
 
     Args:
         environ: The environment.
@@ -180,7 +185,7 @@ def load_settings(
 def find_origins(
     environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> list[Origin]:
-    """Return every place that gives a setting a value; of one setting's places the first counts.
+    """Return every value of every setting, with its source. The first value of a setting has precedence.
 
     Args:
         environ: The environment.
@@ -206,13 +211,13 @@ def find_origins(
 
 
 def settings_files(environ: Mapping[str, str], job_directory: Path | None = None) -> list[Path]:
-    """Return the files that settings are read from, the first first; they need not exist."""
+    """Return the settings files in order of precedence; they need not exist."""
     beside = [job_directory / SETTINGS_FILE] if job_directory is not None else []
     return [*beside, profile_file(environ)]
 
 
 def parse_value(name: str, text: str) -> str | tuple[str, ...]:
-    """Return a setting's value that was given as one text; of a list the parts between commas."""
+    """Return the value of a setting from a text; the parts of a list are separated by commas."""
     return tuple(part for each in text.split(",") if (part := each.strip())) if name in LIST_SETTINGS else text
 
 
@@ -228,15 +233,15 @@ def prices_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_settings_file(path: Path) -> TomlFile:
-    """Read a settings file and check that it holds nothing but settings and profiles.
+    """Read a settings file and check that it contains only settings and profiles.
 
     Raises:
-        SettingsError: it cannot be read or holds something else; the message says in which line.
+        SettingsError: the file cannot be read or contains something else. The message has the line.
     """
     from cloudtrain.settings.toml_file import TomlFile
 
     try:
-        # In bytes, so that the ends of its lines stay what they are.
+        # Read as bytes to keep the line endings.
         raw = read_bounded(path, _MAX_BYTES)
         text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -246,8 +251,10 @@ def read_settings_file(path: Path) -> TomlFile:
     tables = TomlFile(text, str(path))
     profiles = tables.values.get(PROFILES, {})
     if not isinstance(profiles, dict) or not all(isinstance(inner, dict) for inner in profiles.values()):
-        place = tables.place_of(PROFILES)
-        raise SettingsError(f"{place}: profiles must hold tables", "write [profiles.NAME] and the settings below it")
+        location = tables.location_of(PROFILES)
+        raise SettingsError(
+            f"{location}: profiles must contain tables", "write [profiles.NAME] and the settings below it"
+        )
     _check_table(tables, (), {name: value for name, value in tables.values.items() if name != PROFILES})
     for name, settings in profiles.items():
         _check_table(tables, (PROFILES, name), settings)
@@ -265,7 +272,7 @@ def _origin(name: str, value: Any, source: str, line: int | None = None, profile
 
 
 def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origin]:
-    """Return what a file gives: the profile's values, then those of its top level."""
+    """Return the values of a file: those of the profile, then those of the top level."""
     own = profiles_of(tables).get(profile, {}) if profile is not None else {}
     above = {name: value for name, value in tables.values.items() if name != PROFILES}
     found = [
@@ -273,7 +280,7 @@ def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origi
         for name, value in own.items()
         if value != ""
     ]
-    # An empty text in a profile takes the top level's value away.
+    # An empty text in a profile hides the value of the top level.
     return found + [
         _origin(name, value, str(path), tables.line_of(name))
         for name, value in above.items()
@@ -282,7 +289,7 @@ def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origi
 
 
 def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Refuse a profile that no file has: its absence would mean another account."""
+    """Reject a profile that no file has, because the run would use another account."""
     if profile is None or any(profile in inner for inner in profiles.values()):
         return
     legal = sorted({name for inner in profiles.values() for name in inner})
@@ -293,11 +300,11 @@ def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any
 
 def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        place = tables.place_of(*table, name)
+        location = tables.location_of(*table, name)
         if name not in _ENVIRONMENT:
-            raise SettingsError(f"{place}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
+            raise SettingsError(f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
         is_list = name in LIST_SETTINGS
-        fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        if not (fits if is_list else isinstance(value, str)):
+        is_list_of_text = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not (is_list_of_text if is_list else isinstance(value, str)):
             expected, example = ("list of strings", "['one', 'two']") if is_list else ("string", "'text'")
-            raise SettingsError(f"{place}: {name} must be a {expected}", f"write {name} = {example}")
+            raise SettingsError(f"{location}: {name} must be a {expected}", f"write {name} = {example}")

@@ -65,7 +65,7 @@ class TomlFile:
         best = max(self._statements, key=lambda each: _common_length(each.path, path), default=None)
         return best.lines[0] if best is not None and _common_length(best.path, path) else None
 
-    def place_of(self, *path: str) -> str:
+    def location_of(self, *path: str) -> str:
         """Return `file:line` of a value or table, or the file alone if the file does not have it."""
         line = self.line_of(*path)
         return self.file if line is None else f"{self.file}:{line}"
@@ -145,7 +145,7 @@ class TomlFile:
             if _without_empty(edited.values) == _without_empty(expected):
                 return edited
         raise SettingsError(
-            f"{self.place_of(*table)}: cannot change this table without changing other values",
+            f"{self.location_of(*table)}: cannot change this table without changing other values",
             "edit the file by hand; nothing was changed",
         )
 
