@@ -174,12 +174,17 @@ def _lives(pid: int) -> bool:
         return False
 
 
+def workers_and_template(agent: int) -> tuple[list[psutil.Process], list[psutil.Process]] | None:
+    """Return the agent's two workers and its other children, or None while a worker is still its template's child."""
+    children = psutil.Process(agent).children()
+    workers = [child for child in children if child.cmdline()[1:] == ["-u", WORKER_SCRIPT]]
+    return (workers, [child for child in children if child not in workers]) if len(workers) == 2 else None
+
+
 def test_without_its_template_the_agent_starts_workers_afresh(tmp_path: Path) -> None:
     agent = start(tmp_path, "tell('forked', is_forked, restart)\ntime.sleep(0 if restart else 600)\n", restarts=1)
     told(tmp_path, "forked", 2)
-    children = psutil.Process(agent.pid).children()
-    workers = [child for child in children if child.cmdline()[1:] == ["-u", WORKER_SCRIPT]]
-    (the_template,) = [child for child in children if child not in workers]
+    workers, (the_template,) = until(lambda: workers_and_template(agent.pid))
     time.sleep(1)  # the agent may be about to read what the template has answered
     the_template.kill()
     until(lambda: the_template.status() == psutil.STATUS_ZOMBIE)

@@ -48,6 +48,11 @@ def listed(sandbox: Served, status: str, name: str) -> list[str]:
     return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
 
 
+def wait_for(file: Path) -> str:
+    """Return a command that ends when a file exists."""
+    return f"until [ -e '{file}' ]; do sleep 0.1; done"
+
+
 def end_pool(sandbox: Served, name: str, seconds: int = 0) -> None:
     resources = {"KeepAlivePeriodInSeconds": seconds}
     sandbox.client("sagemaker").update_training_job(TrainingJobName=name, ResourceConfig=resources)
@@ -56,16 +61,17 @@ def end_pool(sandbox: Served, name: str, seconds: int = 0) -> None:
 # ---------------------------------------------------------------- over HTTP
 
 
-def test_the_next_matching_job_reuses_the_cluster(sandbox: Served) -> None:
+def test_the_next_matching_job_reuses_the_cluster(sandbox: Served, tmp_path: Path) -> None:
     sandbox.create("pool-a", TRAIN, **warm())
     sandbox.end_of("pool-a")
     assert pool_of(sandbox, "pool-a") == {"Status": "Available"}
     assert listed(sandbox, "Available", "pool-a") == ["pool-a"]
     sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("pool-other", TRAIN, **warm(VolumeSizeInGB=11))
-    sandbox.create("pool-b", "echo trained; sleep 1", **warm(1200))
+    sandbox.create("pool-b", f"echo trained; {wait_for(tmp_path / 'go')}", **warm(1200))
     sandbox.secondary("pool-b", "Training")
     assert pool_of(sandbox, "pool-b") == {"Status": "InUse"}
+    (tmp_path / "go").touch()
     done = sandbox.end_of("pool-b")
     assert statuses(done) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     reused = pool_of(sandbox, "pool-a")
@@ -90,10 +96,11 @@ def test_job_without_keep_alive_releases_the_warm_cluster(sandbox: Served) -> No
     assert pool_of(sandbox, "takes")["Status"] == "Terminated"
 
 
-def test_a_pool_expires_or_is_terminated(sandbox: Served) -> None:
+def test_a_pool_expires_or_is_terminated(sandbox: Served, tmp_path: Path) -> None:
     client = sandbox.client("sagemaker")
     sandbox.create("short", TRAIN, **warm(1))
-    sandbox.create("running", "sleep 2", **warm(VolumeSizeInGB=78))  # no match for the other one
+    command = wait_for(tmp_path / "go")
+    sandbox.create("running", command, **warm(VolumeSizeInGB=78))  # no match for the other one
     sandbox.secondary("running", "Training")
     with pytest.raises(ClientError, match="running has no warm pool that is Available"):
         end_pool(sandbox, "running")
@@ -102,6 +109,7 @@ def test_a_pool_expires_or_is_terminated(sandbox: Served) -> None:
     assert pool_of(sandbox, "short") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 1}
     with pytest.raises(ClientError, match="no warm pool"):
         end_pool(sandbox, "short")
+    (tmp_path / "go").touch()
     sandbox.end_of("running")
     end_pool(sandbox, "running", 3600)
     assert sandbox.describe("running")["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 3600
