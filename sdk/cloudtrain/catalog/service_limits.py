@@ -1,7 +1,7 @@
-"""What CreateTrainingJob allows, read from the service model that the installed botocore brings.
+"""Limits of CreateTrainingJob, from the service model in the installed botocore.
 
-botocore itself checks types, required fields and minimums only; AWS checks the rest after the upload. The file is
-read without importing botocore, which would cost four times as much.
+botocore itself checks only types, required fields and minimums, and AWS checks the rest after the upload. The file is
+read without importing botocore, which would take four times as long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERATION_INPUT = "CreateTrainingJobRequest"
 _MODEL = Path("data", "sagemaker", "2017-07-24")
 _REGIONS = Path("data", "partitions.json")
 _SHOWN = 60
-# AWS writes patterns for Java: Unicode classes that Python's `re` lacks, each with what stands for it in a set.
+# AWS writes patterns for Java: its Unicode classes that Python's `re` lacks, each with a replacement inside of a set.
 # \w holds letters, digits and the underscore; separators are listed one by one, since \s would let a newline pass.
 _CLASSES = {
     r"\p{L}": r"\w",
@@ -38,15 +38,15 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Violation:
-    """One value of a request that AWS would refuse.
+    """One value of a request that AWS would reject.
 
     Attributes:
-        path: Where it stands in the document.
-        message: What is allowed and what is there.
+        path: Path in the request.
+        message: What is allowed and what was found.
         hint: What to do.
-        is_key: Whether the name of a mapping's entry is to blame, not its value.
-        bound: The limit that is broken, and
-        got: what is there, where these are numbers.
+        is_key: Whether the key of a mapping's entry is invalid, not its value.
+        bound: The limit, if it is a number.
+        got: The value or length that was found, if the limit is a number.
     """
 
     path: FieldPath

@@ -7,7 +7,7 @@ from cloudtrain.catalog.source import Source, load, sources
 
 _BYTES_PER_GBIT = 10**9 / 8
 _SHARE_OF_NETWORK = 0.5
-"""Of an instance's baseline bandwidth, because collectives go on beside the upload."""
+"""Of an instance's baseline bandwidth, because collectives run during the upload."""
 
 
 def s3_upload_bytes_per_second(instance_type: str) -> float:

@@ -89,7 +89,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module with their lines, without docstrings and other texts that stand alone."""
+    """Yield the texts of a module with their lines, without docstrings and other unused texts."""
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:

@@ -46,7 +46,7 @@ class Conventions:
 def read_conventions(directory: Path, script: str) -> Conventions:
     """Return how a script wants to be started.
 
-    The script is read, and the modules of the code folder that it imports, as far as the text tells.
+    The script and the modules of the code folder that it imports are parsed, not executed.
 
     Args:
         directory: The code folder.

@@ -1,8 +1,8 @@
-"""What looks like a credential, by a file's name and by its content.
+"""Scanner for credentials, by file names and by content.
 
-No general scanner starts fast enough to run before every plan, so these are tables: names that say it all, names whose
-content decides, and tokens whose shape their issuers fix. Sources of the shapes: the issuers' documentation and
-gitleaks' rules (config/gitleaks.toml), 2026-11.
+General scanners start too slowly to run before every plan. This one has three tables: names of credential files, names
+whose content decides, and patterns of tokens with a fixed format. Sources of the formats: the issuers' documentation
+and gitleaks' rules (config/gitleaks.toml), 2026-11.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import NamedTuple
 from cloudtrain.secrets.file_names import NameTable
 
 SCANNED_BYTES = 4 * 2**20
-"""What lies behind is data, not text that somebody wrote a token into."""
+"""Bytes at the start of a file that are scanned. Longer files are data, not text that a person wrote."""
 
 MAX_MATCHES = 3
-"""Findings that are told of one file."""
+"""Most matches that are reported per file."""
 
 MAX_FILES = 20_000
-"""Files of a folder of data whose names are looked at."""
+"""Most files whose names are checked in a folder of data."""
 
 _PROOF_BYTES = 2**16
-"""Bytes of a file of data that are read where its name leaves it open."""
+"""Bytes that are read of a data file whose name alone does not decide."""
 
 
 class SecretMatch(NamedTuple):
-    """Something that looks like a credential. Never holds the credential itself.
+    """A place that looks like a credential. It never contains the credential itself.
 
     Attributes:
         name: The file, relative to the code folder.
-        line: 1-based line, or None where the name alone, or the whole file, says it.
-        kind: What it looks like.
+        line: 1-based line, or None for a match of the file's name or of a binary file.
+        kind: Kind of credential.
     """
 
     name: str
@@ -90,7 +90,7 @@ _NAMES = NameTable(
         "Terraform state": ("terraform.tfstate",),
     }
 )
-"""Names in lower case that say it all."""
+"""Lowercase names of files that are credentials."""
 
 _PAIRS = {".huggingface/token": "Hugging Face token", "huggingface/token": "Hugging Face token"}
 """The same for a file in a folder."""
@@ -109,7 +109,7 @@ _SUSPECTS = NameTable(
         "npm token": (".npmrc",),
     }
 )
-"""Names in lower case that may hold this: certificates are `.pem`, too, and a Gym environment may be called `.env`."""
+"""Lowercase names of files that may be credentials: certificates are `.pem`, too, and Gym environments `.env`."""
 
 _SUSPECT_PAIRS = {".docker/config.json": "passwords of registries"}
 
@@ -132,11 +132,11 @@ _PROOFS = {
     "npm token": re.compile(rb"_(?:auth|authToken|password)[ \t]*=[ \t]*[\"']?[^\s\"'$]"),
     "passwords of registries": re.compile(rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"[^\"$]"),
 }
-"""What the content of such a file must have, to be what its name lets fear."""
+"""Patterns that prove by content that such a file is a credential."""
 
 _GAP = rb"[\\\"'`\s()\[\]{},:=>]{1,24}"
 _TO_VALUE = rb"\w{0,20}" + _GAP + rb"(?:(?:str|value|default|or)\b[\\\"'`\s:=]{1,8})?(?:[bfru]{1,2}\\?[\"'])?"
-"""What stands between a name and its value: `"] = "`, escaped in notebooks, `", value = "`, `", default="`, ` `."""
+"""Text between a name and its value: `"] = "`, escaped in notebooks, `", value = "`, `", default="`, ` `."""
 _TEXTS = {
     "AWS access key id": rb"\b(?:AKIA[A-Z0-9]{16}|ASIA(?=[A-Z]*[0-9])[A-Z0-9]{16})\b",
     "AWS secret access key": (
@@ -167,26 +167,26 @@ _TOKEN = re.compile(b"|".join(rb"(%b)" % text for text in _TEXTS.values()))
 _KINDS = tuple(_TEXTS)
 _FEWEST_CHARACTERS = 6
 """Different ones in the last 16 of a token: 16 hexadecimal digits by chance have fewer once in 25,000 times; zeros or
-`xxxx`, which stand for a token, have one."""
+`xxxx`, which are placeholders, have one."""
 
-# The expression is slow, 3 MB/s. Searches in C come first, and show it only the places that may hold a token.
+# The regular expression is slow (3 MB/s), so it runs only where fast searches find a possible token.
 _RUN = b"x" * 20
 """No token is shorter than an AWS access key id, 20 characters."""
 _LETTERS = bytes(ord("x") if bytes([code]).isalnum() else ord(" ") for code in range(256))
 _TOKENS = bytes(ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256))
 _ANCHORS = (b"sk-", b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET")
-"""Starts of tokens that may hold no run of 20 letters and digits, because other characters break it."""
+"""Starts of tokens that may have no run of 20 letters and digits, because of other characters."""
 _PREFIX = re.compile(rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb)")
-"""One of these stands before or in each run of 20 that belongs to a token without an anchor."""
+"""One of these is before or in each run of 20 that belongs to a token without an anchor."""
 _BEFORE, _BEHIND = 160, 128
-"""Bytes around a place that are looked at, such as `wandb.login(relogin=True, key="`."""
+"""Bytes before and behind a place that are searched, such as `wandb.login(relogin=True, key="`."""
 
 VERSION = hashlib.sha256(repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).encode()).hexdigest()
-"""Changes with the tables: what an older one found is worth nothing."""
+"""Changes with the tables, which invalidates cached results."""
 
 
 def kind_of_folder(base: str) -> str | None:
-    """Return what a folder's name says that lies in it, or None.
+    """Return the kind of credentials in a folder of this name, or None.
 
     Args:
         base: The name without the folder above it.
@@ -195,7 +195,7 @@ def kind_of_folder(base: str) -> str | None:
 
 
 def kind_by_name(name: str) -> str | None:
-    """Return what a file's name says that it holds, or None.
+    """Return the kind of credentials in a file of this name, or None.
 
     Args:
         name: The path, or the name without its folder; the last two parts count, in any case.
@@ -205,10 +205,10 @@ def kind_by_name(name: str) -> str | None:
 
 
 def suspected_kind(name: str) -> str | None:
-    """Return what a file may hold by its name, where only the content can tell, or None.
+    """Return the kind of credentials that a file of this name may contain, depending on its content, or None.
 
     Args:
-        name: See `by_name`.
+        name: See `kind_by_name`.
     """
     base, pair = _plain(name)
     return None if _is_harmless(base) else _SUSPECTS.find(base) or _SUSPECT_PAIRS.get(pair)
@@ -229,11 +229,11 @@ def _is_harmless(base: str) -> bool:
 
 
 def scan_file(name: str, data: bytes) -> list[tuple[int, str]]:
-    """Return (line, kind) of what looks like a credential in a file, at most `MOST_FINDINGS`; line 0 if it is no text.
+    """Return (line, kind) of what looks like a credential in a file, at most `MAX_MATCHES`; line 0 if it is no text.
 
     Args:
-        name: See `by_name`: of some files only the name tells how their content is to be read.
-        data: The beginning of the content.
+        name: See `kind_by_name`. It selects additional patterns.
+        data: The start of the content.
     """
     found, kind = scan_text(data), suspected_kind(name)
     proof = _prove(kind, data) if kind is not None else None
@@ -249,7 +249,7 @@ def _prove(kind: str, data: bytes) -> tuple[int, str] | None:
 
 
 def scan_text(data: bytes) -> list[tuple[int, str]]:
-    """Return (line, kind) of what looks like a credential, at most `MOST_FINDINGS`; nothing of what is no text."""
+    """Return (line, kind) of what looks like a credential, at most `MAX_MATCHES`; nothing of what is no text."""
     text = _as_text(data)
     found: list[tuple[int, str]] = []
     for at, kind in _search(text) if text is not None else ():
@@ -265,7 +265,7 @@ def _as_text(data: bytes) -> bytes | None:
     """Return text in an encoding that keeps ASCII, as it is or from UTF-16; None of what is no text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace").encode("utf-8", "replace")
-    if data.find(b"\0", 0, 8000) < 0:  # as git tells text
+    if data.find(b"\0", 0, 8000) < 0:  # the rule by which git recognises text
         return data
     # Windows' shells write UTF-16, in which each ASCII character has a zero before or behind it.
     for encoding, zeros in (("utf-16-le", data[1:8000:2]), ("utf-16-be", data[:8000:2])):
@@ -294,7 +294,7 @@ def _search(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _all(data: bytes, part: bytes) -> Iterator[int]:
-    """Yield where a part lies."""
+    """Yield the offset of each occurrence of a part."""
     at = data.find(part)
     while at >= 0:
         yield at
@@ -309,19 +309,15 @@ def _tokens(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
         yield match.start(), _KINDS[match.lastindex - 1]
 
 
-# ---------------------------------------------------------------- folders of data
-
-
 def scan_folder(path: Path, *, most: int = 10) -> list[SecretMatch]:
-    """Return what of a folder of data looks like a credential by its name, in the order of the names.
+    """Return the files in a folder of data whose names are those of credentials, sorted by name.
 
-    Data is too large to be searched. Only of files whose name leaves it open, such as `.pem`, the beginning is read.
-    Links to folders are followed once each, as an upload follows them. What cannot be read is passed over: the upload
-    reports it.
+    Data is too large to search: only the start of files with an undecided name, such as `.pem`, is read. Each link to a
+    folder is followed once, as by an upload. Files that cannot be read are skipped; the upload reports them.
 
     Args:
-        path: A folder or a file; what does not exist holds nothing.
-        most: Findings after which the search ends, as it does after `MOST_FILES_BELOW` files.
+        path: A folder or a file; a missing one gives no matches.
+        most: Most matches. The search also ends after `MAX_FILES` files.
     """
     if path.is_file():
         kind = _in_data(path.name, str(path))
@@ -353,7 +349,7 @@ def _is_new(folder: str, linked: set[str]) -> bool:
 
 
 def _in_data(name: str, path: str) -> str | None:
-    """Return what a file of data holds, by its name and, where it is a link, by the name of what it leads to."""
+    """Return the kind of credentials in a data file, by its name and, for a link, by the name of its target."""
     for each in (name, os.path.realpath(path)) if os.path.islink(path) else (name,):  # noqa: PTH114 (often)
         kind = kind_by_name(each)
         if kind is not None:
@@ -373,9 +369,9 @@ def _is_proven(kind: str, path: str) -> bool:
 
 
 def _children(root: str, name: str, most: int, linked: set[str]) -> list[str]:
-    """Return paths below the root of what lies in a folder, the last first; a folder's ends with a slash.
+    """Return the paths in a folder, relative to the root and in reverse order; those of folders end with a slash.
 
-    Folders that links lead to are added to `linked`, and left out when they are in it.
+    Targets of links to folders are added to `linked`; a target that `linked` already contains is skipped.
     """
     with contextlib.suppress(OSError), os.scandir(f"{root}/{name}") as children:
         found = (

@@ -94,7 +94,7 @@ def _ask_terraform(folder: Path) -> str:
 
 
 def _value(place: str, name: str, output: Any) -> str | tuple[str, ...]:
-    """Return an output's value, which stands alone or beside its type."""
+    """Return an output's value; with a type beside it or alone."""
     if isinstance(output, Mapping) and "value" in output:
         if output.get("sensitive") is True:
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, and files that are read up to a size."""
+"""Atomic writes of files, and reads with a size limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace a text file in one step: who reads it sees the old one or the new one, never a part.
+    """Replace a text file atomically: readers see the old content or the new one, never a part.
 
     Args:
         path: The file, which need not exist.
-        text: All that it holds then, with the ends of its lines as they are.
-        private: Nobody but its owner may read it.
+        text: The new content; line endings are kept.
+        private: Let only the owner read the file.
 
     Raises:
-        OSError: it cannot be written; what was there stays, and nothing else is left.
+        OSError: the file cannot be written. It is unchanged, and no temporary file remains.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -32,13 +32,13 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file, or of a longer one that much and one byte.
+    """Return at most `most_bytes + 1` bytes of a regular file, so that a longer file can be detected.
 
     Raises:
-        OSError: the file cannot be read, or is a pipe or a device, whose content may never end.
-        ValueError: the name holds a NUL.
+        OSError: the file cannot be read, or is a pipe or device, whose content may be endless.
+        ValueError: the name contains a NUL.
     """
-    # Without O_NONBLOCK the opening of a pipe that nothing writes to would never return.
+    # Without O_NONBLOCK, opening a pipe without a writer would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode

@@ -30,7 +30,7 @@ _MONEY = re.compile(rf"{_NUMBER}\s*USD|USD\s*{_NUMBER}")
 
 
 def parse_duration(value: object) -> int:
-    """Return whole seconds of a duration such as `90s`, `10m`, `1h30m` or `2d`.
+    """Return the seconds of a duration such as `90s`, `10m`, `1h30m` or `2d`.
 
     Raises:
         ValueError: not a duration; a bare number has no unit.
