@@ -29,16 +29,16 @@ class Task(ABC):
     """A model, its data and its loss. Subclasses take `code.args` as keyword arguments.
 
     `model`, `datasets`, `optimizer`, `parallelize`, `pipeline` and `schedule` run once in every rank's process, with
-    the same seed in all of them; `loss` runs for each micro-batch, `metrics` for each batch of an evaluation and
-    `collate` for every batch, perhaps in a DataLoader's process.
+    the same seed on all ranks; `loss` runs for each micro-batch, `metrics` for each evaluation batch, and `collate` for
+    every batch, possibly in a DataLoader worker.
 
     Shapes: B is `train.batch_size`, the samples of one rank and micro-step; the last batch of a split may have fewer.
 
     Attributes:
-        classes: Names of the classes that `predict` tells by number; empty where they have none.
-        tokens_per_sample: Tokens of one training sample, where it has some: throughput is then told in tokens, too.
-        flops_per_sample: FLOPs of one sample's forward and backward pass, for the utilisation of the device; None has
-            them counted, where that can be done.
+        classes: Names of the classes in `predict`, by class number; empty if they have no names.
+        tokens_per_sample: Tokens of one training sample, if it has tokens: throughput is then also reported in tokens.
+        flops_per_sample: FLOPs of one sample's forward and backward pass, for the utilisation of the device; None means
+            that they are counted if possible.
     """
 
     classes: Sequence[str] = ()
@@ -81,24 +81,24 @@ class Task(ABC):
         Called where `train.parallel` asks for more than replicas, before the model is sharded and compiled.
 
         Args:
-            model: The whole model, to be changed in place, such as by
+            model: The full model, to be changed in place, such as by
                 `torch.distributed.tensor.parallel.parallelize_module(block, mesh["tensor"], plan)`.
-            mesh: The ranks by `pipeline`, `replicate`, `shard` and `tensor`; each is there, if need be with size 1.
+            mesh: The ranks by `pipeline`, `replicate`, `shard` and `tensor`; unused dimensions have size 1.
 
         Returns:
-            The units, usually the blocks; None lets the entrypoint take the children of lists that repeat a class.
+            The units, usually the blocks; with None the entrypoint uses the children of lists that repeat a class.
         """
         return None
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
-        """Return the model as a chain of modules, each called with what the one before has returned.
+        """Return the model as a chain of modules, each called with the output of the previous one.
 
-        The first is called with what `loss` calls the model with, what the last returns is what `loss` gets. There may
-        be more than `stages`: they are shared out so that each rank takes equally long.
+        The first gets the inputs with which `loss` calls the model; `loss` gets the output of the last. The chain may
+        have more modules than `stages`: they are divided so that each rank takes about the same time.
 
         Args:
-            model: The whole model; the chain is made of its modules, so that parameters keep their names.
-            stages: How many parts there will be.
+            model: The full model; the chain consists of its modules, so that parameters keep their names.
+            stages: Number of pipeline stages.
         """
         raise TaskError(f"train.parallel.pipeline: {type(self).__name__} has no method pipeline() for {stages} stages")
 
@@ -114,7 +114,7 @@ class Task(ABC):
         return {}
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
-        """Return the predicted and the true class of each sample: two tensors of whole numbers from 0, [B] each.
+        """Return the predicted and the true class of each sample: two tensors of integers from 0, [B] each.
 
         Optional, for models that classify. With it the run ends with an analysis of the test split (or of the
         validation split, where there is no other): `analysis.md` and `analysis.json` in the model folder, with the
@@ -135,8 +135,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _told_at(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make the TaskErrors of a check, whose first argument is the Task, begin with the place of the Task's method."""
+def _with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Prefix the TaskErrors of a check, whose first argument is the Task, with the location of the Task's method."""
 
     def decorate(check: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(check)
@@ -152,13 +152,13 @@ def _told_at(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 def location_of(task: object, name: str) -> str:
-    """Return where a Task's method is written, as `digits.py:31:5  `; an empty string for the entrypoint's own."""
+    """Return the location of a Task's method, such as `digits.py:31:5  `; empty for the entrypoint's default."""
     method = inspect.unwrap(getattr(type(task), name, location_of))
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
     lines = linecache.getlines(code.co_filename)
-    first = code.co_firstlineno - 1  # of a decorator, where there is one
+    first = code.co_firstlineno - 1  # the line of the first decorator, if there is one
     line = next((line for line in range(first, len(lines)) if _is_def(lines[line], code.co_name)), None)
     column = 0 if line is None else len(lines[line]) - len(lines[line].lstrip())
     return f"{_short(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
@@ -173,12 +173,12 @@ def _short(file: str) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
 
-@_told_at("model")
+@_with_location("model")
 def checked_model(task: Task) -> nn.Module:
     """Return the Task's model.
 
     Raises:
-        TaskError: it is no module.
+        TaskError: it is not an nn.Module.
     """
     model: Any = task.model()
     if not isinstance(model, nn.Module):
@@ -189,12 +189,12 @@ def checked_model(task: Task) -> nn.Module:
 SPLITS = ("train", "validation", "test")
 
 
-@_told_at("datasets")
+@_with_location("datasets")
 def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     """Return the Task's datasets.
 
     Raises:
-        TaskError: they are not datasets by split, or one is neither map-style nor iterable, or empty.
+        TaskError: the result is not a mapping of datasets by split, or a dataset is empty or of another kind.
     """
     datasets: Any = task.datasets()
     if not isinstance(datasets, Mapping):
@@ -206,11 +206,11 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
         raise TaskError(f"datasets() must have train, and may have validation and test; it has {found}")
     for split, dataset in datasets.items():
         if is_iterable(dataset):
-            continue  # nobody can know how long it is
+            continue  # its length is unknown
         if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
             kind = type(dataset).__name__
             raise TaskError(
-                f"the {split} dataset needs __len__ and __getitem__ (map-style), or an __iter__ that begins anew for "
+                f"the {split} dataset needs __len__ and __getitem__ (map-style), or an __iter__ that starts again for "
                 f"each epoch (iterable); {kind} has neither"
             )
         if len(dataset) == 0:
@@ -218,12 +218,12 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     return dict(datasets)
 
 
-@_told_at("optimizer")
+@_with_location("optimizer")
 def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     """Return the Task's optimizer of a model.
 
     Raises:
-        TaskError: it is none, or one of other parameters than the model's.
+        TaskError: it is not an optimizer, or has parameters that are not the model's.
     """
     optimizer: Any = task.optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -234,17 +234,17 @@ def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     if others:
         raise TaskError(
             f"optimizer() must take the parameters of the model that it is given; {others} of {len(taken)} are not "
-            "among them, so nobody would synchronise or save them"
+            "among them and would be neither synchronised nor saved"
         )
     return optimizer
 
 
-@_told_at("schedule")
+@_with_location("schedule")
 def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
     """Return the Task's learning-rate schedule, or None.
 
     Raises:
-        TaskError: it is none that advances once per step, or one of another optimizer.
+        TaskError: it does not advance once per step, or belongs to another optimizer.
     """
     schedule: Any = task.schedule(optimizer)
     if schedule is None:
@@ -255,22 +255,24 @@ def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.opti
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise TaskError(f"{expected}; ReduceLROnPlateau waits for a metric, and this one advances with each step")
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
-        raise TaskError("schedule() must return one of the optimizer that it is given; this one is another's")
+        raise TaskError(
+            "schedule() must return a schedule of the optimizer that it is given; this one belongs to another optimizer"
+        )
     return schedule
 
 
 def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:
-    """Return how samples become a batch: torch's own function, for the data path to know it, or the Task's method."""
+    """Return the function that collates samples: the Task's method, or torch's default."""
     plain: Callable[[Any], Batch] = default_collate
     return plain if getattr(task.collate, "__func__", None) is Task.collate else task.collate
 
 
-@_told_at("collate")
-def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (the place is the Task's)
-    """Look at what the Task's `collate` has made.
+@_with_location("collate")
+def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (for the location)
+    """Check a batch of the Task's `collate`.
 
     Raises:
-        TaskError: there is no tensor in it.
+        TaskError: it has no tensor.
     """
     from torch.utils._pytree import tree_leaves
 
@@ -282,12 +284,12 @@ def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (the place is
         )
 
 
-@_told_at("loss")
+@_with_location("loss")
 def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
     """Return the Task's loss of a batch.
 
     Raises:
-        TaskError: it is not a scalar tensor, or in training has no gradient.
+        TaskError: it is not a scalar tensor, or has no gradient in training.
     """
     loss: Any = task.loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -301,12 +303,12 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss
 
 
-@_told_at("metrics")
+@_with_location("metrics")
 def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
     """Return the Task's metrics of an evaluation batch.
 
     Raises:
-        TaskError: they are no mapping, one has not one value per sample, or is called `loss`.
+        TaskError: the result is not a mapping, or a metric is called `loss` or does not have one value per sample.
     """
     metrics: Any = task.metrics(model, batch)
     if not isinstance(metrics, Mapping):
@@ -324,22 +326,22 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
 
 
 def is_classifier(task: Task) -> bool:
-    """Return whether the Task tells the classes of samples."""
+    """Return whether the Task implements predict()."""
     return type(task).predict is not Task.predict
 
 
-@_told_at("predict")
+@_with_location("predict")
 def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return predicted and true classes of a batch.
 
     Raises:
-        TaskError: they are not one whole number per sample each.
+        TaskError: the result is not two tensors with one integer per sample.
     """
     result: Any = task.predict(model, batch)
     parts = result if isinstance(result, tuple) and len(result) == 2 else ()  # noqa: PLR2004
     if not parts or not all(_is_class_of_each(part, samples) for part in parts):
         raise TaskError(
-            "predict() must return the predicted and the true class of each sample: two tensors of whole numbers "
+            "predict() must return the predicted and the true class of each sample: two tensors of integers "
             f"of the shape [{samples}]; it returned {_shape_of(result)}"
         )
     return parts
@@ -368,7 +370,7 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     """Import and create the Task named `module:Class`.
 
     Raises:
-        TaskError: there is no such class, it is no Task, or it does not take these arguments.
+        TaskError: the class does not exist, is not a Task, or does not accept these arguments.
     """
     module_name, _, class_name = reference.partition(":")
     try:
@@ -389,7 +391,7 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
         task = found(**arguments)
     except TypeError as error:
         if _takes(found, arguments):
-            raise  # of what its __init__ does
+            raise  # the error comes from within its __init__
         raise TaskError(f"code.args: {class_name} cannot be created: {error}") from None
     _check_signatures(task)
     return task
@@ -400,17 +402,17 @@ def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
         inspect.signature(function).bind(**arguments)
     except TypeError:
         return False
-    except ValueError:  # it tells no signature
+    except ValueError:  # the callable has no signature
         return True
     return True
 
 
 def _check_signatures(task: Task) -> None:
-    """Refuse methods that cannot be called as the entrypoint calls them, however they came into the class."""
+    """Reject methods that the entrypoint cannot call with its arguments."""
     for name, method in TASK_METHODS.items():
         try:
             signature = inspect.signature(getattr(task, name))
-        except (TypeError, ValueError):  # it tells none
+        except (TypeError, ValueError):  # the method has no signature
             continue
         try:
             signature.bind(*method.parameters)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.odd_models import Killed, Odd
 from support.parallel_training import (
     ADAM_SHIFT,
     SIX_DIGITS,
@@ -15,6 +14,7 @@ from support.parallel_training import (
     Outcome,
     losses,
 )
+from support.unusual_models import Killed, Odd
 
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
 
