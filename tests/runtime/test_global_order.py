@@ -1,4 +1,4 @@
-"""The order of an epoch: a permutation for every length, the same everywhere, and a good shuffle."""
+"""Global order of an epoch: a permutation for every length, portable, and well shuffled."""
 
 import math
 

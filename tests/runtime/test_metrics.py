@@ -1,4 +1,4 @@
-"""What is seen of a run: the clock, FLOPs, memory, bandwidth, slow ranks, curves and profiles."""
+"""Metrics of a run: step timer, FLOPs, memory, bandwidth, stragglers, TensorBoard and profiles."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Steps that are left out on the device, and analyses and rates, each by itself."""
+"""Skipped steps, best weights, classification analysis, schedules and determinism, without a trainer."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Options of the train section are on where they are asked for; that they change no losses is looked at elsewhere."""
+"""Options of the train section take effect; other tests check that they do not change losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: how a model is cut, what they compute, save and refuse."""
+"""Pipelines: how a model is split, and what they compute, save and reject."""
 
 import itertools
 import math

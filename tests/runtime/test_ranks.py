@@ -1,4 +1,4 @@
-"""Several ranks that are killed and resumed, as many as before and another number: real processes, real Gloo."""
+"""Several ranks that are killed and resumed, with the same and with another number: real processes, real Gloo."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How scripts end while a checkpoint is under way, as real ranks under the runtime's worker."""
+"""Scripts that end while a checkpoint is being saved: real ranks under the runtime's worker."""
 
 from __future__ import annotations
 

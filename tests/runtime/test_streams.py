@@ -1,4 +1,4 @@
-"""Streams: each sample exactly once in an epoch, wherever a run was cut and however many ranks and workers go on."""
+"""Streams: each sample exactly once in an epoch, after any interruption and with any number of ranks and workers."""
 
 import itertools
 import json

@@ -157,7 +157,11 @@ def _constant(optimizer: torch.optim.Optimizer) -> object:
         ),
         ("schedule", 3, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; it returned an int"),
         ("schedule", _plateau, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; ReduceLROn"),
-        ("schedule", lambda _: _constant(_adam(nn.Linear(1, 1))), "schedule() must return one of the optimizer that"),
+        (
+            "schedule",
+            lambda _: _constant(_adam(nn.Linear(1, 1))),
+            "schedule() must return a schedule of the optimizer that",
+        ),
         ("metrics", [1], "metrics() must return a mapping from name to tensor; it returned a list"),
         ("metrics", {"loss": torch.ones(3)}, "metrics() must not have a metric called loss"),
         (

@@ -1,4 +1,4 @@
-"""Ranks that have run out of samples keep step with the others and contribute nothing."""
+"""Ranks without samples take part in collectives and contribute nothing."""
 
 from __future__ import annotations
 

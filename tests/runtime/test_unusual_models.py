@@ -1,4 +1,4 @@
-"""Models that are not as usual, and runs that are killed, in the ways a model can be spread."""
+"""Unusual models and killed runs with each kind of parallelism."""
 
 import tempfile
 from dataclasses import replace

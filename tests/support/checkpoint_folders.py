@@ -1,4 +1,4 @@
-"""A process group of one, for tests in this process. Apart from `support.jobs`, which must not import torch."""
+"""A process group of one rank, for tests in this process. Separate from `support.jobs`, which must not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints for tests: real ones of torch.distributed.checkpoint, and the manifest that makes them ours."""
+"""Checkpoints for tests: real ones of torch.distributed.checkpoint, with a manifest."""
 
 from __future__ import annotations
 

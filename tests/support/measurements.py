@@ -1,4 +1,4 @@
-"""Ranks that measure something, as real processes with real Gloo. Their code lies where a fork server can import it."""
+"""Ranks that measure something: real processes with real Gloo, in a module that a fork server can import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small transformer that is trained in every way a model can be spread: real processes, real Gloo.
+"""A small transformer, trained with each kind of parallelism: real processes, real Gloo.
 
 They are forked from a server that has imported torch once, so a group of eight starts in a second. Their code must lie
 here, where the fork server can import it.
@@ -93,7 +93,7 @@ def losses(
     Args:
         train: As a job would have it, `parallel` included.
         ranks: Processes.
-        folder: Takes what they write; the model lies in `model`.
+        folder: Takes what they write; the model is in `model`.
         samples: Length of the data set.
         checkpoint: Where to save and resume; without it nothing is resumed.
         task: Another class of this file, or of a module beside it.
@@ -244,7 +244,7 @@ def _finish(processes: Sequence[Any]) -> str | None:
             problem = f"a rank ended with {next(filter(None, codes))}"
     for process in processes:
         if problem is not None:
-            process.join(1)  # the others may tell the reason, too
+            process.join(1)  # the others may report the reason, too
             process.kill()
         process.join()
     return problem
@@ -259,7 +259,7 @@ def _read(folder: Path, problem: str | None) -> Outcome:
     return Outcome(
         [event["loss"] for event in steps],
         [event["grad_norm"] for event in steps if "grad_norm" in event],
-        # Those that lost a rank tell of nothing but that.
+        # Ranks that lost another rank report only that.
         None if problem is None else min(told or [problem], key=lambda reason: "gloo" in reason),
         events,
         "".join(texts),
@@ -306,7 +306,7 @@ def _rank(
         chosen = task()
         chosen.learning_rate = train.learning_rate
         Trainer(chosen, train, checkpoint, place).run()
-    except BaseException as error:  # noqa: BLE001 (the test must hear of it whatever it is)
+    except BaseException as error:  # noqa: BLE001 (the test must get every error)
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]
         print(f"FAILED {type(error).__name__}: {first}", flush=True)

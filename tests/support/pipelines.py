@@ -1,4 +1,4 @@
-"""Tasks whose chains are wrong, or unusual. Here, so that ranks can import them."""
+"""Tasks with wrong or unusual chains, in a module that ranks can import."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Whole(nn.Module):
 
 
 class Twisted(Small):
-    """Passes on tensors of all kinds of shapes, whole numbers among them."""
+    """Passes on tensors of all kinds of shapes, integers among them."""
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
         embedding, *blocks, head = super().pipeline(model, stages)
@@ -75,7 +75,7 @@ class Growing(Small):
 
 
 class Grouped(Small):
-    """Decays some parameters only, and has a schedule that goes on from the learning rates as they are."""
+    """Decays some parameters only, and has a schedule that continues from the present learning rates."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]

@@ -1,4 +1,4 @@
-"""Several ranks of the training loop as real processes with real Gloo, started from one that has imported torch once.
+"""Ranks of the training loop: real processes with real Gloo, forked from one that has imported torch.
 
 They are forked from a fork server, so a group of four starts in a fraction of a second. Their code must lie here, where
 the fork server can import it.

@@ -1,4 +1,4 @@
-"""Several ranks that read a stream, as real processes with real Gloo, started from one that has imported torch once.
+"""Ranks that read a stream: real processes with real Gloo, forked from one that has imported torch.
 
 Their code must lie here, where the fork server can import it.
 """
@@ -35,7 +35,7 @@ class Reading:
         length: Of an iterable dataset that is read instead, if not 0.
         steps: Optimizer steps after which they are cut.
         epochs: After which they have come to the end.
-        saved: Position to go on from.
+        saved: Position to continue from.
         hosts: Number of hosts, each with a folder `host-N` of files of its own.
         copies: How many ranks read the same.
     """
@@ -60,7 +60,7 @@ class Found:
     Attributes:
         steps: For each optimizer step what each rank has used, and how many samples all ranks had agreed on.
         evaluated: What each rank has used in two evaluations, and the number of batches.
-        state: Where they stand, as each of them tells it.
+        state: The position that each rank reports.
     """
 
     steps: list[list[tuple[list[int], int]]]
@@ -108,10 +108,10 @@ def read_by_ranks(reading: Reading) -> Found:
                 process.kill()
             raise AssertionError("the ranks hang")
         left = [sentinel for sentinel in left if sentinel not in ended]
-    told = [json.loads((reading.folder / f"rank-{rank}").read_text()) for rank in range(reading.ranks)]
-    steps = [list(step) for step in zip(*(each["steps"] for each in told), strict=True)]
-    failures = [each["failure"] for each in told if each["failure"]]
-    return Found(steps, [each["evaluated"] for each in told], [each["state"] for each in told], failures)
+    results = [json.loads((reading.folder / f"rank-{rank}").read_text()) for rank in range(reading.ranks)]
+    steps = [list(step) for step in zip(*(each["steps"] for each in results), strict=True)]
+    failures = [each["failure"] for each in results if each["failure"]]
+    return Found(steps, [each["evaluated"] for each in results], [each["state"] for each in results], failures)
 
 
 def _rank(reading: Reading, rank: int, port: int) -> None:
@@ -131,17 +131,17 @@ def _rank(reading: Reading, rank: int, port: int) -> None:
     names = tuple(f"host-{index}" for index in range(reading.hosts))
     place = replace(read_context(os.environ), seed=3, host=names[host], hosts=names)
     process_group.join_ranks(place)
-    told: dict[str, Any] = {"steps": [], "evaluated": [[], 0], "state": None, "failure": ""}
+    results: dict[str, Any] = {"steps": [], "evaluated": [[], 0], "state": None, "failure": ""}
     try:
-        _read(reading, place, host, told)
+        _read(reading, place, host, results)
     except JobError as error:
-        told["failure"] = str(error)
-    (reading.folder / f"rank-{rank}").write_text(json.dumps(told))
+        results["failure"] = str(error)
+    (reading.folder / f"rank-{rank}").write_text(json.dumps(results))
     torch.distributed.barrier()  # all of them fail alike, and none may leave while another still begins
     os._exit(0)
 
 
-def _read(reading: Reading, place: Any, host: int, told: dict[str, Any]) -> None:
+def _read(reading: Reading, place: Any, host: int, results: dict[str, Any]) -> None:
     dataset: Any = Numbers(reading.length)
     if not reading.length:
         own = reading.files / f"host-{host}" if reading.hosts > 1 else reading.files
@@ -156,16 +156,16 @@ def _read(reading: Reading, place: Any, host: int, told: dict[str, Any]) -> None
             batches = list(step)
             used = [sample for micro, batch in batches for sample in batch[: micro.count]]
             assert [len(batch) for _, batch in batches] == [micro.samples for micro, _ in batches]
-            told["steps"].append([used, step.plan.samples])
+            results["steps"].append([used, step.plan.samples])
             feeder.advance()
             taken += 1
             if taken == reading.steps:
                 break
-    told["state"] = feeder.state().to_json()
+    results["state"] = feeder.state().to_json()
     evaluation = make_evaluation_data(dataset, list, place, batch_size=4, even=True, workers=reading.workers, **where)
     for _ in range(2):
         for micro, batch in evaluation:
-            told["evaluated"][0] += batch[: micro.count]
-            told["evaluated"][1] += 1
+            results["evaluated"][0] += batch[: micro.count]
+            results["evaluated"][1] += 1
     feeder.close()
     evaluation.close()

@@ -1,4 +1,4 @@
-"""Tasks for runs of several ranks that go wrong or are looked at closely. `support.parallel_training` starts them."""
+"""Tasks for runs of several ranks that fail or are inspected. `support.parallel_training` starts them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Overflowing(Small):
 
 
 class Told(Small):
-    """Tells the class of each text: its first token."""
+    """Predicts the class of each text: its first token."""
 
     classes = tuple(f"token {number}" for number in range(VOCABULARY))
 

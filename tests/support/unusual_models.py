@@ -1,4 +1,4 @@
-"""Models that a tutorial does not have, trained in every way a model can be spread; see parallel_training.py."""
+"""Unusual models, trained with each kind of parallelism; see parallel_training.py."""
 
 from __future__ import annotations
 
