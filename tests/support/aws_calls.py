@@ -133,9 +133,15 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
     return CLIENT, _verb(raw, stack)
 
 
-_SANDBOX = {"life": "inputs and outputs", "transfer": "inputs and outputs", "operations": "inputs", "logs": "logs"}
+_SANDBOX = {
+    "job_runner": "inputs and outputs",
+    "s3_sync": "inputs and outputs",
+    "transfer": "inputs and outputs",
+    "training_job_operations": "inputs",
+    "cloudwatch_logs": "logs",
+}
 _PARTS = {
-    "host.hang": "hang",
+    "launcher.hang": "hang",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
     "runtime.s3.": "checkpoints",
@@ -160,8 +166,9 @@ _VERBS = {
     r"configur|preflight\.account": "configure",
     r"preflight\.prices": "prices",
     r"preflight\.": "check",
-    r"sagemaker\.(uploads|claims|estimator|sdk)|\.(submit|_create|_upload|reserve|find_live|hand_over)\b": "submit",
-    r"sagemaker\.logs": "logs",
+    r"sagemaker\.(uploads|submit_lock|estimator|sdk)": "submit",
+    r"\.(submit|_create|_upload|reserve|find_live|hand_over)\b": "submit",
+    r"sagemaker\.log(s|_tail|_streams)\b": "logs",
     r"sagemaker\.listing|\.list\b": "list",
     r"\.end_warm_pool|\.stop\b": "stop",
     r"\.facts": "explain",
