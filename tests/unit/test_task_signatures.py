@@ -255,7 +255,7 @@ def test_a_base_that_asks_for_a_method(tmp_path: Path) -> None:
 
 def test_a_broken_module_of_a_base(tmp_path: Path) -> None:
     (told,) = found(tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:")
-    assert told.startswith("base.py:1:12  is not valid Python: invalid syntax; mend it")
+    assert told.startswith("base.py:1:12  is not valid Python: invalid syntax; fix it")
 
 
 # ---------------------------------------------------------------- what the text does not prove

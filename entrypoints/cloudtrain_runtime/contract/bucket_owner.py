@@ -1,6 +1,6 @@
-"""Whose a bucket must be: S3 refuses a call on one that has come to belong to somebody else.
+"""Expected bucket owners: S3 rejects calls on a bucket that belongs to another account.
 
-A name of a bucket that is deleted can be taken by any account, which would then be handed code, data and checkpoints.
+After a bucket is deleted, any account can take its name and would then receive code, data and checkpoints.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _MEMBER = "ExpectedBucketOwner"
 
 
 def expect_owner(client: Any, owner_of: Callable[[str], str | None]) -> None:
-    """Have every call of an S3 client name the account that must own the bucket.
+    """Make every call of an S3 client name the account that must own the bucket.
 
     Args:
-        client: boto3's, of the service `s3`.
-        owner_of: Returns the account by the bucket's name, or None where nobody knows it: users read the buckets of
-            others.
+        client: boto3's S3 client.
+        owner_of: Returns the expected account by bucket name, or None if unknown: users also read buckets of other
+            accounts.
     """
 
     def name_owner(params: Mapping[str, Any], model: Any, **_: Any) -> dict[str, Any] | None:
@@ -34,6 +34,6 @@ def expect_owner(client: Any, owner_of: Callable[[str], str | None]) -> None:
 
 
 def owners_from(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the owners that a process was told of by its environment."""
+    """Return the expected owners by bucket name from the environment."""
     found: dict[str, str] = json.loads(environ.get(OWNERS_VARIABLE, "{}"))
     return found

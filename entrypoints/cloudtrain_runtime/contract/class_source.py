@@ -1,7 +1,7 @@
-"""Classes as their source text tells them: modules of a code folder, names, bases. Nothing of it is imported.
+"""Static analysis of the classes in a code folder: modules, names, bases. No code is imported.
 
-Standard library only. What the text cannot prove is `Beyond.UNKNOWN`: a base from elsewhere, a name bound twice, a
-class that a decorator may replace. Whoever asks has to stay silent about that.
+Standard library only. What the source cannot prove is `ExternalClass.UNKNOWN`: an external base, a name that is bound
+twice, a class that a decorator may replace. Callers must not report errors about it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUNTIME: Final = "cloudtrain_runtime"
 
 
 class ExternalClass(enum.Enum):
-    """What stands for a class that is not written in the code folder."""
+    """A class that is not defined in the code folder."""
 
     TASK = "Task"
     PLAIN = "object, or a base such as ABC that brings nothing"
@@ -30,7 +30,7 @@ class ExternalClass(enum.Enum):
 _PLAIN: Final = {("abc", "ABC"), ("typing", "Generic"), ("typing", "Protocol"), ("builtins", "object")}
 _HARMLESS_DECORATORS: Final = {"dataclass", "final"}
 _REACHES_EVERYTHING: Final = {"exec", "eval", "globals", "locals", "vars", "setattr", "delattr"}
-"""With these a module or class may bind names that its text does not show."""
+"""Calls with which a module or class may bind names that its source does not show."""
 _ANY_NAME: Final = "*"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -38,7 +38,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class UnreadableFile:
-    """What keeps Python from reading a file; line and column count from 1."""
+    """A file that Python cannot read or parse; line and column count from 1."""
 
     file: str
     line: int | None
@@ -48,7 +48,7 @@ class UnreadableFile:
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """A module's text.
+    """The analyzed source of a module.
 
     Attributes:
         name: Dotted, from the code folder.
@@ -89,7 +89,7 @@ class ModuleSource:
 
 @dataclass(frozen=True, eq=False)
 class ClassSource:
-    """A class's text.
+    """The analyzed source of a class.
 
     Attributes:
         bound: By name, the statement that binds it last; None where that is not an ordinary `def`.
@@ -109,7 +109,7 @@ class ClassSource:
 
 @dataclass(frozen=True)
 class Member:
-    """A method and the class that defines it; `node` is None where the text does not tell what it is."""
+    """A method and the class that defines it; `node` is None if the source does not show its definition."""
 
     owner: ClassSource
     node: Function | None
@@ -124,7 +124,7 @@ class SourceFolder:
     """The modules of a code folder, each read once.
 
     Attributes:
-        broken: What could not be read.
+        broken: The files that could not be read.
     """
 
     directory: Path
@@ -133,18 +133,18 @@ class SourceFolder:
     _classes: dict[ast.ClassDef, ClassSource] = field(default_factory=dict)
 
     def module(self, name: str) -> ModuleSource | None:
-        """Return a module of the folder, or None where it has no such one or Python cannot read it."""
+        """Return a module of the folder, or None if it does not exist or Python cannot read it."""
         if name not in self._modules:
             path = find_module(self.directory, name)
             self._modules[name] = None if path is None else self._read(name, path)
         return self._modules[name]
 
     def resolve(self, module: ModuleSource, name: str) -> ClassSource | ExternalClass:
-        """Return the class that a name of a module means."""
+        """Return the class that a name in a module refers to."""
         return self._resolve(module, name, frozenset())
 
     def order(self, found: ClassSource) -> ResolutionOrder:
-        """Return a class's method resolution order; what comes behind an unknown class is not told."""
+        """Return a class's method resolution order, up to the first unknown class."""
         return self._order(found, frozenset())
 
     def _read(self, name: str, path: Path) -> ModuleSource | None:
@@ -172,7 +172,7 @@ class SourceFolder:
         return self._imported("builtins", name, seen) if is_builtin else ExternalClass.UNKNOWN
 
     def _imported(self, source: str, name: str, seen: frozenset[tuple[str, str]]) -> ClassSource | ExternalClass:
-        """Return what `from source import name` brings."""
+        """Return the class that `from source import name` imports."""
         top = source.partition(".")[0]
         if (source, name) in _PLAIN:
             return ExternalClass.PLAIN
@@ -184,7 +184,7 @@ class SourceFolder:
     def _base(
         self, module: ModuleSource, node: ast.expr, seen: frozenset[tuple[str, str]]
     ) -> ClassSource | ExternalClass:
-        """Return the class that an expression among a class's bases means."""
+        """Return the class that an expression in a class's bases refers to."""
         if isinstance(node, ast.Subscript):  # Base[Settings]
             return self._base(module, node.value, seen)
         *prefix, name = dotted_name(node).split(".")
@@ -211,11 +211,11 @@ class SourceFolder:
             return [ExternalClass.UNKNOWN]
         seen |= {key}
         bases = [self._base(found.module, node, seen) for node in found.node.bases]
-        told = [base for base in bases if base is not ExternalClass.PLAIN]
-        orders = [self._order(base, seen) if isinstance(base, ClassSource) else [base] for base in told]
+        known = [base for base in bases if base is not ExternalClass.PLAIN]
+        orders = [self._order(base, seen) if isinstance(base, ClassSource) else [base] for base in known]
         if len(orders) > 1 and any(ExternalClass.UNKNOWN in order for order in orders):
-            return [found, ExternalClass.UNKNOWN]  # it may stand before any of them
-        merged = _merge([*orders, told])
+            return [found, ExternalClass.UNKNOWN]  # it may come before any of them
+        merged = _merge([*orders, known])
         return [found, *(merged if merged is not None else [ExternalClass.UNKNOWN])]
 
 
@@ -233,11 +233,11 @@ def find_module(directory: Path, module: str) -> Path | None:
 
 
 def parse(path: Path, name: str) -> ast.Module | UnreadableFile | None:
-    """Return a file's syntax tree, or what keeps Python from reading it; None where it is too deep to tell.
+    """Return a file's syntax tree, or why Python cannot read it; None if it is nested too deeply to parse.
 
     Args:
         path: The file.
-        name: What to call it.
+        name: Name of the file for errors.
     """
     try:
         with tokenize.open(path) as file, warnings.catch_warnings():
@@ -254,7 +254,7 @@ def parse(path: Path, name: str) -> ast.Module | UnreadableFile | None:
 
 
 def find_member(order: ResolutionOrder, name: str) -> Member | ExternalClass:
-    """Return what a name means on a class with this order: `Beyond.PLAIN` where nothing there binds it."""
+    """Return the member with a name in a resolution order; `ExternalClass.PLAIN` if no class binds it."""
     for found in order:
         if found is ExternalClass.UNKNOWN or (found is ExternalClass.TASK and not name.startswith("__")):
             return found
@@ -265,8 +265,8 @@ def find_member(order: ResolutionOrder, name: str) -> Member | ExternalClass:
 
 
 def nodes_in_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is in a function or statement, but for what is in functions and classes in it."""
-    waiting = list(ast.iter_child_nodes(node))  # no recursion: a sum of a thousand terms is as deep
+    """Yield the nodes of a function or statement, without those inside of nested functions and classes."""
+    waiting = list(ast.iter_child_nodes(node))  # no recursion: a sum of a thousand terms is a thousand levels deep
     while waiting:
         child = waiting.pop()
         yield child

@@ -1,8 +1,8 @@
-"""Event lines: how they are written, and the one schema by which SDK, launcher and sandbox read them.
+"""Event lines: their format, and the schema with which SDK, launcher and sandbox read them.
 
-Events come from logs, into which a job's own code prints, too. `parse_event` and `check_event` are the only ways in:
-behind them an event has an `event` of type text, the fields that its kind requires, and no field of a wrong type.
-Unknown kinds and unknown fields are kept, so that older readers accept what newer writers add.
+Events come from logs, to which a job's own code also prints. `parse_event` and `check_event` validate them: a valid
+event has an `event` of type text, the fields that its kind requires, and no field of a wrong type. Unknown kinds and
+fields are kept, so that older readers accept what newer writers add.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
 _EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
-_VALUE: Final = measurement  # null stands for a value that is not finite
+_VALUE: Final = measurement  # null represents a value that is not finite
 
 _COMMON: Final[Mapping[str, Validator]] = {
     "event": text,
@@ -106,7 +106,7 @@ def format_event(event: str, fields: dict[str, Any]) -> str:
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the event in a log line, or None where the line holds none that fits its schema.
+    """Return the event in a log line, or None if the line has no valid event.
 
     The marker may be anywhere in the line: another process may have left an unfinished line before it.
     """
@@ -121,7 +121,7 @@ def parse_event(line: str) -> dict[str, Any] | None:
 
 
 def check_event(content: Any) -> dict[str, Any] | None:
-    """Return an event without its fields of a wrong type; None where what it requires is missing or wrong."""
+    """Return an event without fields of a wrong type; None if a required field is missing or wrong."""
     if not isinstance(content, dict) or not isinstance(content.get("event"), str):
         return None
     try:

@@ -1,6 +1,6 @@
-"""Checks of JSON that comes from outside: event lines, and files that any program can have written.
+"""Validators of untrusted JSON: event lines, and files that any program may have written.
 
-A check takes a value and returns the value to use, or raises `MismatchError`. Standard library only.
+A validator takes a value and returns the value to use, or raises `MismatchError`. Standard library only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MismatchError(ValueError):
 
 
 def normalise(value: Any, depth: int = 0) -> Any:
-    """Return a JSON value that every later step can format, encode and compute with.
+    """Return a JSON value that is safe to format, encode and compute with.
 
     Numbers that are not finite or larger than 64 bits become None, as does what is nested deeper than 16 levels. Lone
     surrogates in texts become question marks.
@@ -56,9 +56,6 @@ def normalise(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict) and depth < _DEEPEST:
         return {normalise(str(name)): normalise(part, depth + 1) for name, part in value.items()}
     return [normalise(part, depth + 1) for part in value] if isinstance(value, list) and depth < _DEEPEST else None
-
-
-# ---------------------------------------------------------------- values
 
 
 def text(value: Any) -> str:
@@ -148,9 +145,9 @@ class ObjectSchema:
     """The fields of an object.
 
     Attributes:
-        required: Checks of the fields without which the object is of no use.
-        optional: Checks of the others. One of a wrong type is left out of the result.
-        others: Check of the fields that the schema does not name; None keeps them, normalised.
+        required: Validators of the required fields.
+        optional: Validators of other fields. A field of a wrong type is omitted from the result.
+        others: Validator of fields that the schema does not name; None keeps them, normalized.
     """
 
     required: Mapping[str, Validator] = dataclasses.field(default_factory=dict)

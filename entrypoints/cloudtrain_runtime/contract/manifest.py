@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what it holds, and how to tell that it is whole.
+"""The manifest of a checkpoint: its content, and checksums to verify that it is complete.
 
-A checkpoint is a folder `step-00000500`, or `step-00000500-<attempt>` where another attempt has taken that name. The
-manifest is its last file: without one that fits the others, the checkpoint does not exist.
+A checkpoint is a folder `step-00000500`, or `step-00000500-<attempt>` if another attempt already uses that name. The
+manifest is written last: without a manifest that matches the other files, the checkpoint does not exist.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, en
 
 MANIFEST_FILE: Final = "manifest.json"
 DAMAGED_FILE: Final = "damaged.json"
-"""Stands in a checkpoint that was found damaged, and says why. It is never used again, and never deleted."""
+"""File in a checkpoint that was found damaged, with the reason. Such a checkpoint is never used again nor deleted."""
 
 MANIFEST_VERSION: Final = 2
 BLOCK_BYTES: Final = 8 * 2**20
-"""Files are checked in pieces of this size, so that a rank that reads part of a file checks what it reads."""
+"""Files have a checksum per block of this size, so that a rank can verify the part of a file that it reads."""
 
 BEST_STATE: Final = "best"
 """Entry of `Manifest.state` that names the steps with the best weights so far."""
@@ -51,15 +51,15 @@ def step_of_folder_name(name: str) -> int | None:
 
 
 def best_steps(state: Mapping[str, Any]) -> list[int]:
-    """Return the steps that had the best weights when a state was saved, of those in the same place; the best last."""
+    """Return the steps with the best weights in the same folder when a state was saved, the best last."""
     best = state.get(BEST_STATE)
-    marks = best.get("marks") if isinstance(best, Mapping) else None  # a script may keep anything under that name
+    marks = best.get("marks") if isinstance(best, Mapping) else None  # a script may store anything under that name
     found = [mark for mark in marks if isinstance(mark, Mapping)] if isinstance(marks, list | tuple) else []
     return [mark["step"] for mark in found if isinstance(mark.get("step"), int) and not mark.get("place")]
 
 
 def is_training_complete(state: Mapping[str, Any], *, epochs: int | None, steps: int | None) -> bool:
-    """Return whether a Task's training of this length is done in the state of a checkpoint."""
+    """Return whether a Task's training of this length is complete in a checkpoint's state."""
     data = state.get("data")
     done = data if isinstance(data, Mapping) else {}
     length, name = (steps, "step") if steps is not None else (epochs, "epoch")
@@ -80,51 +80,51 @@ class StoredFile:
 
 
 class Checksums:
-    """Size and checksums of a file, computed while its bytes pass by."""
+    """Computes the size and checksums of a file from a stream of its bytes."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self.bytes = 0
         self._block_bytes = block_bytes
-        self._whole: list[int] = []
+        self._complete: list[int] = []
         self._running = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         view = memoryview(data).cast("B")
         while view:
             piece = view[: self._block_bytes - self.bytes % self._block_bytes]
             self._running = zlib.crc32(piece, self._running)
             self.bytes += len(piece)
             if self.bytes % self._block_bytes == 0:
-                self._whole.append(self._running)
+                self._complete.append(self._running)
                 self._running = 0
             view = view[len(piece) :]
 
     def result(self) -> StoredFile:
-        """Return what has been counted so far."""
+        """Return size and checksums of the bytes so far."""
         rest = (self._running,) if self.bytes % self._block_bytes else ()
-        return StoredFile(self.bytes, (*self._whole, *rest))
+        return StoredFile(self.bytes, (*self._complete, *rest))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
-        run: Run that has written it.
-        attempt: 8 hex digits of the group of ranks that has written it; a restarted group is another attempt.
+        run: Run that wrote it.
+        attempt: 8 hex digits of the group of ranks that wrote it; a restarted group is another attempt.
         step: Optimizer steps done.
-        time: When it was complete, in seconds since 1970.
-        world_size: Ranks that have written it.
+        time: When it was completed, in seconds since 1970.
+        world_size: Number of ranks that wrote it.
         mesh: Size of each dimension of parallelism by name, such as `{"data": 4}`.
-        rng: Whose random states are in it: `{"ranks": 4, "sources": ["torch", "python"]}`.
+        rng: The saved random states: `{"ranks": 4, "sources": ["torch", "python"]}`.
         torch: Version of PyTorch.
         code: Digest of the bundle, or an empty string outside of a run.
         request: Identity of the plan, or an empty string outside of a run.
-        state: What its writer wants back besides tensors: position in the data, early stopping.
+        state: JSON values of the training: position in the data, early stopping.
         files: Every other file of the folder by name.
         block_bytes: Size of a block of `StoredFile.crc32`.
-        training: Identity of the training (see training.py); empty where it is not known, as in cloudtrain 0.1.
+        training: Identity of the training (see training_identity.py); empty if unknown, as in cloudtrain 0.1.
     """
 
     run: str
@@ -161,7 +161,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read `manifest.json`. Fields that this version does not know are left out.
+        """Parse `manifest.json`. Unknown fields are ignored.
 
         Raises:
             ValueError: the text is not a manifest of this version, or has changed since it was written.
@@ -184,10 +184,10 @@ class Manifest:
             raise ValueError(f"{MANIFEST_FILE} is not valid: {error}") from None
 
     def file_mismatches(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return what is wrong with the files of the folder, one phrase each; nothing for a whole one.
+        """Return one phrase for each file that is missing or has the wrong size; empty if all match.
 
         Args:
-            sizes: Sizes in bytes of the files that lie there.
+            sizes: Sizes in bytes of the files in the folder.
         """
         return [
             f"{name} is missing" if name not in sizes else f"{name} has {sizes[name]} bytes instead of {file.bytes}"
@@ -197,11 +197,9 @@ class Manifest:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    # cloudtrain 0.1 wrote NaN, which a checksum must reproduce.
+    # cloudtrain 0.1 wrote NaN, which the checksum must reproduce.
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"  # noqa: TID251
 
-
-# ---------------------------------------------------------------- the schema
 
 _RUN = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*", re.ASCII)
 _LONGEST_RUN = 63
@@ -212,10 +210,10 @@ _MOST_RANKS = 2**20
 
 
 def check_run_id(value: Any) -> str:
-    """Return the run that a file of a checkpoint names; an empty text stands for none.
+    """Return the run id in a file of a checkpoint; an empty string means none.
 
     Raises:
-        MismatchError: it has not the form of a run id.
+        MismatchError: the value is not a run id.
     """
     if value == "" or (isinstance(value, str) and len(value) <= _LONGEST_RUN and _RUN.fullmatch(value)):
         return str(value)
@@ -291,7 +289,7 @@ def _read_fields(content: Mapping[str, Any]) -> Manifest:
     """Return the manifest in a JSON object.
 
     Raises:
-        MismatchError: a field is missing or has not the form that it must have.
+        MismatchError: a field is missing or invalid.
     """
     found = ObjectSchema(_FIELDS, {"training": _object})({"training": {}, **content})
     if not isinstance(content.get("training", {}), dict):

@@ -1,11 +1,12 @@
-"""What must not stand in a log or an error: keys, tokens, signatures, and the values of the job's secrets.
+"""Redaction of secrets in logs and errors: keys, tokens, signatures, and the values of the job's secrets.
 
-`redact` knows them by their shape, which their issuers fix, or by the name before them; and those that a process was
-given, `keep` them, by their value. It hides too much rather than too little, but nothing that a run is told by: ids,
-digests, uris, numbers; and JSON stays JSON. Files are refused by a table of their own (the SDK's `bundle.credentials`),
-which is stricter about what it takes for a secret, because a refusal stops the user.
+`redact` recognizes secrets by their format, which their issuers fix, by the name before them, or by a value passed to
+`register_values`. It redacts too much rather than too little, but never ids, digests, uris and numbers; JSON stays
+valid. The SDK's scanner of files has its own table of patterns, which is stricter, because a finding there stops the
+user.
 
-A log has many lines and few secrets: texts without one of a rule's words are let through without a regular expression.
+A log has many lines and few secrets: a text without any of a rule's keywords is passed through without a regular
+expression.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from urllib.parse import quote
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 REPLACEMENT = "***"
-"""Stands in the place of what is hidden."""
+"""Replacement of a redacted value."""
 
 MIN_CHARACTERS = 6
-"""A value that is shorter is not hidden by its value: `true` or `1` would take half of a log with it."""
+"""Shorter values are not redacted by value: `true` or `1` would remove half of a log."""
 
 _GAP = r"""[\\"'`\s()\[\]{},:=>]{1,12}"""
-"""What stands between a name and its value: `=`, `": "`, the same escaped, `</Name>`'s end, `, value = `."""
+"""Characters between a name and its value: `=`, `": "`, the same escaped, `</Name>`'s end, `, value = `."""
 _MIXED = r"(?=[^\s\"'\\]{0,80}[0-9])(?=[^\s\"'\\]{0,80}[A-Za-z])"
-"""Letters and digits both: what a name such as `required` or `os.environ` is not."""
+"""Both letters and digits, which distinguishes a value from a name such as `required` or `os.environ`."""
 
 
 class _Rule(NamedTuple):
-    """What is hidden.
+    """A pattern of values to redact.
 
     Attributes:
-        needles: In small letters; a text without any of them has nothing that the pattern can match.
-        pattern: Its groups are kept, the rest is hidden. Compiled when it is needed: most processes never do.
+        needles: Lowercase keywords; a text without any of them cannot match the pattern.
+        pattern: Its groups are kept, the rest is redacted. It is compiled on demand: most processes never need it.
     """
 
     needles: tuple[str, ...]
@@ -53,7 +54,7 @@ _RULES = (
     _rule(
         "-----begin", r"(-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----)(?:[A-Za-z0-9+/=:,\s]|\\[nr]|-(?!----))+"
     ),
-    # The id, and the secret where it stands behind it, as in a table of keys.
+    # The id, and the secret that may follow it, as in a table of keys.
     _rule(
         "akia asia",
         r"\b(?:AKIA|ASIA(?=[A-Z]*[0-9]))[A-Z0-9]{16}\b(?:" + _GAP + r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",
@@ -69,7 +70,7 @@ _RULES = (
     ),
     _rule("authorization", r"((?i:authorization)[\\\"']*\s*[:=]\s*[\\\"']*(?i:basic|token|apikey)\s+)[^\s\"'\\,]{8,}"),
     _rule("bearer", r"((?i:\bbearer)\s+)" + _MIXED + r"[A-Za-z0-9._~+/=-]{8,}"),
-    # Of presigned uris, of SigV4's header, of others' signed uris and callbacks.
+    # Presigned uris, SigV4's header, signed uris and callbacks of other services.
     _rule(
         "signature= x-amz- sig= awsaccesskeyid= token= api_key= apikey= x-goog-",
         r"((?i:\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|\bSignature=|[?&](?:sig|AWSAccessKeyId"
@@ -99,7 +100,7 @@ _RULES = (
     ),
 )
 
-_TELLING = re.compile(r"(?i)pass|secret|token|key|credential|auth")
+_SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|auth")
 _WORDS = tuple((needle, rule.pattern) for rule in _RULES for needle in rule.needles)
 
 _kept: dict[str, None] = {}
@@ -107,25 +108,25 @@ _by_value: list[re.Pattern[str]] = []
 
 
 def register_values(values: Iterable[str]) -> None:
-    """Remember values that `redact` hides from now on in this process, wherever they stand.
+    """Register values that `redact` replaces from now on in this process.
 
     Args:
-        values: What a secret holds. Those of fewer than `LEAST_CHARACTERS` are not hidden.
+        values: Values of secrets. Those with fewer than `MIN_CHARACTERS` characters are ignored.
     """
     for value in values:
         _kept.update(dict.fromkeys(encoded_forms(value)))
-    # A value that holds another one is hidden whole.
+    # Longest first, so that a value that contains another one is replaced completely.
     longest = sorted(_kept, key=len, reverse=True)
     _by_value[:] = [re.compile("|".join(map(re.escape, longest)))] if longest else []
 
 
 def register_variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
-    """Do what `keep` does with variables of the environment."""
+    """Register the values of environment variables."""
     register_values(environ[name] for name in names if name in environ)
 
 
 def encoded_forms(value: str) -> Iterator[str]:
-    """Yield how a value may stand in a text: as it is, in JSON, in Python, in a uri, line by line, and its parts."""
+    """Yield the forms of a value in a text: unchanged, in JSON, in Python, in a uri, line by line, and its parts."""
     in_json = (dump_json(value)[1:-1], dump_json(value, ensure_ascii=False)[1:-1])
     forms = (value, *in_json, repr(value)[1:-1], quote(value, safe="", errors="replace"))
     lines = value.splitlines() if "\n" in value else ()
@@ -136,19 +137,19 @@ def encoded_forms(value: str) -> Iterator[str]:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """Yield what a secret that is a JSON object holds under names that say so: a user's name is none."""
+    """Yield the values in a JSON object whose names indicate a secret, such as a password but not a user name."""
     with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(value)
         pairs = content.items() if isinstance(content, dict) else ()
-        yield from (part for name, part in pairs if isinstance(part, str) and _TELLING.search(name))
+        yield from (part for name, part in pairs if isinstance(part, str) and _SECRET_NAME.search(name))
 
 
 def redact(text: str) -> str:
-    """Return a text without what looks like a key or token, and without the values that are kept."""
+    """Return a text with keys, tokens and registered values replaced."""
     for found in _by_value:
         text = found.sub(REPLACEMENT, text)
-    small = text.lower()
-    for pattern in {rule: None for needle, rule in _WORDS if needle in small}:
+    lowercase = text.lower()
+    for pattern in {rule: None for needle, rule in _WORDS if needle in lowercase}:
         text = _compiled(pattern).sub(_hide, text)
     return text
 
@@ -163,10 +164,10 @@ def _hide(match: re.Match[str]) -> str:
 
 
 class RedactingStream:
-    """Hides values in bytes that come in pieces. What may be the beginning of a value waits for the next piece.
+    """Redacts values in a stream of bytes. A possible beginning of a value is held back until the next piece.
 
     Args:
-        values: As `keep` takes them.
+        values: As for `register_values`.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -176,21 +177,21 @@ class RedactingStream:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what may go on."""
+        """Add a piece; return the bytes that can be printed."""
         if self._pattern is None:
             return piece
         text = self._pattern.sub(REPLACEMENT.encode(), self._rest + piece)
-        waits = self._begins(text)
-        self._rest = text[len(text) - waits :]
-        return text[: len(text) - waits]
+        held = self._held_bytes(text)
+        self._rest = text[len(text) - held :]
+        return text[: len(text) - held]
 
     def flush(self) -> bytes:
-        """Return what has waited: nothing more comes, or not soon."""
+        """Return the bytes that are held back: no more data is expected soon."""
         rest, self._rest = self._rest, b""
         return rest
 
-    def _begins(self, text: bytes) -> int:
-        """Return how many bytes at the end may be the beginning of a value."""
+    def _held_bytes(self, text: bytes) -> int:
+        """Return the number of bytes at the end that may be the beginning of a value."""
         longest = min(len(text), max(map(len, self._values)) - 1)
         for count in range(longest, 0, -1):
             end = text[-count:]

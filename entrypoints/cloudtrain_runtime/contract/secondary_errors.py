@@ -1,4 +1,4 @@
-"""Errors that only follow the failure of another rank."""
+"""Secondary errors: those that are only a consequence of another rank's failure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _PEER_LOST = re.compile(
     r"|ncclRemoteError|Socket closed|Timed out waiting"
 )
 _OWN_PORT = re.compile(r"failed to listen|EADDRINUSE|[Aa]ddress already in use")
-"""A rank could not open its port, which torch reports as a DistNetworkError, too."""
+"""The rank could not open its own port, which torch also reports as a DistNetworkError."""
 
 
 def is_secondary_error(text: str) -> bool:
-    """Return whether an error's text is one that a healthy rank fails with when it loses another one."""
+    """Return whether a healthy rank raises an error with this text when it loses a peer."""
     return _PEER_LOST.search(text) is not None and _OWN_PORT.search(text) is None

@@ -1,7 +1,7 @@
-"""The one JSON writer of SDK and runtime: its output is JSON, which has no NaN and no infinity.
+"""The JSON writer of SDK and runtime: its output is valid JSON, without NaN and infinity.
 
-Python's own writer has words for them that other readers refuse. `dump_json` writes null; values that a program wants
-back pass `encode_floats` before and `decode_floats` after.
+Python's own writer emits tokens for them that other readers reject. `dump_json` writes null. Values that must survive
+are encoded by `encode_floats` and decoded by `decode_floats`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 _FLOAT = "__float__"
-"""Key of an object that stands for a number which is not finite."""
+"""Key of an object that represents a number which is not finite."""
 
 
 def dump_json(content: Any, **options: Any) -> str:
@@ -34,7 +34,7 @@ def dump_json(content: Any, **options: Any) -> str:
 
 
 def encode_floats(value: Any) -> Any:
-    """Return a value in which an object with its name takes the place of each number that is not finite."""
+    """Return a value in which an object with its name replaces each number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: str(value)}
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def encode_floats(value: Any) -> Any:
 
 
 def decode_floats(value: Any) -> Any:
-    """Return the value that `encode_floats` was given, with lists for tuples."""
+    """Reverse `encode_floats`; tuples become lists."""
     if isinstance(value, dict):
         if value.keys() == {_FLOAT} and value[_FLOAT] in ("nan", "inf", "-inf"):
             return float(value[_FLOAT])

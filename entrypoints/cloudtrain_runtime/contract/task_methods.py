@@ -1,4 +1,4 @@
-"""The methods of a Task: what the entrypoint gives to each, and what it expects back."""
+"""The methods of a Task: their arguments and return values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class TaskMethod:
     """A method that the entrypoint calls on a Task.
 
     Attributes:
-        parameters: Names of what it is given, by position, after `self`.
-        is_required: Whether every Task must have it.
-        returns: What it must return; empty where None is an answer, too.
-        may_yield: Whether a generator will do.
+        parameters: Names of its positional parameters, without `self`.
+        is_required: Whether every Task must define it.
+        returns: What it must return; empty if None is also valid.
+        may_yield: Whether it may be a generator.
     """
 
     parameters: tuple[str, ...]

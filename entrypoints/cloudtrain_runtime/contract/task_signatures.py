@@ -1,7 +1,7 @@
-"""What is wrong with a Task, as its source text proves it: nothing of it is imported.
+"""Static checks of a Task's source: missing, misspelt and wrongly declared methods. No code is imported.
 
-Standard library only: the plan asks on a laptop without torch, the launcher before it starts a process. Where the text
-proves nothing, as with a base class from elsewhere, there is no finding: the worker looks at the class itself.
+Standard library only: the plan checks on a laptop without torch, the launcher before it starts a process. Where the
+source proves nothing, as with an external base class, no error is reported: the worker checks the class itself.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from cloudtrain_runtime.contract.task_methods import TASK_METHODS, TaskMethod
 
 @dataclass(frozen=True)
 class TaskDiagnostic:
-    """One mistake.
+    """A mistake in a Task.
 
     Attributes:
         message: What is wrong and what was expected.
         hint: What to do.
-        file: Where it stands, from the code folder; empty where `field` is to blame.
+        file: Path from the code folder; empty if the mistake is in `field`.
         line: From 1.
         column: From 1.
-        field: Path of the job's field that is to blame, such as `code.args.layers`.
+        field: Path of the job's field with the mistake, such as `code.args.layers`.
     """
 
     message: str
@@ -61,7 +61,7 @@ class TaskDiagnostic:
 
 
 def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) -> list[TaskDiagnostic]:
-    """Return what is wrong with a Task, in the order of its text.
+    """Return the mistakes in a Task, in source order.
 
     Args:
         directory: The code folder.
@@ -73,7 +73,7 @@ def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) ->
     module = sources.module(module_name)
     try:
         found = list(_class_findings(sources, module, class_name, arguments) if module else ())
-    except RecursionError:  # a thousand bases in a row: no text that anybody has written
+    except RecursionError:  # a thousand nested bases, which no real source has
         return []
     if module is None and not sources.broken:
         found = [_missing_module(directory, module_name)]
@@ -82,7 +82,7 @@ def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) ->
 
 
 def lacks_method(directory: Path, reference: str, method: str) -> bool:
-    """Return whether the text proves that a Task does not have an optional method of its own.
+    """Return whether the source proves that a Task does not define an optional method.
 
     Args:
         directory: The code folder.
@@ -123,7 +123,7 @@ def _class_findings(
 
 
 def _broken(broken: UnreadableFile) -> TaskDiagnostic:
-    hint = "mend it, or, where it needs another Python than this one, run it with that"
+    hint = "fix it, or run with the Python version that it needs"
     return TaskDiagnostic(broken.message, hint, broken.file, broken.line, broken.column)
 
 
@@ -155,9 +155,6 @@ def _is_task(sources: SourceFolder, module: ModuleSource, name: str) -> bool:
 
 def _at(owner: ClassSource, node: ast.ClassDef | Function, message: str, hint: str) -> TaskDiagnostic:
     return TaskDiagnostic(message, hint, owner.module.file, node.lineno, node.col_offset + 1)
-
-
-# ---------------------------------------------------------------- code.args
 
 
 def _check_arguments(
@@ -206,8 +203,6 @@ def _required(signature: ast.arguments) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- which methods there are
-
 _TRANSPARENT: Final = {"override", "final", "abstractmethod", "staticmethod", "classmethod"}
 _PROPERTIES: Final = {"property", "cached_property"}
 
@@ -228,15 +223,15 @@ def _missing_methods(task: ClassSource, order: ResolutionOrder, misspelt: Iterab
 
 
 def _misspelt(directory: Path, order: ResolutionOrder) -> Iterator[tuple[str, TaskDiagnostic]]:
-    """Yield methods that are called as no method of a Task is, but nearly so, by the name that was meant.
+    """Yield misspelt methods by the name of the Task method that was probably meant.
 
-    Only where nobody has defined the one that was meant, and no text of the code folder speaks of the other.
+    Only if no class defines the probable method, and no file of the code folder uses the misspelt name.
     """
     undefined = [name for name in TASK_METHODS if find_member(order, name) is ExternalClass.TASK]
     for owner in (each for each in order if isinstance(each, ClassSource)):
         for node in (each for each in owner.bound.values() if isinstance(each, Function)):
             near = _meant(node.name, undefined)
-            if near is None or node.decorator_list or _is_spoken_of(directory, node.name):
+            if near is None or node.decorator_list or _is_used(directory, node.name):
                 continue
             message = f"{_shown(node)}: a Task has no such method"
             yield near, _at(owner, node, message, f'did you mean "{near}"?')
@@ -249,16 +244,16 @@ def _meant(name: str, undefined: Iterable[str]) -> str | None:
     return near if near is not None and abs(len(near) - len(name)) <= _MOST_LETTERS else None
 
 
-_PASSED_BY: Final = {"__pycache__", "node_modules", "site-packages", RUNTIME}
+_SKIPPED_FOLDERS: Final = {"__pycache__", "node_modules", "site-packages", RUNTIME}
 _MOST_TEXTS: Final = 500
 
 
-def _is_spoken_of(directory: Path, name: str) -> bool:
+def _is_used(directory: Path, name: str) -> bool:
     """Return whether a text of the code folder uses a name as an attribute or between quotes."""
     pattern = re.compile(rf"\.\s*{name}\b|[\"']{name}\\?[\"']")
     texts = 0
     for folder, folders, files in os.walk(directory):
-        folders[:] = [each for each in folders if not each.startswith(".") and each not in _PASSED_BY]
+        folders[:] = [each for each in folders if not each.startswith(".") and each not in _SKIPPED_FOLDERS]
         for file in files:
             if file.endswith((".py", ".ipynb")):
                 texts += 1
@@ -274,9 +269,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-# ---------------------------------------------------------------- one method
-
-
 def _check_method(owner: ClassSource, node: Function, method: TaskMethod) -> Iterator[TaskDiagnostic]:
     decorators = _decorators(node)
     if set(decorators) <= _PROPERTIES and decorators:
@@ -289,7 +281,7 @@ def _check_method(owner: ClassSource, node: Function, method: TaskMethod) -> Ite
     expected = (*first, *method.parameters)
     shown = _shown(node)
     if isinstance(node, ast.AsyncFunctionDef):
-        yield _at(owner, node, f"async {shown}: expected an ordinary method", "write def; nobody awaits it")
+        yield _at(owner, node, f"async {shown}: expected an ordinary method", "write def; it is not awaited")
     elif not _accepts(node.args, len(expected)) or _is_swapped(node.args, expected):
         yield _at(owner, node, f"{shown}: expected {_call(node.name, expected)}", "")
     else:
@@ -312,7 +304,7 @@ def _returns_something(node: ast.AST) -> bool:
 
 
 def _ends_otherwise(node: ast.AST) -> bool:
-    """Return whether a function may end by what is no return, or never."""
+    """Return whether a node may end a function without a return, or never end it."""
     if isinstance(node, ast.Call):
         return dotted_name(node.func).rpartition(".")[2] in ("exit", "_exit", "abort", "kill")
     return isinstance(node, ast.Raise | ast.While)
@@ -353,13 +345,11 @@ def _shown(node: Function) -> str:
     return _call(node.name, [text if len(text) <= _MOST_CHARACTERS else "..."])
 
 
-# ---------------------------------------------------------------- names
-
 _NEAR: Final = 0.6
 _VERY_NEAR: Final = 0.82
 """`schedular` and `schedule` are as near as 0.824, `matrices` and `metrics` only 0.8."""
 _MOST_LETTERS: Final = 2
-"""By so many a misspelt name is longer or shorter."""
+"""Maximum difference in length between a misspelt name and the intended one."""
 
 
 def _nearest(name: str, legal: Iterable[str], cutoff: float) -> str | None:

@@ -1,7 +1,7 @@
-"""The identity of a training: what makes a checkpoint the state of this training and not of another.
+"""The identity of a training, which decides whether a run may resume from a checkpoint.
 
-The plan computes it, it travels in `run.json`, and each manifest holds it. Two runs are the same training when entry,
-arguments, data and `train` are the same, but for how long they train. Cluster, image, limits, tags and code may differ.
+The plan computes it, and `run.json` and each manifest contain it. Two runs are the same training when entry, arguments,
+data and `train` are equal except for the training length. Cluster, image, limits, tags and code may differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_NAMED = 3
 
 
 def is_same_training(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two identities are of one training. An empty one is not known and fits any."""
+    """Return whether two identities are of the same training. An empty one is unknown and matches any."""
     return not one or not other or not list(_differences(one, other))
 
 
