@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_told(make: Any, match: str, tmp_path: Path) -> N
 def test_lanes_without_enough_files_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_files(tmp_path, [8, 8])
     assert len(steps_of(feeder_of(FileStream(tmp_path, plain), workers=3))) == 2
-    assert "FileStream: 2 of 3 workers read for each rank" in capfd.readouterr().out
+    assert "FileStream: each rank uses 2 of 3 workers" in capfd.readouterr().out
     note = FileSource(FileStream(tmp_path, plain), ReaderShare(0, 3)).note
     assert note is not None
     assert "2 files for 3 ranks" in note
@@ -303,7 +303,7 @@ def test_an_iterable_goes_on_by_passing_over_what_was_used(workers: int, capfd: 
     (note,) = after.resume(saved_by(before))
     assert note.endswith("without load_state_dict: 24 samples are skipped")
     assert used + steps_of(after) == whole[0] + whole[1]
-    assert ("1 of 2 workers read" in capfd.readouterr().out) == (workers == 2)
+    assert ("each rank uses 1 of 2 workers" in capfd.readouterr().out) == (workers == 2)
 
 
 def test_an_iterable_with_a_state_is_entered_where_it_was_left() -> None:
