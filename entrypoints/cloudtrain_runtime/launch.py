@@ -6,7 +6,7 @@ microseconds, and reports a readable failure even in an image whose torch cannot
 
 from __future__ import annotations
 
-from cloudtrain_runtime.launcher.early_stop import STOP_SIGNALS, record_stop_signals, was_stop_received
+from cloudtrain_runtime.launcher.startup_signals import STOP_SIGNALS, record_stop_signals, was_stop_received
 
 if __name__ == "__main__":
     record_stop_signals()  # before the imports below, which take longer than the interpreter's start
@@ -42,10 +42,10 @@ from cloudtrain_runtime.contract import (
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.launcher import fork, secrets
+from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
-from cloudtrain_runtime.launcher.kept_files import CodeFolder
-from cloudtrain_runtime.launcher.machine import (
+from cloudtrain_runtime.launcher.host import (
     Host,
     count_gpus,
     read_host,

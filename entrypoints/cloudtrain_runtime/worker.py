@@ -46,7 +46,7 @@ _SECONDARY_DELAY_SECONDS = 2.0
 
 
 def main() -> None:
-    """Run this rank. torchrun's error file receives the traceback of an exception, and from it `output/failure`."""
+    """Run this rank. Write an exception's traceback to torchrun's error file, from which `output/failure` is made."""
     try:
         run_rank()
     except SystemExit:

@@ -30,7 +30,7 @@ def _run(argv: list[str]) -> int:
         # A KeyboardInterrupt during an import would appear as an error of that import.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     from cloudtrain.cli import run
-    from cloudtrain.cli.machine import open_missing_streams
+    from cloudtrain.cli.os_errors import open_missing_streams
 
     open_missing_streams()
     if has_default_handler:

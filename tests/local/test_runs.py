@@ -504,7 +504,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_come_back(cli: Cli, small: 
     os.killpg(following.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
     out, err = following.communicate(timeout=90)
     assert following.returncode == 130
-    assert f"local:{run} goes on" in err
+    assert f"local:{run} continues. To attach again: " in err
     assert f"cloudtrain follow local:{run}\n" in err
     assert "Traceback" not in out + err
     before = cli("status", run, "--json").json

@@ -94,7 +94,7 @@ def test_ranks_have_the_secrets_and_nobody_tells_them(cli: Cli, job: Job) -> Non
     # Nor does the launcher's environment hold them, nor any command line.
     held = json.loads(files["hosts/algo-1/opt/ml/output/data/held.json"])
     assert not [line for line, found in held.items() if found["line"]]
-    launchers = [found for line, found in held.items() if "cloudtrain_runtime.launch" in line]
+    launchers = [found for line, found in held.items() if "-m cloudtrain_runtime.launch " in f"{line} "]
     assert len(launchers) >= 1
     assert not [found for found in launchers if found["environ"]]
     assert [found for line, found in held.items() if "cloudtrain_worker" in line and found["environ"]]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudtrain_runtime.contract import MlTree, parse_event
-from cloudtrain_runtime.launcher import kept_files
-from cloudtrain_runtime.launcher.kept_files import CodeFolder
+from cloudtrain_runtime.launcher import code_outputs
+from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_scan_that_is_cut_short_says_so(
     code = CodeFolder(tree, [])
     for number in range(20):
         (tree.code / f"{number}.txt").write_text("x")
-    monkeypatch.setattr(kept_files, "_SCAN_ENTRIES", 15)
+    monkeypatch.setattr(code_outputs, "_SCAN_ENTRIES", 15)
     code.report("algo-1")
     event = _event(capfd)
     assert (event["unkept_files"], len(event["unkept"]), event["is_complete"]) == (15, 10, False)

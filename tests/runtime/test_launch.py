@@ -11,7 +11,7 @@ from support.hosts import SCRIPT_RUN
 from cloudtrain_runtime import launch
 from cloudtrain_runtime.contract import MlTree, parse_event
 from cloudtrain_runtime.launcher import toolkit
-from cloudtrain_runtime.launcher.machine import Host, count_gpus
+from cloudtrain_runtime.launcher.host import Host, count_gpus
 
 ENTRYPOINTS = Path(launch.__file__).parent.parent
 CONFIG = replace(SCRIPT_RUN, run="demo-261120-101500-1a2b3c", max_restarts=3)

@@ -242,7 +242,7 @@ def test_a_stray_file_is_ignored_with_a_warning(
     checkpoints = checkpoints_at(root, place)
     model, optimizer = pair()
     assert checkpoints.resume(model, [optimizer]).step == 7
-    assert "step-00099999 is a file and not a checkpoint: it is ignored" in capfd.readouterr().out
+    assert "step-00099999 is a file and not a checkpoint: ignored" in capfd.readouterr().out
     assert checkpoints.save(8, model, [optimizer], {}, {}, wait=True)
     assert [entry.step for entry in Inspection(str(root)).entries] == [8, 7]
     assert (root / "step-00099999").read_text() == "a note"

@@ -319,13 +319,13 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     assert "ALARM" in training.text
     # Told to stop, the run leaves without a checkpoint, in time.
     hurried.setenv("CLOUDTRAIN_STOP_GRACE_SECONDS", "1")
-    training.checkpoints.notice._was_signalled = True  # noqa: SLF001 (what SIGTERM sets)
+    training.checkpoints.notice._is_signalled = True  # noqa: SLF001 (what SIGTERM sets)
     began = time.monotonic()
     assert not training.go_on()
     assert time.monotonic() - began < 10
     assert "is waited for no longer" in training.missed()
     # At the end of training there is no such hurry, but an end.
-    training.checkpoints.notice._was_signalled = False  # noqa: SLF001
+    training.checkpoints.notice._is_signalled = False  # noqa: SLF001
     hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 0.5)
     assert not training.checkpoints.wait_for_save()
     assert "is waited for no longer" in training.missed()

@@ -270,7 +270,7 @@ def test_an_entry_that_is_not_as_documented_writes_nothing(price_list: PriceList
     refresh_prices("eu-west-1", today=TODAY)
     before = file.read_text()
     price_list.products = [*CATALOG, broken]
-    with pytest.raises(CloudError, match="not as documented"):
+    with pytest.raises(CloudError, match="an entry has an unknown format"):
         refresh_prices("eu-west-1")
     assert file.read_text() == before
 

@@ -118,7 +118,7 @@ def test_last_lines_are_flushed_to_a_block_buffered_output(aws: dict[str, str]) 
 def test_the_import_changes_nothing_that_others_see(aws: dict[str, str]) -> None:
     program = """
 import boto3, gc, json, logging, sys
-from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_loading
+from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_import
 
 def seen():
     names = ("", "sagemaker", "sagemaker.config", "botocore", "boto3")
@@ -126,7 +126,7 @@ def seen():
     return sys.stdout, sys.excepthook, logging.getLogger().level, loggers, gc.isenabled(), gc.get_freeze_count()
 
 before = seen()
-start_loading()
+start_import()
 print("printed beside the import")
 sdk = load_sdk()
 assert "sagemaker.pytorch" in sys.modules
@@ -143,9 +143,9 @@ def test_only_output_of_the_import_is_dropped(stand_in: Callable[..., Path]) -> 
     (folder / "threads.py").write_text("import threading\nimporting, printed = threading.Event(), threading.Event()\n")
     program = """
 import threads
-from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_loading
+from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_import
 
-start_loading()
+start_import()
 assert threads.importing.wait(60)
 print("mine")
 threads.printed.set()
@@ -176,7 +176,7 @@ def test_an_sdk_of_another_version_is_told(cli: Cli, aws: dict[str, str], stand_
 def test_only_our_own_settings_are_not_checked_again(aws: dict[str, str]) -> None:
     program = """
 import boto3
-from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, load_sdk, quiet
+from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, load_sdk, suppress_output
 sdk = load_sdk()
 import jsonschema, sagemaker.utils
 from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH as path
@@ -184,7 +184,7 @@ from sagemaker.config.config_schema import TELEMETRY_OPT_OUT_PATH as path
 checked = []
 check = jsonschema.validate
 jsonschema.validate = lambda *arguments: checked.append(arguments[0]) or check(*arguments)
-with quiet():
+with suppress_output():
     session = sdk.Session(boto_session=boto3.Session(), default_bucket="mine", sagemaker_config=NO_TELEMETRY)
     assert sagemaker.utils.get_sagemaker_config_value(session, path) is True
 assert len(checked) == 1 and checked[0] is NO_TELEMETRY

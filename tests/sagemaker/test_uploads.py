@@ -329,6 +329,6 @@ def test_a_file_that_vanishes_is_told(aws: dict[str, str], data: Path) -> None:
 
 def test_a_name_that_s3_cannot_hold_is_told(aws: dict[str, str], data: Path) -> None:
     (data / os.fsdecode(b"caf\xe9")).write_text("latin 1")
-    with pytest.raises(UserError, match="no UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         Uploads(s3()).add_folder(data, f"s3://{BUCKET}/run/data")
     assert keys() == []

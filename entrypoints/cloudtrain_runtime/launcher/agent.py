@@ -28,7 +28,7 @@ from cloudtrain_runtime.launcher.failure_file import (
     report_failure,
     write_failure_file,
 )
-from cloudtrain_runtime.launcher.machine import count_gpus
+from cloudtrain_runtime.launcher.host import count_gpus
 from cloudtrain_runtime.launcher.worker_template import COMMAND, Template, start_template
 from cloudtrain_runtime.process.event_log import emit, log_line
 

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 
 from cloudtrain_runtime.contract import MlTree, RunConfig
+from cloudtrain_runtime.launcher.code_outputs import newest_mtime
 from cloudtrain_runtime.launcher.group_joins import JoinState, read_joins
-from cloudtrain_runtime.launcher.kept_files import newest_mtime
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.heartbeat import read_heartbeats
 

@@ -27,7 +27,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
 )
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.launcher.machine import Host, count_gpus, read_host
+from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import read_config, sagemaker_variables
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import log_line

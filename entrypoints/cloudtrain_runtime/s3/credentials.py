@@ -9,20 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.s3.retry import max_attempts
 
 _ENDPOINT_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
-_ATTEMPTS = 10
 _MAX_PAUSE_SECONDS = 20.0
-
-
-def max_attempts(default: int = _ATTEMPTS) -> int:
-    """Return the maximum number of attempts of a request, with the first; AWS_MAX_ATTEMPTS overrides the default."""
-    return int(os.environ.get("AWS_MAX_ATTEMPTS") or default)
-
-
-def client_retries(default: int = _ATTEMPTS) -> dict[str, Any]:
-    """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter."""
-    return {"mode": "standard", "total_max_attempts": max_attempts(default)}
 
 
 def is_container_endpoint(environ: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
 from cloudtrain_runtime.process.environment import read_run_config
-from cloudtrain_runtime.s3.credentials import client_retries, max_attempts, open_session
+from cloudtrain_runtime.s3.credentials import open_session
 from cloudtrain_runtime.s3.errors import (
     S3Error,
     error_code,
@@ -25,6 +25,7 @@ from cloudtrain_runtime.s3.errors import (
     translate_errors,
 )
 from cloudtrain_runtime.s3.ranges import RangeReader
+from cloudtrain_runtime.s3.retry import client_retries, max_attempts
 from cloudtrain_runtime.s3.uploads import (
     MAX_PARTS,
     Buffer,

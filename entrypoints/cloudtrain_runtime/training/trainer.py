@@ -383,7 +383,7 @@ class Trainer:
             if self.checkpoints.load_weights(best.step, self.model, best.place):
                 return best
             if self.place.is_main:
-                log_line(f"warning: no checkpoint holds the best weights, those of step {best.step}, any more")
+                log_line(f"warning: the checkpoint with the best weights (step {best.step}) no longer exists")
         return None
 
     def _save(self, *, wait: bool = False) -> None:

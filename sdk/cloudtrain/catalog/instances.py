@@ -1,4 +1,4 @@
-"""SageMaker's training instance types, and the nearest ones to a name that is none."""
+"""SageMaker's training instance types, and suggestions for an unknown name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def find_instance(name: str) -> Instance | None:
 
 
 def classify(name: str, model_types: Container[str]) -> Literal["known", "newer", "unknown"]:
-    """Tell whether an instance type exists.
+    """Classify whether an instance type exists.
 
     Args:
         name: What the user wrote.

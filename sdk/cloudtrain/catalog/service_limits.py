@@ -90,13 +90,13 @@ def regions() -> frozenset[str]:
 
 
 def is_newer_region(name: str) -> bool:
-    """Return whether a region that the installed botocore does not know is named as one of an area that it knows."""
+    """Return whether an unknown region's name begins like that of a known area."""
     area, _, number = name.rpartition("-")
     return name not in regions() and number.isdigit() and area in {known.rpartition("-")[0] for known in regions()}
 
 
 def partition_of(region: str) -> str:
-    """Return how AWS names the part of the world that a region belongs to, as ARNs begin."""
+    """Return a region's partition, such as `aws` or `aws-cn`."""
     return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 

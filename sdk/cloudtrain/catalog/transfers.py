@@ -1,4 +1,4 @@
-"""How fast an instance brings a checkpoint to S3: an assumption for estimates, on the careful side."""
+"""Assumed upload rate of a checkpoint to S3: a conservative value for estimates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHARE_OF_NETWORK = 0.5
 
 
 def s3_upload_bytes_per_second(instance_type: str) -> float:
-    """Return the rate that is assumed: what two cores were seen to do, or less where the network is slower."""
+    """Return the assumed rate: the rate measured with two cores, or less on a slower network."""
     seen = float(load("transfers")["s3_upload_mb_per_second"]["value"]) * 10**6
     instance = find_instance(instance_type)
     if instance is None or instance.network_gbps is None:

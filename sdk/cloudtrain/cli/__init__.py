@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.machine import describe_os_error, discard_output
 from cloudtrain.cli.options import profile_option, trust_option
+from cloudtrain.cli.os_errors import describe_os_error, discard_output
 from cloudtrain.console.terminal import filtered_streams
 from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError, UntrustedSettingsError
 
