@@ -115,14 +115,14 @@ def test_classes_of_the_script_reach_its_data_loaders_workers(cli: Cli, job: Cal
         assert f"LOADED {method} [[0, 1, 4], [9, 16, 25]]" in done.err
 
 
-@pytest.mark.parametrize("victim", ["host.agent", "launch"])
+@pytest.mark.parametrize("victim", ["launcher.agent", "launch"])
 def test_nothing_outlives_the_agent_or_the_launcher(cli: Cli, job: Callable[..., Path], victim: str) -> None:
     path = write(job, "import time\nprint('up', flush=True)\ntime.sleep(600)\n", ranks=2)
     run = cli("submit", path, "--local", "--json").json["run"]
     until(lambda: cli("logs", run, "--raw").out.count("up") == 2)
     doomed = [p for p in processes_of(run) if f"cloudtrain_runtime.{victim}" in p.cmdline()]
     assert len(doomed) == (
-        2 if victim == "host.agent" else 1
+        2 if victim == "launcher.agent" else 1
     )  # the template shows the agent's arguments, and is younger
     min(doomed, key=lambda process: process.create_time()).kill()
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
@@ -137,4 +137,4 @@ def test_launcher_compiles_the_runtime_during_torch_import(cli: Cli, job: Callab
     assert done.code == 0, done.err
     runtime = Path(done.json["artifacts"]["folder"]) / "hosts" / "algo-1" / "opt" / "ml" / "code" / "cloudtrain_runtime"
     # The script asks for nothing of it, so nobody else has.
-    assert [each.name.partition(".")[0] for each in runtime.rglob("loop*.pyc")] == ([] if wish else ["loop"])
+    assert [each.name.partition(".")[0] for each in runtime.rglob("trainer*.pyc")] == ([] if wish else ["trainer"])

@@ -308,7 +308,7 @@ def test_what_is_imported_ahead_is_what_the_ranks_need(
     _write_run(tmp_path, None if script is None else str(script))
     found = worker_template.modules_to_preload({"CLOUDTRAIN_ML_ROOT": str(tmp_path)})
     assert "torch._dynamo" in found
-    assert ("cloudtrain_runtime.checkpoint" in found) == checkpoints
+    assert ("cloudtrain_runtime.checkpoint.script_api" in found) == checkpoints
     assert ("cloudtrain_runtime.training.trainer" in found) == loop
 
 

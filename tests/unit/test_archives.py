@@ -82,7 +82,7 @@ def test_older_pythons_refuse_such_members(
     tmp_path: Path, pack: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.11.0 to 3.11.3 have no filters."""
-    monkeypatch.setattr(filesystem, "_FILTERS", False)
+    monkeypatch.setattr(filesystem, "_HAS_DATA_FILTER", False)
     test_members_that_leave_the_folder_are_refused(tmp_path, pack, name)
 
 
@@ -90,7 +90,7 @@ def test_older_pythons_refuse_such_members(
 def test_harmless_members_lose_their_set_id_bits(
     tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, has_filters: bool
 ) -> None:
-    monkeypatch.setattr(filesystem, "_FILTERS", has_filters)
+    monkeypatch.setattr(filesystem, "_HAS_DATA_FILTER", has_filters)
     unpack(pack(member("bin/run", mode=0o6755), member("a.py")), tmp_path / "unpacked")
     assert (tmp_path / "unpacked" / "a.py").read_text() == "planted"
     assert (tmp_path / "unpacked" / "bin" / "run").stat().st_mode & 0o7777 == 0o755
