@@ -1,4 +1,4 @@
-"""Run ids: made, recognised and taken apart."""
+"""Run ids: create, recognise and parse them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3 URIs: taken apart."""
+"""Bucket and key of an S3 URI."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class S3Location(NamedTuple):
-    """An `s3://` uri's parts."""
+    """A bucket and a key in it."""
 
     bucket: str
     key: str
 
 
 def split_uri(uri: str) -> S3Location:
-    """Return the parts of an `s3://` uri."""
+    """Return the bucket and the key of an `s3://` URI."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return S3Location(bucket, key)

@@ -19,7 +19,6 @@ _BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_DIGITS = 9
 _SHOWN = 40
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"  # no duration, size or amount of money needs more digits
 _DURATION = re.compile(rf"(?:{_NUMBER}\s*[smhd]\s*){{1,4}}")

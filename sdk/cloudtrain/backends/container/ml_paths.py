@@ -13,8 +13,6 @@ from typing import Any
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-ML_ROOT = "/opt/ml"
-
 _AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
 """At the start of a value, after `--option=`, in a list such as PYTHONPATH, or as the path of a `file://` URI."""
 
