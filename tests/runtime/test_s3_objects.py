@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.s3_server import S3Server, Weather, serve_s3
+from support.s3_faults import FaultPlan
+from support.s3_server import S3Server, serve_s3
 
 from cloudtrain_runtime.s3.objects import S3Error, S3Objects, connector_part_bytes
 from cloudtrain_runtime.s3.uploads import MAX_PARTS, part_bytes
@@ -29,8 +30,8 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def sky(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The light server under a clear sky, with an empty bucket that clients find."""
+def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The light server without faults, with an empty bucket. The AWS variables point to it."""
     set_account(server.endpoint, monkeypatch)
     server.reset(BUCKET)
     return server
@@ -48,7 +49,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 @pytest.fixture(params=["light", "moto"])
 def objects(request: pytest.FixtureRequest) -> S3Objects:
     """Objects below an empty prefix of either server."""
-    request.getfixturevalue("sky" if request.param == "light" else "aws")
+    request.getfixturevalue("s3" if request.param == "light" else "aws")
     return S3Objects(f"s3://{BUCKET}/run/checkpoints")
 
 
@@ -77,7 +78,7 @@ def dangling_uploads() -> int:
     return len(answer.get("Uploads", []))
 
 
-# ---------------------------------------------------------------- clear sky
+# ---------------------------------------------------------------- no faults
 
 
 def test_what_is_put_is_read_listed_and_deleted(objects: S3Objects) -> None:
@@ -102,7 +103,7 @@ def test_an_upload_holds_the_bytes_that_were_written(objects: S3Objects, engine:
     assert objects.read("shard") == data
 
 
-def test_a_buffer_may_change_once_it_is_written(sky: S3Server, engine: str) -> None:
+def test_a_buffer_may_change_once_it_is_written(s3: S3Server, engine: str) -> None:
     objects, buffer = S3Objects(f"s3://{BUCKET}/p"), bytearray(5 * MIB)
     with objects.create("shard", 15 * MIB) as writer:
         for value in (1, 2, 3):
@@ -152,19 +153,19 @@ def test_an_object_that_is_shorter_than_stated_says_so(objects: S3Objects) -> No
             source.read_at(8, 8)
 
 
-def test_more_than_a_page_is_listed_and_deleted(sky: S3Server) -> None:
+def test_more_than_a_page_is_listed_and_deleted(s3: S3Server) -> None:
     objects = S3Objects(f"s3://{BUCKET}/many")
     keys = [f"step-{number:05d}/file" for number in range(1001)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda key: objects.put(key, b"x"), keys))
     assert sorted(objects.sizes()) == keys
-    before = sky.counts()["DeleteObjects"]
+    before = s3.counts()["DeleteObjects"]
     objects.delete(iter(keys))
-    assert sky.counts()["DeleteObjects"] == before + 2
+    assert s3.counts()["DeleteObjects"] == before + 2
     assert objects.sizes() == {}
 
 
-def test_of_many_claims_exactly_one_wins(sky: S3Server) -> None:
+def test_of_many_claims_exactly_one_wins(s3: S3Server) -> None:
     """As S3 promises. moto looks and writes without a lock in between, and now and then two win."""
     objects = S3Objects(f"s3://{BUCKET}/run/checkpoints")
     with ThreadPoolExecutor(12) as threads:
@@ -175,7 +176,7 @@ def test_of_many_claims_exactly_one_wins(sky: S3Server) -> None:
     objects.put("claim", b"an ordinary write is not conditional")
 
 
-def test_an_object_carries_over_a_fork(sky: S3Server, engine: str) -> None:
+def test_an_object_carries_over_a_fork(s3: S3Server, engine: str) -> None:
     objects = S3Objects(f"s3://{BUCKET}/forked")
     upload(objects, "parent", b"parent")
     child = multiprocessing.get_context("fork").Process(target=upload, args=(objects, "child", b"child"))
@@ -202,91 +203,91 @@ def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- credentials
 
 
-def test_both_engines_find_the_same_profile(sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_engines_find_the_same_profile(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "[default]\naws_access_key_id=OTHER\naws_secret_access_key=s\n"
     text += f"[{engine}]\naws_access_key_id=PROFILE{engine.upper()}\naws_secret_access_key=s\n"
     Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]).write_text(text)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_PROFILE", engine)
-    before = sky.counts()["PutObject"] + sky.counts()["UploadPart"]
+    before = s3.counts()["PutObject"] + s3.counts()["UploadPart"]
     upload(S3Objects(f"s3://{BUCKET}/p"), "shard", b"data")
-    assert sky.counts()["PutObject"] + sky.counts()["UploadPart"] > before
-    assert "OTHER" not in sky.access_keys()
-    assert f"PROFILE{engine.upper()}" in sky.access_keys()
+    assert s3.counts()["PutObject"] + s3.counts()["UploadPart"] > before
+    assert "OTHER" not in s3.access_keys()
+    assert f"PROFILE{engine.upper()}" in s3.access_keys()
 
 
-def test_credentials_of_a_container_are_renewed(sky: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_a_container_are_renewed(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{sky.endpoint}/_/credentials")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{s3.endpoint}/_/credentials")
     objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("first", b"1")
-    used = [key for key in sky.access_keys() if key.startswith("CONTAINER")]
-    sky.set_weather(Weather(expired_keys=tuple(used)))
+    used = [key for key in s3.access_keys() if key.startswith("CONTAINER")]
+    s3.set_faults(FaultPlan(expired_keys=tuple(used)))
     objects.put("second", b"2")
     assert objects.sizes() == {"first": 1, "second": 1}
 
 
-# ---------------------------------------------------------------- weather that passes
+# ---------------------------------------------------------------- transient faults
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset"])
-def test_an_upload_survives_passing_weather(sky: S3Server, engine: str, kind: str) -> None:
+def test_an_upload_survives_transient_faults(s3: S3Server, engine: str, kind: str) -> None:
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
-    sky.set_weather(Weather(faults=3, skip=1, only=".*Part|.*MultipartUpload", **{kind: 0.6}))
-    before = sky.counts()[kind]
+    s3.set_faults(FaultPlan(max_faults=3, skip=1, operations=".*Part|.*MultipartUpload", **{kind: 0.6}))
+    before = s3.counts()[kind]
     upload(objects, "shard", data)
-    assert sky.counts()[kind] == before + 3
+    assert s3.counts()[kind] == before + 3
     assert objects.read("shard") == data
 
 
-def test_an_upload_is_whole_though_the_last_answer_was_lost(sky: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_is_whole_though_the_last_answer_was_lost(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
-    sky.set_weather(Weather(faults=1, lost=1.0, only="CompleteMultipartUpload"))
+    s3.set_faults(FaultPlan(max_faults=1, lost=1.0, operations="CompleteMultipartUpload"))
     upload(objects, "shard", data)
     assert objects.read("shard") == data
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow"])
-def test_reading_survives_passing_weather(sky: S3Server, kind: str) -> None:
+def test_reading_survives_transient_faults(s3: S3Server, kind: str) -> None:
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(6 * MIB)
     objects.put("shard", data)
-    sky.set_weather(Weather(faults=3, only="GetObject", **{kind: 0.7}))
+    s3.set_faults(FaultPlan(max_faults=3, operations="GetObject", **{kind: 0.7}))
     with objects.open("shard", len(data)) as source:
         assert b"".join(source.read_at(start, MIB) for start in range(0, len(data), MIB)) == data
     assert objects.read("shard") == data
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "lost", "conflict"])
-def test_a_claim_survives_passing_weather(sky: S3Server, kind: str) -> None:
+def test_a_claim_survives_transient_faults(s3: S3Server, kind: str) -> None:
     objects = S3Objects(f"s3://{BUCKET}/p")
-    sky.set_weather(Weather(faults=2, only="PutObject", **{kind: 1.0}))
+    s3.set_faults(FaultPlan(max_faults=2, operations="PutObject", **{kind: 1.0}))
     assert objects.put_new("claim", b"mine")
     assert objects.read("claim") == b"mine"
-    sky.set_weather(Weather(faults=2, only="PutObject", **{kind: 1.0}))
+    s3.set_faults(FaultPlan(max_faults=2, operations="PutObject", **{kind: 1.0}))
     assert not objects.put_new("claim", b"theirs")
     assert objects.read("claim") == b"mine"
 
 
-def test_listing_and_deleting_survive_passing_weather(sky: S3Server) -> None:
+def test_listing_and_deleting_survive_transient_faults(s3: S3Server) -> None:
     objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("a", b"1")
-    sky.set_weather(Weather(faults=4, throttled=0.4, broken=0.4, lost=0.4))
+    s3.set_faults(FaultPlan(max_faults=4, throttled=0.4, broken=0.4, lost=0.4))
     assert objects.sizes() == {"a": 1}
     objects.delete(["a"])
     assert objects.sizes() == {}
 
 
-def test_a_truncated_upload_shows_in_the_sizes(sky: S3Server, engine: str) -> None:
+def test_a_truncated_upload_shows_in_the_sizes(s3: S3Server, engine: str) -> None:
     objects = S3Objects(f"s3://{BUCKET}/p")
-    sky.set_weather(Weather(truncated=1.0, faults=1, only="PutObject|UploadPart"))
+    s3.set_faults(FaultPlan(truncated=1.0, max_faults=1, operations="PutObject|UploadPart"))
     upload(objects, "shard", bytes(MIB))
     assert objects.sizes() == {"shard": MIB // 2}
 
 
-def test_damaged_bytes_are_refused_by_their_checksum(sky: S3Server) -> None:
+def test_damaged_bytes_are_refused_by_their_checksum(s3: S3Server) -> None:
     import boto3
 
     client = boto3.session.Session().client("s3")
@@ -294,7 +295,7 @@ def test_damaged_bytes_are_refused_by_their_checksum(sky: S3Server) -> None:
         client.put_object(Bucket=BUCKET, Key="x", Body=b"data", ChecksumCRC32="AAAAAA==")
 
 
-# ---------------------------------------------------------------- weather that stays
+# ---------------------------------------------------------------- permanent faults
 
 LASTING = {
     "throttled": "S3 throttled every attempt",
@@ -306,27 +307,27 @@ LASTING = {
 
 
 @pytest.mark.parametrize("kind", LASTING)
-def test_an_upload_ends_in_one_sentence(sky: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_ends_in_one_sentence(s3: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     objects = S3Objects(f"s3://{BUCKET}/p")
     objects.sizes()
-    before = sky.counts()[kind]
-    sky.set_weather(Weather(skip=2, **{kind: 1.0}))
+    before = s3.counts()[kind]
+    s3.set_faults(FaultPlan(skip=2, **{kind: 1.0}))
     with pytest.raises(S3Error, match=LASTING[kind]) as caught:
         upload(objects, "shard", some_bytes(30 * MIB))
     assert f"s3://{BUCKET}/p/shard" in str(caught.value)
-    assert sky.counts()[kind] - before <= 10, "four parts and the abort, with two attempts each"
-    sky.set_weather(Weather())
+    assert s3.counts()[kind] - before <= 10, "four parts and the abort, with two attempts each"
+    s3.set_faults(FaultPlan())
     assert objects.sizes() == {}
 
 
 @pytest.mark.parametrize("kind", [*LASTING, "torn"])
-def test_every_request_ends_in_one_sentence(sky: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_request_ends_in_one_sentence(s3: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
     objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("a", bytes(MIB))
-    sky.set_weather(Weather(**{kind: 1.0}))
+    s3.set_faults(FaultPlan(**{kind: 1.0}))
     sentence = LASTING.get(kind, "the connection was lost")
     with pytest.raises(S3Error, match=sentence):
         objects.read("a")
@@ -371,7 +372,7 @@ def test_a_missing_bucket_is_named(objects: S3Objects, engine: str) -> None:
             ask()
 
 
-def test_no_credentials_are_told(sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_told(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     objects = S3Objects(f"s3://{BUCKET}/p")

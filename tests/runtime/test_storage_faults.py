@@ -1,6 +1,6 @@
-"""Saves and resumes in bad weather: a complete checkpoint or an event that says why not, and training goes on.
+"""Saves and resumes while storage fails: a complete checkpoint, or an event with the reason, and training continues.
 
-The real Saver against a light S3 server that fails as it is told to, a disk that is full, and ranks with real Gloo.
+The tests use the real Saver, an S3 server with fault injection, a full disk, and ranks with real Gloo.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import pytest
 import torch
 from support.jobs import until
 from support.ranks import Trial, start
-from support.s3_server import S3Server, Weather, serve_s3
+from support.s3_faults import FaultPlan
+from support.s3_server import S3Server, serve_s3
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
@@ -55,11 +56,11 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture
-def sky(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server under a clear sky, with an empty bucket that clients find."""
+def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server without faults, with an empty bucket. The AWS variables point to it."""
     set_account(server.endpoint, monkeypatch)
     monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.05, 0.1))
-    server.set_weather(Weather())
+    server.set_faults(FaultPlan())
     empty_bucket()
     return server
 
@@ -155,26 +156,26 @@ def model_and_optimizer(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
 
 
 @pytest.fixture
-def training(sky: S3Server, place: Context, capfd: pytest.CaptureFixture[str]) -> Training:
+def training(s3: S3Server, place: Context, capfd: pytest.CaptureFixture[str]) -> Training:
     return Training(f"s3://{BUCKET}/run/checkpoints", place, lambda: capfd.readouterr().out)
 
 
-# ---------------------------------------------------------------- weather that passes
+# ---------------------------------------------------------------- transient faults
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow", "conflict"])
-def test_a_save_gets_through_passing_weather(training: Training, sky: S3Server, engine: str, kind: str) -> None:
+def test_a_save_gets_through_transient_faults(training: Training, s3: S3Server, engine: str, kind: str) -> None:
     assert training.go_on()
-    sky.set_weather(Weather(faults=3, **{kind: 0.5}))
+    s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
     for _ in range(2):
         assert training.go_on()  # the second one reads back what it has written, and retires the first
     assert [event["event"] for event in training.told()] == 3 * ["checkpoint"]
-    sky.set_weather(Weather(faults=3, **{kind: 0.5}))
+    s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
     assert training.resumed() == 3
     training.check()
 
 
-# ---------------------------------------------------------------- weather that stays
+# ---------------------------------------------------------------- permanent faults
 
 LASTING = {
     "throttled": "S3 throttled every attempt: save less often",
@@ -188,13 +189,13 @@ LASTING = {
 
 @pytest.mark.parametrize(("kind", "skip"), list(zip(LASTING, (0, 2, 4, 3, 0, 2), strict=True)))
 def test_a_save_that_fails_says_why_and_the_next_one_is_complete(
-    training: Training, sky: S3Server, engine: str, kind: str, skip: int, monkeypatch: pytest.MonkeyPatch
+    training: Training, s3: S3Server, engine: str, kind: str, skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     training.checkpoints = training.again()
     assert training.go_on()
     training.told()
-    sky.set_weather(Weather(skip=skip, **{kind: 1.0}))
+    s3.set_faults(FaultPlan(skip=skip, **{kind: 1.0}))
     for number in (1, 2, 3):
         is_complete = training.go_on()
         if skip and is_complete:
@@ -204,14 +205,14 @@ def test_a_save_that_fails_says_why_and_the_next_one_is_complete(
         assert (training.events[-1]["missed"], training.events[-1]["alarm"]) == (number, number == 3)
         if skip:
             break
-    sky.set_weather(Weather())
+    s3.set_faults(FaultPlan())
     assert training.go_on()
     assert training.resumed() == training.step
     training.check()
 
 
 def test_renewed_credentials_are_found(
-    training: Training, sky: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+    training: Training, s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As somebody signs in again beside a run that goes on."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
@@ -222,7 +223,7 @@ def test_renewed_credentials_are_found(
     training.checkpoints = training.again()
     assert training.go_on()
     training.told()
-    sky.set_weather(Weather(expired_keys=(f"OLD{engine}",)))
+    s3.set_faults(FaultPlan(expired_keys=(f"OLD{engine}",)))
     assert not training.go_on()
     assert LASTING["expired"] in training.missed()
     keys.write_text(f"[default]\naws_access_key_id=NEW{engine}\naws_secret_access_key=s\n")
@@ -230,17 +231,17 @@ def test_renewed_credentials_are_found(
     assert training.resumed() == training.step
 
 
-def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, sky: S3Server, engine: str) -> None:
+def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, s3: S3Server, engine: str) -> None:
     """Half of an upload is kept and answered with success: of a shard, of what tells whose it is, of the manifest."""
     assert training.go_on()
     seen = 0
     for skip in range(5):
         training.told()
-        before = sky.counts()["truncated"]
-        sky.set_weather(Weather(truncated=1.0, faults=1, skip=skip, only="PutObject|UploadPart"))
+        before = s3.counts()["truncated"]
+        s3.set_faults(FaultPlan(truncated=1.0, max_faults=1, skip=skip, operations="PutObject|UploadPart"))
         is_complete = training.go_on()
-        sky.set_weather(Weather())
-        has_lost = sky.counts()["truncated"] > before
+        s3.set_faults(FaultPlan())
+        has_lost = s3.counts()["truncated"] > before
         seen += has_lost and not is_complete
         if not is_complete:
             assert (
@@ -256,18 +257,18 @@ def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, sky: S3S
 @pytest.mark.parametrize("only", ["ListObjectsV2", "GetObject"])
 @pytest.mark.parametrize("kind", ["throttled", "reset", "torn", "expired"])
 def test_run_that_cannot_list_its_checkpoints_does_not_restart(
-    training: Training, sky: S3Server, kind: str, only: str, monkeypatch: pytest.MonkeyPatch
+    training: Training, s3: S3Server, kind: str, only: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     assert training.go_on()
     for skip in (0, 1, 2):
-        sky.set_weather(Weather(only=only, skip=skip, **{kind: 1.0}))
+        s3.set_faults(FaultPlan(operations=only, skip=skip, **{kind: 1.0}))
         if only == "ListObjectsV2" and skip:
             break  # it lists once
         with pytest.raises(CheckpointError, match=r"cannot be listed|cannot be read") as caught:
             training.resumed()
         assert LASTING.get(kind, LASTING["reset"]) in str(caught.value)
-    sky.set_weather(Weather())
+    s3.set_faults(FaultPlan())
     assert training.resumed() == 1  # and nothing was taken for damaged
 
 
@@ -294,17 +295,17 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_storage_that_never_answers_is_told_and_holds_nobody(
-    training: Training, sky: S3Server, engine: str, hurried: pytest.MonkeyPatch
+    training: Training, s3: S3Server, engine: str, hurried: pytest.MonkeyPatch
 ) -> None:
 
     def nothing_moves() -> bool:
         before = training.checkpoints._saver._bytes  # noqa: SLF001
         time.sleep(0.2)
-        return training.checkpoints._saver._bytes == before and bool(sky.counts()["silent"])  # noqa: SLF001
+        return training.checkpoints._saver._bytes == before and bool(s3.counts()["silent"])  # noqa: SLF001
 
     assert training.go_on()
     training.told()
-    sky.set_weather(Weather(silent=1.0, silent_seconds=5.0, skip=1))
+    s3.set_faults(FaultPlan(silent=1.0, silent_seconds=5.0, skip=1))
     assert training.go_on(wait=False)
     until(nothing_moves)
     for _ in range(3):
@@ -329,8 +330,8 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
     hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 0.5)
     assert not training.checkpoints.wait_for_save()
     assert "is waited for no longer" in training.missed()
-    # The weather clears: the client's retries find out by themselves.
-    sky.set_weather(Weather())
+    # Without faults, the retries of the client succeed.
+    s3.set_faults(FaultPlan())
     hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 60.0)
     assert training.go_on()
     assert training.resumed() == training.step
@@ -347,7 +348,7 @@ def test_a_server_that_is_killed_in_an_upload_comes_back(
         assert training.go_on()
         training.told()
         uploads = server.counts()["UploadPart"]
-        server.set_weather(Weather(silent=1.0, only="UploadPart"))
+        server.set_faults(FaultPlan(silent=1.0, operations="UploadPart"))
         assert training.go_on(wait=False)
         until(lambda: server.counts()["UploadPart"] > uploads)
         server.kill()
@@ -420,14 +421,14 @@ def test_a_limit_on_files_is_told(place: Context, tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.processes
-def test_ranks_go_through_a_storm_together(sky: S3Server, tmp_path: Path, engine: str) -> None:
+def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine: str) -> None:
     """Requests of either rank fail for good, at any phase of a save; no rank waits for one that has failed."""
     uri = f"s3://{BUCKET}/ranks"
     environ = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CLOUDTRAIN_S3"))}
     trial = Trial(2, tmp_path / "run", uri=uri, environ=tuple({**environ, "AWS_MAX_ATTEMPTS": "1"}.items()))
-    sky.set_weather(Weather(seed=4, throttled=0.05, broken=0.05, reset=0.05, truncated=0.1, faults=40, skip=8))
+    s3.set_faults(FaultPlan(seed=4, throttled=0.05, broken=0.05, reset=0.05, truncated=0.1, max_faults=40, skip=8))
     whole = start(trial)
-    sky.set_weather(Weather())
+    s3.set_faults(FaultPlan())
     assert whole.weights is not None, whole.text  # trained to its end
     assert '"event": "checkpoint_missed"' in whole.text
     assert '"event": "checkpoint"' in whole.text
@@ -485,7 +486,7 @@ blocks and keeps later ones for its threads, so that the peak depends on which t
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize("where", BEYOND_BYTES)
 def test_a_save_takes_one_copy_of_the_share_and_a_little_more(
-    where: str, sky: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "s3torchconnector":
         pytest.importorskip(where)
