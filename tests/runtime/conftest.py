@@ -1,4 +1,4 @@
-"""What tests of the runtime share."""
+"""Fixtures for tests of the runtime."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +10,8 @@ from cloudtrain_runtime.process.run_context import Context, read_context
 
 
 @pytest.fixture
-def place() -> Iterator[Context]:
-    """The place of a rank alone, which has joined its process group."""
+def context() -> Iterator[Context]:
+    """The context of a single rank that has joined its process group."""
     found = replace(read_context({}), run="demo")
     with process_group(found):
         yield found

@@ -1,4 +1,4 @@
-"""A short campaign of kills, with the script that makes long ones."""
+"""A short series of killed and resumed runs, with the benchmark script that runs long series."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("store", "strategy", "seed"), [("folder", "fsdp", 3), ("s3", "ddp", 4)])
-def test_runs_that_are_killed_again_and_again_lose_nothing(store: str, strategy: str, seed: int) -> None:
+def test_runs_that_are_killed_repeatedly_lose_nothing(store: str, strategy: str, seed: int) -> None:
     command = [
         sys.executable,
         str(SCRIPT),

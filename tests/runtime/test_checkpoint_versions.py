@@ -21,10 +21,10 @@ from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
 GOLDEN = Path(__file__).parent.parent / "golden_checkpoints"
-"""Checkpoints that other versions have saved; the folders' names say which."""
+"""Checkpoints that other versions have saved; each folder's name contains the version."""
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
@@ -38,8 +38,8 @@ def test_checkpoints_of_other_versions_are_exported(folder: str, tmp_path: Path)
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
-def as_saved_by_another_version(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> bytes:
-    """Return metadata of one tensor, whose properties are pickled in another form."""
+def metadata_of_another_version(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> bytes:
+    """Return pickled metadata of one tensor; `change` maps the pickled values of its properties."""
 
     class Properties(TensorProperties):
         def __reduce__(self) -> Any:
@@ -49,48 +49,48 @@ def as_saved_by_another_version(change: Callable[[tuple[Any, ...]], tuple[Any, .
     return pickle.dumps(Metadata(state_dict_metadata={"model.weight": entry}, storage_data={}))
 
 
-def test_properties_may_have_more_values() -> None:
-    with_strides = as_saved_by_another_version(lambda values: (*values[:5], (1,)))
-    with_more = as_saved_by_another_version(lambda values: (*values[:5], (1,), "new", None))
+def test_tensor_properties_may_have_unknown_values() -> None:
+    with_strides = metadata_of_another_version(lambda values: (*values[:5], (1,)))
+    with_more = metadata_of_another_version(lambda values: (*values[:5], (1,), "new", None))
     for data in (with_strides, with_more):
         entry = read_metadata(data).state_dict_metadata["model.weight"]
         assert isinstance(entry, TensorStorageMetadata)
         assert entry.properties.dtype == torch.float16
 
 
-def saved(place: Context, root: Path, *, step: int = 1) -> CheckpointManager:
+def saved(context: Context, root: Path, *, step: int = 1) -> CheckpointManager:
     model = nn.Linear(3, 1)
-    checkpoints = CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+    checkpoints = CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), context)
     checkpoints.save(step, model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, {}, wait=True)
     return checkpoints
 
 
-def test_the_first_save_reads_its_metadata_back(
-    place: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_first_save_with_unreadable_metadata_ends_the_run(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorProperties, "__getstate__", lambda self: (self.dtype,))
     with pytest.raises(CheckpointError, match=rf"PyTorch {torch.__version__[:4]}.* could not be loaded .* run ends"):
-        saved(place, tmp_path)
-    assert Inspection(str(tmp_path)).entries == (), "nothing is left that looks like a checkpoint"
+        saved(context, tmp_path)
+    assert Inspection(str(tmp_path)).entries == (), "the failed save left files of a checkpoint"
 
 
 def test_the_step_after_an_unreadable_save_ends_the_run(
-    place: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorProperties, "__getstate__", lambda self: (self.dtype,))
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    checkpoints = CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), place)
+    checkpoints = CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), context)
     assert checkpoints.save(1, model, [optimizer], {}, {})
-    checkpoints._saver._join()  # noqa: SLF001 (the next step may come before the end of the save)
+    assert checkpoints.wait_for_save(60)
     with pytest.raises(CheckpointError, match="could not be loaded again"):
         optimizer.step()
 
 
-def test_an_unreadable_checkpoint_names_both_versions(place: Context, tmp_path: Path) -> None:
-    saved(place, tmp_path)
+def test_an_unreadable_checkpoint_names_both_versions(context: Context, tmp_path: Path) -> None:
+    saved(context, tmp_path)
     folder = tmp_path / "step-00000001"
-    (folder / ".metadata").write_bytes(as_saved_by_another_version(lambda values: values[:4]))
+    (folder / ".metadata").write_bytes(metadata_of_another_version(lambda values: values[:4]))
     (folder / "manifest.json").unlink()
     shutil.move(folder / "writer.json", tmp_path)
     write_manifest(folder, run="demo", torch="9.9.0")
@@ -98,7 +98,9 @@ def test_an_unreadable_checkpoint_names_both_versions(place: Context, tmp_path: 
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CheckpointError, match=expected):
-        CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), place).resume(model, [optimizer])
+        CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), context).resume(
+            model, [optimizer]
+        )
     (entry,) = Inspection(str(tmp_path)).verify(lambda event: None)
     assert entry.state == "unreadable"
     assert "saved with PyTorch 9.9.0" in entry.why
@@ -115,9 +117,9 @@ def test_an_unreadable_checkpoint_names_both_versions(place: Context, tmp_path: 
     ids=["none", "offset", "length", "path"],
 )
 def test_metadata_must_name_bytes_of_the_checkpoint(
-    place: Context, tmp_path: Path, change: Callable[[Metadata], None], expected: str
+    context: Context, tmp_path: Path, change: Callable[[Metadata], None], expected: str
 ) -> None:
-    saved(place, tmp_path)
+    saved(context, tmp_path)
     folder = tmp_path / "step-00000001"
     metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (our own)
     change(metadata)

@@ -1,4 +1,4 @@
-"""Credentials of a container whose endpoint fails for a while, or for good."""
+"""Retries of a container's credentials endpoint, and the error when every attempt fails."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cloudtrain_runtime.s3.objects import S3Error, S3Objects
 
 pytestmark = pytest.mark.aws
 
-EACH = ContainerMetadataFetcher.RETRY_ATTEMPTS
-"""Requests of one attempt of botocore's own."""
+REQUESTS_PER_ATTEMPT = ContainerMetadataFetcher.RETRY_ATTEMPTS
+"""Number of requests that botocore itself sends in one attempt."""
 
 
 class Endpoint:
-    """A container's credentials endpoint that fails for its first requests."""
+    """A container's credentials endpoint whose first `failures` responses have status 500."""
 
     def __init__(self) -> None:
         self.failures = 0
-        self.asked = 0
+        self.requests = 0
 
-    def answer(self) -> tuple[int, dict[str, str]]:
-        self.asked += 1
-        if self.asked <= self.failures:
+    def respond(self) -> tuple[int, dict[str, str]]:
+        self.requests += 1
+        if self.requests <= self.failures:
             return 500, {"message": "not yet"}
         found = {"AccessKeyId": "CONTAINER", "SecretAccessKey": "s", "Token": "t", "Expiration": "2999-01-01T00:00:00Z"}
         return 200, found
@@ -43,7 +43,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> Iterator[E
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, content = found.answer()
+            status, content = found.respond()
             body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -74,31 +74,31 @@ def use_secrets() -> str:
 def test_a_credentials_endpoint_that_fails_at_first_is_retried(
     endpoint: Endpoint, use: Callable[[], str], answer: str
 ) -> None:
-    endpoint.failures = EACH + 1
+    endpoint.failures = REQUESTS_PER_ATTEMPT + 1
     assert answer in use()
-    assert endpoint.asked == endpoint.failures + 1
+    assert endpoint.requests == endpoint.failures + 1
 
 
-def test_the_advice_is_for_a_container_in_a_container(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_fits_a_container(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint.failures = 10**6
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     with pytest.raises(S3Error, match="container's credentials endpoint failed on every attempt: resume"):
         use_objects()
-    assert endpoint.asked == 2 * EACH
+    assert endpoint.requests == 2 * REQUESTS_PER_ATTEMPT
     found = use_secrets()
     assert found.startswith("TOKEN: the secrets cannot be read: the source of the credentials failed: submit again")
     assert "sign in" not in found
 
 
-def test_on_a_machine_a_source_that_fails_is_asked_once(
+def test_a_failing_credentials_process_is_called_once(
     monkeypatch: pytest.MonkeyPatch, aws: dict[str, str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    asked = tmp_path / "asked"
+    calls = tmp_path / "calls"
     Path(os.environ["AWS_CONFIG_FILE"]).write_text(
-        f"[default]\ncredential_process = sh -c 'echo x >> {asked}; exit 1'\n"
+        f"[default]\ncredential_process = sh -c 'echo x >> {calls}; exit 1'\n"
     )
     with pytest.raises(S3Error, match="source of the credentials failed: check AWS_PROFILE, or sign in again"):
         use_objects()
-    assert asked.read_text() == "x\n"
+    assert calls.read_text() == "x\n"

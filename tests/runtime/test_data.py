@@ -1,4 +1,4 @@
-"""Which samples each rank sees: each one exactly once, wherever a run was cut and however many ranks go on."""
+"""Which samples each rank reads: each sample once per epoch, at any interruption and any number of ranks."""
 
 import itertools
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def group(
 
 
 def global_batches(ranks: Groups) -> Iterator[list[int]]:
-    """Yield the counted samples of each step in global order, and check what holds in every step."""
+    """Yield the counted samples of each step in global order, and check the ranks' shares of each step."""
     loaders = [iter(rank) for rank in ranks]
     for step in zip(*(rank.schedule() for rank in ranks), strict=True):
         shares = []
@@ -52,9 +52,9 @@ def global_batches(ranks: Groups) -> Iterator[list[int]]:
             shares.append([index for micro, indices in parts for index in indices[: micro.count]])
         assert len({len(batch.micro_batches) for batch in step}) == 1
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        dealt = [index for turn in itertools.zip_longest(*shares) for index in turn if index is not None]
-        assert [batch.samples for batch in step] == [len(dealt)] * len(ranks)
-        yield dealt
+        samples = [index for turn in itertools.zip_longest(*shares) for index in turn if index is not None]
+        assert [batch.samples for batch in step] == [len(samples)] * len(ranks)
+        yield samples
     assert [next(loader, None) for loader in loaders] == [None] * len(ranks)
 
 
@@ -82,7 +82,7 @@ cuts = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, ma
 def test_resume_at_any_step_with_any_ranks_repeats_the_steps(
     length: int, batch: int, accumulate: int, parts: Cuts
 ) -> None:
-    """What was cut has read ahead; only what was advanced counts."""
+    """An interrupted iterator has read ahead. Only steps that `advance` has counted are saved."""
     steps: list[list[int]] = []
     saved: DataState | None = None
     for world, count in [*parts, (1, 0)]:
@@ -97,22 +97,22 @@ def test_resume_at_any_step_with_any_ranks_repeats_the_steps(
     assert saved is not None
     expected: list[list[int]] = []
     for epoch in range(saved.epoch + 1):
-        whole = group(length, batch, accumulate, parts[0][0], epoch)
-        expected.extend(global_batches(whole))
+        uninterrupted = group(length, batch, accumulate, parts[0][0], epoch)
+        expected.extend(global_batches(uninterrupted))
     assert steps == expected[: len(steps)]
     assert saved.step == len(steps)
 
 
 @settings(deadline=None)
 @given(length=st.integers(1, 200), batch=st.integers(1, 5), accumulate=st.integers(1, 3), world=st.integers(1, 5))
-def test_the_length_is_known_without_counting(length: int, batch: int, accumulate: int, world: int) -> None:
+def test_the_length_equals_the_number_of_batches(length: int, batch: int, accumulate: int, world: int) -> None:
     for rank in group(length, batch, accumulate, world):
         for start in range(0, length, 17):
             rank.set_epoch(1, start)
             assert len(list(rank)) == len(rank)
 
 
-def test_batches_of_any_size_come_in_pieces_and_in_order() -> None:
+def test_large_batches_have_the_same_order_as_small_ones() -> None:
     length = 100_003
     ranks = group(length, 8, 1, 3)
     steps = list(global_batches(ranks))
@@ -122,7 +122,7 @@ def test_batches_of_any_size_come_in_pieces_and_in_order() -> None:
     ]
 
 
-def test_nothing_of_a_long_epoch_is_computed_in_advance() -> None:
+def test_a_long_epoch_is_computed_lazily() -> None:
     sampler = GlobalOrderSampler(10**12, batch_size=4, rank=1_000, world_size=1024)
     sampler.set_epoch(3, 4096 * 10**8)
     assert len(next(iter(sampler))) == 4
@@ -141,16 +141,16 @@ def test_the_order_depends_on_seed_and_epoch() -> None:
     assert len(orders) == 4
 
 
-def test_every_rank_takes_part_in_a_last_step_that_is_too_small() -> None:
+def test_every_rank_takes_part_in_a_small_last_step() -> None:
     ranks = group(9, 2, 1, 4)
     last = [list(rank.schedule())[-1] for rank in ranks]
     assert [batch.samples for batch in last] == [1, 1, 1, 1]
     assert [batch.micro_batches[0].count for batch in last] == [1, 0, 0, 0]
     assert all(len(batch.micro_batches) == 1 for batch in last)
-    assert len({tuple(list(rank)[-1]) for rank in ranks}) == 1  # the same sample stands in
+    assert len({tuple(list(rank)[-1]) for rank in ranks}) == 1  # ranks without a sample repeat the last one
 
 
-def test_shares_are_cut_evenly() -> None:
+def test_shares_of_micro_steps_differ_by_at_most_one() -> None:
     saved = DataState(1, 0, 18, 18, 4, 1, 4, 7, 90)
     counts = [
         [micro.count for micro in next(rank.schedule()).micro_batches] for rank in group(90, 4, 1, 4, saved=saved)
@@ -169,14 +169,12 @@ def test_evaluation_shards_cover_everything_once() -> None:
         assert sorted(seen) == list(range(length))
 
 
-# ---------------------------------------------------------------- the state
-
 SAVED = DataState(
     step=9, epoch=1, samples=24, global_batch=24, batch_size=6, accumulate=2, world_size=2, seed=7, length=100
 )
 
 
-def test_a_state_is_a_few_numbers_and_comes_back() -> None:
+def test_a_state_survives_json_and_invalid_json_is_rejected() -> None:
     assert DataState.from_json(SAVED.to_json()) == SAVED
     assert SAVED.position == Position(9, 1, 24)
     for broken in ({"step": 1}, {**SAVED.to_json(), "epoch": None}):
@@ -195,7 +193,7 @@ LONGER = (
 
 
 @pytest.mark.parametrize(
-    ("saved", "now", "size", "said"),
+    ("saved", "now", "size", "message"),
     [
         (None, (6, 2, 2), 24, None),
         (SAVED, (6, 2, 2), 24, None),
@@ -208,16 +206,16 @@ LONGER = (
     ],
 )
 def test_the_global_batch_stays_unless_the_job_changes_it(
-    saved: DataState | None, now: tuple[int, int, int], size: int, said: str | None
+    saved: DataState | None, now: tuple[int, int, int], size: int, message: str | None
 ) -> None:
-    assert resolve_global_batch(saved, *now) == (size, said)
+    assert resolve_global_batch(saved, *now) == (size, message)
 
 
 def sampler_of(length: int = 100, seed: int = 7) -> GlobalOrderSampler:
     return GlobalOrderSampler(length, batch_size=6, accumulate=2, rank=0, world_size=2, seed=seed)
 
 
-def test_other_data_in_the_middle_of_an_epoch_is_refused() -> None:
+def test_another_dataset_length_within_an_epoch_is_rejected() -> None:
     with pytest.raises(
         CheckpointError, match=r"has 120 samples and had 100 .*, 24 samples into epoch 1: .*Resume with"
     ):
@@ -229,18 +227,18 @@ def test_other_data_in_the_middle_of_an_epoch_is_refused() -> None:
     assert at_start.length == 120
 
 
-def test_another_shuffle_in_the_middle_of_an_epoch_is_refused() -> None:
+def test_another_order_version_within_an_epoch_is_rejected() -> None:
     with pytest.raises(CheckpointError, match="with another order of samples"):
         sampler_of().resume(replace(SAVED, order=0))
     assert "samples have another order" in sampler_of().resume(replace(SAVED, order=0, samples=0))[0]
 
 
-def test_another_seed_waits_for_the_next_epoch() -> None:
+def test_another_seed_takes_effect_in_the_next_epoch() -> None:
     before, now = sampler_of(seed=7), sampler_of(seed=8)
     before.set_epoch(1, 24)
     assert now.resume(SAVED) == ["warning: the seed was 7 and is 8: it orders the samples from epoch 2 on"]
     assert list(now) == list(before)
-    again = sampler_of(seed=8)  # cut once more in the same epoch
+    again = sampler_of(seed=8)  # interrupted once more in the same epoch
     now.advance()
     assert now.state(now.position).seed == 7
     again.resume(now.state(now.position))
@@ -254,12 +252,9 @@ def test_another_seed_waits_for_the_next_epoch() -> None:
     ]
 
 
-def test_a_dataset_without_samples_is_refused() -> None:
+def test_a_dataset_without_samples_is_rejected() -> None:
     with pytest.raises(ValueError, match="must be at least 1; they are 0, 6 and 2"):
         sampler_of(0)
-
-
-# ---------------------------------------------------------------- with a DataLoader
 
 
 class Indices(Dataset[int]):
@@ -275,8 +270,8 @@ class Indices(Dataset[int]):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_script_that_is_cut_sees_each_sample_once(workers: int, accumulate: int) -> None:
-    """Two epochs of three ranks, then two, each with loaders that read ahead; cut after every third step."""
+def test_an_interrupted_script_reads_each_sample_once(workers: int, accumulate: int) -> None:
+    """Run two epochs in attempts of three steps, alternately with three and two ranks, whose loaders read ahead."""
     length, seen, state, steps = 61, [], None, 0
     options: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
     for world in itertools.cycle((3, 2)):
@@ -291,9 +286,9 @@ def test_a_script_that_is_cut_sees_each_sample_once(workers: int, accumulate: in
         while ranks[0].epoch < 2 and done < 3:
             batches = [iter(loader) for loader in loaders]
             for plans in zip(*(rank.schedule() for rank in ranks), strict=True):
-                for rank, brought, plan in zip(ranks, batches, plans, strict=True):
+                for rank, loaded, plan in zip(ranks, batches, plans, strict=True):
                     for micro in plan.micro_batches:
-                        seen += [(rank.epoch, index) for index in next(brought).tolist()[: micro.count]]
+                        seen += [(rank.epoch, index) for index in next(loaded).tolist()[: micro.count]]
                 for rank in ranks:
                     rank.advance()
                 done += 1
@@ -307,8 +302,8 @@ def test_a_script_that_is_cut_sees_each_sample_once(workers: int, accumulate: in
     assert state["step"] == steps
 
 
-def test_epochs_in_the_manner_of_distributed_sampler() -> None:
-    sampler = PublicSampler(20, batch_size=5)  # the place is found by itself: one process
+def test_set_epoch_works_as_in_distributed_sampler() -> None:
+    sampler = PublicSampler(20, batch_size=5)  # rank and world size come from the environment: one process
     loader = DataLoader(Indices(20), batch_sampler=sampler)
     seen = []
     for epoch in range(2):
@@ -320,7 +315,7 @@ def test_epochs_in_the_manner_of_distributed_sampler() -> None:
     assert len(set(seen)) == 8
     assert (sampler.step, sampler.epoch) == (8, 2)
     sampler.advance()
-    sampler.set_epoch(2)  # nothing lost by naming the epoch it is in
+    sampler.set_epoch(2)  # the present epoch: its position is kept
     assert sampler.position == Position(9, 2, 5)
 
 
@@ -330,18 +325,18 @@ class Noisy(Indices):
 
 
 def test_augmentation_in_workers_depends_on_the_batch_alone() -> None:
-    """Not on which worker has it, and not on where the epoch was entered."""
-    place = replace(read_context({}), seed=3)
+    """It depends neither on the worker that loads the batch nor on the position where the epoch was resumed."""
+    context = replace(read_context({}), seed=3)
 
     def drawn(workers: int, epoch: int, start: int) -> dict[int, float]:
         sampler = GlobalOrderSampler(40, batch_size=5, rank=0, world_size=1)
         sampler.set_epoch(epoch, start)
-        loader = make_loader(Noisy(40), sampler, lambda samples: samples, place, workers=workers)
+        loader = make_loader(Noisy(40), sampler, lambda samples: samples, context, workers=workers)
         return dict(sample for batch in loader for sample in batch)
 
-    whole = drawn(2, 0, 0)
-    assert len(set(whole.values())) == 40
+    complete = drawn(2, 0, 0)
+    assert len(set(complete.values())) == 40
     rest = drawn(1, 0, 15)
-    assert rest == {index: value for index, value in whole.items() if index in rest}
+    assert rest == {index: value for index, value in complete.items() if index in rest}
     assert len(rest) == 25
-    assert set(drawn(2, 1, 0).values()).isdisjoint(whole.values())
+    assert set(drawn(2, 1, 0).values()).isdisjoint(complete.values())

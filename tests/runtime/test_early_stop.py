@@ -1,4 +1,4 @@
-"""A stop signal in the first moments of a container: while bash unpacks the code, and while Python imports."""
+"""Stop signals during the start of a container: while bash unpacks the code, and while Python imports modules."""
 
 import os
 import shutil
@@ -16,17 +16,17 @@ from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 from cloudtrain_runtime.contract import MlTree
 
 BLOCK = "import pathlib; pathlib.Path({reached!r}).touch(); open({gate!r}).read()"
-"""Says that it has been reached, and waits until the gate (a FIFO) is opened and closed by a writer."""
+"""Creates the file `reached`, then blocks until a writer has opened and closed the gate, which is a FIFO."""
 
 STOPPED = 128 + signal.SIGTERM
 
 
 class Container:
-    """The request's entry command on a tree of its own, blocked at one place."""
+    """The request's entry command with its own /opt/ml, which blocks at one point of its start."""
 
     def __init__(self, folder: Path) -> None:
-        self.tree = MlTree(folder / "a place" / "opt" / "ml")
-        self.bin = folder / "a place" / "bin"
+        self.tree = MlTree(folder / "a folder" / "opt" / "ml")
+        self.bin = folder / "a folder" / "bin"
         self.gate, self.reached, self.started = folder / "gate", folder / "reached", folder / "started"
         for each in (self.tree.run_config.parent, self.tree.data / "code", self.bin):
             each.mkdir(parents=True)
@@ -46,11 +46,11 @@ class Container:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def stop_at_the_block(self, prefix: list[str]) -> int:
-        """Send SIGTERM when the block has been reached, open the gate, and return the exit code."""
+    def stop_at_block(self, prefix: list[str]) -> int:
+        """Send SIGTERM when the command has reached the block, close the gate, and return the exit code."""
         process = subprocess.Popen([*prefix, *CONTAINER_ENTRYPOINT], env=self.environ)
         try:
-            with self.gate.open("w"):  # returns when the block reads
+            with self.gate.open("w"):  # opening returns when the block opens the FIFO for reading
                 assert self.reached.exists()
                 (first,) = _children(process.pid) if prefix else (process.pid,)
                 os.kill(first, signal.SIGTERM)
@@ -67,7 +67,7 @@ def container(tmp_path: Path) -> Container:
 
 @pytest.fixture(params=["as-pid-1", "as-another-pid"])
 def prefix(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Make the command PID 1 of a namespace, as in a container, where this machine allows it."""
+    """Return the command prefix that makes the entry command PID 1 of a namespace, as in a container, or no prefix."""
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if request.param == "as-another-pid":
         yield []
@@ -81,14 +81,14 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_stop_while_the_code_is_unpacked_counts(container: Container, prefix: list[str]) -> None:
+def test_a_stop_while_the_code_is_unpacked_is_obeyed(container: Container, prefix: list[str]) -> None:
     container.command("tar", f'#!{sys.executable}\n{container.block}\nimport os; os.execv("/bin/true", ["true"])\n')
     container.command("python", f"#!/bin/sh\ntouch '{container.started}'\n")
-    assert container.stop_at_the_block(prefix) == STOPPED
+    assert container.stop_at_block(prefix) == STOPPED
     assert not container.started.exists()
 
 
-def test_a_stop_while_the_launcher_imports_counts(container: Container, prefix: list[str]) -> None:
+def test_a_stop_while_the_launcher_imports_is_obeyed(container: Container, prefix: list[str]) -> None:
     hook = container.bin / "sitecustomize.py"
     hook.write_text(
         "import sys\n"
@@ -100,13 +100,13 @@ def test_a_stop_while_the_launcher_imports_counts(container: Container, prefix: 
     )
     container.environ["PYTHONPATH"] = str(container.bin)
     container.command("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    assert container.stop_at_the_block(prefix) == STOPPED
+    assert container.stop_at_block(prefix) == STOPPED
     assert not container.started.exists()
 
 
 @pytest.mark.parametrize("name", ["python", "python3"])
-def test_the_entry_command_takes_python_or_python3(container: Container, name: str) -> None:
-    """Images of one's own often have only `python3`."""
+def test_the_entry_command_uses_python_or_python3(container: Container, name: str) -> None:
+    """Custom images often have only `python3`."""
     tools = container.bin / "tools"
     tools.mkdir()
     for tool in ("bash", "mkdir", "tar", "gzip"):

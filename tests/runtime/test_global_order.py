@@ -23,87 +23,86 @@ GOLDEN = {
         3459485501074341917,
     ],
 }
-"""The first five samples by length, seed and epoch. Whoever changes them must change ORDER_VERSION."""
+"""The first five samples by length, seed and epoch. A change of these values requires a new ORDER_VERSION."""
 
 
-def whole(length: int, seed: int = 0, epoch: int = 0) -> torch.Tensor:
+def full_order(length: int, seed: int = 0, epoch: int = 0) -> torch.Tensor:
     return GlobalOrder(length, seed, epoch).at(torch.arange(length))
 
 
 @pytest.mark.parametrize(("case", "expected"), GOLDEN.items())
-def test_it_never_changes(case: tuple[int, int, int], expected: list[int]) -> None:
+def test_the_order_never_changes(case: tuple[int, int, int], expected: list[int]) -> None:
     assert GlobalOrder(*case).at(torch.arange(5)).tolist() == expected
 
 
 def is_permutation(length: int, seed: int, epoch: int) -> bool:
-    return torch.bincount(whole(length, seed, epoch), minlength=length).tolist() == [1] * length
+    return torch.bincount(full_order(length, seed, epoch), minlength=length).tolist() == [1] * length
 
 
 @pytest.mark.parametrize("first", range(1, 2001, 250))
-def test_it_is_a_permutation_of_every_length(first: int) -> None:
+def test_every_small_length_has_a_permutation(first: int) -> None:
     assert [n for n in range(first, first + 250) if not is_permutation(n, n % 7, n % 3)] == []
 
 
 @settings(deadline=None)
 @given(length=st.integers(2001, 70_000), seed=st.integers(), epoch=st.integers(0, 2**40))
-def test_it_is_a_permutation_of_odd_lengths(length: int, seed: int, epoch: int) -> None:
+def test_any_medium_length_has_a_permutation(length: int, seed: int, epoch: int) -> None:
     assert is_permutation(length, seed, epoch)
 
 
 @pytest.mark.parametrize("length", [2**16, 2**16 + 1, 999_983, 10**6])
-def test_it_is_a_permutation_of_long_ones(length: int) -> None:
+def test_large_lengths_have_a_permutation(length: int) -> None:
     assert is_permutation(length, 1, 1)
 
 
 @settings(deadline=None)
 @given(length=st.sampled_from([10**9, 2**40 + 1, 2**62 - 1]), data=st.data())
-def test_places_can_be_had_one_by_one_and_stay_within(length: int, data: st.DataObject) -> None:
-    places = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=50, unique=True))
+def test_single_positions_give_the_same_samples_in_range(length: int, data: st.DataObject) -> None:
+    positions = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=50, unique=True))
     order = GlobalOrder(length, 3, 4)
-    samples = order.at(torch.tensor(places)).tolist()
-    assert samples == [int(order.at(torch.tensor([place]))) for place in places]
-    assert len(set(samples)) == len(places)
+    samples = order.at(torch.tensor(positions)).tolist()
+    assert samples == [int(order.at(torch.tensor([position]))) for position in positions]
+    assert len(set(samples)) == len(positions)
     assert all(0 <= sample < length for sample in samples)
 
 
-def test_the_shape_of_the_question_is_that_of_the_answer() -> None:
+def test_the_samples_have_the_shape_of_the_positions() -> None:
     for length in (10, 10**6):
         assert GlobalOrder(length, 0, 0).at(torch.zeros(3, 4, dtype=torch.int64)).shape == (3, 4)
 
-
-# ---------------------------------------------------------------- how well it shuffles
 
 CELLS = 16
 
 
 def excess(counts: torch.Tensor, freedom: int) -> float:
-    """Return by how many standard deviations the chi-square of equally likely cells exceeds what chance gives."""
+    """Return how many standard deviations the chi-square of equally likely cells is above its mean."""
     expected = counts.sum() / counts.numel()
     return float(((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
-def crossed(left: torch.Tensor, right: torch.Tensor, length: int) -> torch.Tensor:
+def cross_table(left: torch.Tensor, right: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the counts of pairs in CELLS x CELLS cells of equal size."""
     cells = (left * CELLS // length) * CELLS + right * CELLS // length
     return torch.bincount(cells, minlength=CELLS * CELLS).double()
 
 
 @pytest.mark.parametrize("length", [1040, 16_000, 16 * 10**8])
 def test_sample_orders_are_uniform_and_independent(length: int) -> None:
-    """Place x sample, sample x next sample, and the same place in another epoch and with another seed."""
+    """Tables: position x sample, sample x next sample, sample x the position's sample in another epoch or seed."""
     step = max(1, length // 1600)
-    places = torch.arange(0, length - 1, step)
+    positions = torch.arange(0, length - 1, step)
     tables = [torch.zeros(CELLS * CELLS, dtype=torch.float64) for _ in range(4)]
     for seed in range(150):
         order = GlobalOrder(length, seed, 0)
-        samples = order.at(places)
+        samples = order.at(positions)
         others = (
-            order.at(places + 1),
-            GlobalOrder(length, seed, 1).at(places),
-            GlobalOrder(length, seed + 1, 0).at(places),
+            order.at(positions + 1),
+            GlobalOrder(length, seed, 1).at(positions),
+            GlobalOrder(length, seed + 1, 0).at(positions),
         )
-        tables[0] += crossed(places, samples, length)
+        tables[0] += cross_table(positions, samples, length)
         for index, other in enumerate(others, start=1):
-            tables[index] += crossed(samples, other, length)
+            tables[index] += cross_table(samples, other, length)
     assert all(excess(table, CELLS * CELLS - 1) < 5 for table in tables)
 
 
@@ -112,14 +111,14 @@ def test_all_orders_of_very_few_samples_are_equally_likely() -> None:
         counts: dict[tuple[int, ...], int] = {}
         tries = 40 * math.factorial(length)
         for seed in range(tries):
-            key = tuple(whole(length, seed % 50, seed // 50).tolist())
+            key = tuple(full_order(length, seed % 50, seed // 50).tolist())
             counts[key] = counts.get(key, 0) + 1
         assert len(counts) == math.factorial(length)
         assert excess(torch.tensor(list(counts.values())).double(), len(counts) - 1) < 5
 
 
 @pytest.mark.parametrize("length", [1500, 60_000, 10**9])
-def test_samples_do_not_follow_each_other(length: int) -> None:
+def test_neighbouring_samples_are_uncorrelated(length: int) -> None:
     side = math.isqrt(length - 1) + 1
     for seed in range(3):
         samples = GlobalOrder(length, seed, 0).at(torch.arange(min(length, 100_000))).double()

@@ -1,4 +1,4 @@
-"""A hang ends the host with evidence, and nothing else does: real launchers, torchrun and ranks."""
+"""Hang detection, heartbeats and stop notices of real hosts: the launcher, torchrun and the ranks."""
 
 import json
 import os
@@ -29,7 +29,7 @@ CONFIG = replace(SCRIPT_RUN, hang_seconds=2.0)
 SCRIPT = """
 import ctypes, signal, subprocess, threading, time
 import torch, torch.distributed as dist
-from cloudtrain_runtime import watch
+from cloudtrain_runtime import heartbeat
 
 def forward(step):
     if step == 5 and rank == world - 1:
@@ -41,25 +41,25 @@ def sleep():
 
 def stop():
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP); time.sleep(3600)
-    # One line: it may be asked for its stack by being continued.
+    # One line, because SIGCONT continues this process to dump its stack.
 
 
-def hold_the_lock():
-    while True: ctypes.PyDLL(None).sleep(3600)  # the signal for the stacks ends a sleep in C
+def hold_the_gil():
+    while True: ctypes.PyDLL(None).sleep(3600)  # the signal that dumps the stacks interrupts this sleep
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen(["sleep", "600"]); print("came", flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen(["sleep", "600"]); print("joined the group", flush=True)
 for step in range(1, 9):
     forward(step)
     dist.all_reduce(torch.ones(1))
-    watch.tick(step)
+    heartbeat.tick(step)
 """
 
 
 @dataclass
 class Host:
-    """A host's folder and its launcher."""
+    """A host: its /opt/ml and its launcher."""
 
     tree: MlTree
     process: subprocess.Popen[bytes] | None = None
@@ -77,20 +77,20 @@ class Host:
         assert self.process is not None
         return self.process.wait(timeout=120)
 
-    def left(self) -> list[psutil.Process]:
-        """Return the processes that are there when those that were killed have had the time to go."""
+    def remaining_processes(self) -> list[psutil.Process]:
+        """Return the processes that still run 10 s later; return an empty list as soon as all have exited."""
         deadline = time.monotonic() + 10
         while (found := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """Return the living processes of this host."""
+        """Return the running processes of this host."""
         found = []
         for process in psutil.process_iter():
             try:
-                is_its = process.environ().get("CLOUDTRAIN_ML_ROOT") == str(self.tree.root)
-                if is_its and process.status() != psutil.STATUS_ZOMBIE:
+                is_own = process.environ().get("CLOUDTRAIN_ML_ROOT") == str(self.tree.root)
+                if is_own and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
@@ -99,7 +99,7 @@ class Host:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
-    """Start the launchers of a script's hosts."""
+    """Return a function that starts the launchers of the hosts of a script's run."""
     hosts: list[Host] = []
 
     def start(
@@ -151,58 +151,55 @@ def _environment(names: list[str]) -> dict[str, str]:
     }
 
 
-# ---------------------------------------------------------------- hangs
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "cause"),
     [
         ("sleep", "rank 1 on algo-1 is at train.py:12 in sleep"),
-        ("hold_the_lock", "rank 1 on algo-1 is at train.py:20 in hold_the_lock"),
+        ("hold_the_gil", "rank 1 on algo-1 is at train.py:20 in hold_the_gil"),
         ("stop", "rank 1 on algo-1 is stopped by a signal (SIGSTOP), and is at train.py:15 in stop"),
     ],
 )
 def test_a_hang_ends_the_host_and_names_the_rank(
-    kind: str, told: str, start: Callable[..., list[Host]], tmp_path: Path
+    kind: str, cause: str, start: Callable[..., list[Host]], tmp_path: Path
 ) -> None:
-    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri=(tmp_path / "saved place").as_uri()))
+    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri=(tmp_path / "saved files").as_uri()))
     (host,) = start(SCRIPT.replace("KIND", kind), config)
     assert host.wait() == 1, host.log
     failure = host.tree.failure.read_text()
     assert failure.startswith("hang: no step for ")
-    assert failure.endswith(f" after step 4; {told}"), failure
+    assert failure.endswith(f" after step 4; {cause}"), failure
     assert "rank 0 is at train.py:27 in <module> (waits in torch/distributed/" in host.log
     (event,) = host.events("hang")
     assert (event["host"], event["step"], event["ranks"]) == ("algo-1", 4, [1])
     assert event["seconds"] > 2.0
     assert "in all_reduce" in (host.tree.hang / "rank-0.txt").read_text()
     assert f"in {kind}" in (host.tree.hang / "rank-1.txt").read_text()
-    assert event["stacks"].endswith("/saved%20place/hang/algo-1")
-    kept = tmp_path / "saved place" / "hang" / "algo-1"
+    assert event["stacks"].endswith("/saved%20files/hang/algo-1")
+    kept = tmp_path / "saved files" / "hang" / "algo-1"
     assert {path.name for path in kept.iterdir()} == {"rank-0.txt", "rank-1.txt", "summary.txt"}
     (failed,) = host.events("failed")
     assert (failed["rank"], failed["message"], failed["secondary"]) == (1, failure, False)
-    assert host.left() == []
-    assert host.log.count("came") == 2, "no restart after a hang"
+    assert host.remaining_processes() == []
+    assert host.log.count("joined the group") == 2, "no restart after a hang"
 
 
 @pytest.mark.processes
-def test_each_host_tells_its_part_and_the_cause_comes_first(start: Callable[..., list[Host]]) -> None:
+def test_each_host_reports_its_ranks_and_the_cause_first(start: Callable[..., list[Host]]) -> None:
     first, second = start(SCRIPT.replace("KIND", "sleep"), count=2)
     assert (first.wait(), second.wait()) == (1, 1), first.log + second.log
     assert "rank 3 on algo-2 is at train.py:12 in sleep" in second.tree.failure.read_text()
-    # One rank or both of them are silent for long enough when the host is called hung.
+    # When the launcher detects the hang, one rank or both have sent no heartbeat for long enough.
     named = r"(ranks 0, 1 on algo-1: rank 0|rank [01] on algo-1) is at train.py:27 in <module> \(waits in"
     assert re.search(named, first.tree.failure.read_text())
     failures = [host.events("failed")[0] for host in (first, second)]
     assert [failure["secondary"] for failure in failures] == [True, False]
-    # Each has written its own before the other one's end could disturb it.
+    # Each host has written its evidence before the end of the other host could affect its ranks.
     assert [sorted(path.name for path in host.tree.hang.iterdir()) for host in (first, second)] == [
         ["rank-0.txt", "rank-1.txt", "summary.txt"],
         ["rank-2.txt", "rank-3.txt", "summary.txt"],
     ]
-    assert first.left() == second.left() == []
+    assert first.remaining_processes() == second.remaining_processes() == []
 
 
 @pytest.mark.aws
@@ -220,22 +217,22 @@ def test_the_evidence_is_uploaded_beside_the_checkpoints(start: Callable[..., li
 
 
 @pytest.mark.processes
-def test_nccls_flight_recorder_is_asked_for_its_traces(start: Callable[..., list[Host]]) -> None:
-    """A thread stands in for torch's monitor: it makes the pipe, and writes its trace when somebody writes to it."""
+def test_a_hang_triggers_nccls_flight_recorder(start: Callable[..., list[Host]]) -> None:
+    """A thread replaces torch's monitor: it creates the pipe, and writes its trace after a write to the pipe."""
     script = """
 import os, threading, time
-from cloudtrain_runtime import watch
+from cloudtrain_runtime import heartbeat
 
 def monitor():
     rank = os.environ["RANK"]
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
     os.mkfifo(pipe)
-    with open(pipe, "rb") as asked:
-        asked.read(1)
+    with open(pipe, "rb") as trigger:
+        trigger.read(1)
     open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank, "wb").write(b"trace")
 
 threading.Thread(target=monitor, daemon=True).start()
-watch.tick(1)
+heartbeat.tick(1)
 while True:
     time.sleep(60)
 """
@@ -246,52 +243,50 @@ while True:
 
 
 @pytest.mark.processes
-def test_a_place_that_takes_nothing_ends_the_host_all_the_same(start: Callable[..., list[Host]]) -> None:
-    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri="/proc/no-place"))
+def test_a_hang_ends_the_host_if_the_upload_fails(start: Callable[..., list[Host]]) -> None:
+    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri="/proc/unwritable"))
     (host,) = start(SCRIPT.replace("KIND", "sleep"), config)
     assert host.wait() == 1
-    assert "it cannot be copied to /proc/no-place/hang/algo-1" in host.log
+    assert "it cannot be copied to /proc/unwritable/hang/algo-1" in host.log
     assert "rank 1 on algo-1" in host.tree.failure.read_text()
 
 
-# ---------------------------------------------------------------- what is no hang
-
 SLOW = """
 import os, time
-from cloudtrain_runtime import watch
+from cloudtrain_runtime import heartbeat
 
 rank = int(os.environ["RANK"])
-time.sleep(2.0)            # the watch begins with the first tick
-watch.tick(1)
+time.sleep(2.0)            # the time before the first tick does not count
+heartbeat.tick(1)
 if rank == 0:
-    os._exit(0)            # a rank that has ended is not missed
+    os._exit(0)            # a rank that has exited is not monitored
 time.sleep(0.9)
-watch.tick(2)
-time.sleep(1.5)            # beyond the limit, not beyond the slowest step and the limit
-watch.tick(3)
-with watch.exempt():
+heartbeat.tick(2)
+time.sleep(1.5)            # longer than the limit, shorter than the slowest step plus the limit
+heartbeat.tick(3)
+with heartbeat.exempt():
     time.sleep(3.5)
-watch.tick(4)
-watch.pause()
+heartbeat.tick(4)
+heartbeat.pause()
 if os.fork() == 0:
-    watch.tick(99)         # another process's tick is none of this rank
+    heartbeat.tick(99)     # a tick of a child process does not count for this rank
     os._exit(0)
 time.sleep(3.5)
-watch.tick(5)
-print("came to the end", flush=True)
+heartbeat.tick(5)
+print("reached the end", flush=True)
 """
 
 
 @pytest.mark.processes
-def test_a_slow_rank_and_one_that_has_ended_are_no_hang(start: Callable[..., list[Host]]) -> None:
+def test_slow_ranks_and_exited_ranks_are_no_hang(start: Callable[..., list[Host]]) -> None:
     (host,) = start(SLOW, replace(CONFIG, hang_seconds=1.0))
     assert host.wait() == 0, host.log
-    assert "came to the end" in host.log
+    assert "reached the end" in host.log
     assert not host.tree.failure.exists()
 
 
 @pytest.mark.processes
-def test_without_a_limit_nothing_is_watched(start: Callable[..., list[Host]]) -> None:
+def test_without_a_limit_ranks_are_not_monitored(start: Callable[..., list[Host]]) -> None:
     script = (
         "import time; from cloudtrain_runtime import heartbeat; heartbeat.tick(1); time.sleep(1); heartbeat.tick(2)"
     )
@@ -301,17 +296,17 @@ def test_without_a_limit_nothing_is_watched(start: Callable[..., list[Host]]) ->
 
 
 @pytest.mark.processes
-def test_ranks_that_are_started_again_are_watched_anew(start: Callable[..., list[Host]]) -> None:
+def test_restarted_ranks_are_monitored_from_their_first_tick(start: Callable[..., list[Host]]) -> None:
     script = """
 import os, time
-from cloudtrain_runtime import watch
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
-time.sleep(4.0 if again else 0.0)  # longer than the limit: the pulse of the one before is not taken for its own
+from cloudtrain_runtime import watch  # the name of `heartbeat` in version 0.1
+is_restarted = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+time.sleep(4.0 if is_restarted else 0.0)  # longer than the limit: the previous process's heartbeat must not count
 for step in range(1, 6):
     watch.tick(step)
-    if step == 3 and not again:
+    if step == 3 and not is_restarted:
         os.kill(os.getpid(), 9)
-while again:
+while is_restarted:
     time.sleep(60)
 """
     (host,) = start(script, replace(CONFIG, processes_per_instance=1, max_restarts=1))
@@ -319,7 +314,7 @@ while again:
     assert "after step 5; rank 0 on algo-1 is at train.py:11 in <module>" in host.tree.failure.read_text()
 
 
-def test_ticks_are_for_runs_only() -> None:
+def test_ticks_outside_of_a_run_do_nothing() -> None:
     heartbeat.tick(1)
     heartbeat.pause()
     heartbeat.leave()
@@ -327,40 +322,38 @@ def test_ticks_are_for_runs_only() -> None:
         heartbeat.tick(2)
 
 
-# ---------------------------------------------------------------- the notice to stop
-
 NOTICED = """
 import os, signal, sys, time
 from pathlib import Path
 
 signal.signal(signal.SIGTERM, lambda *_: (print("got SIGTERM", flush=True), sys.exit(3)))
 output = Path(os.environ["CLOUDTRAIN_ML_ROOT"], "output")
-if ACTS:
+if HANDLES_NOTICES:
     (output / "in-training-loop").touch()
 print("ready", flush=True)
-while not (ACTS and (output / "stop-notice").exists()):
+while not (HANDLES_NOTICES and (output / "stop-notice").exists()):
     time.sleep(0.05)
 time.sleep(2.0)
-print("saved and left", flush=True)
+print("saved and exited", flush=True)
 """
 
 
 @pytest.mark.processes
-def test_a_script_that_acts_on_the_notice_gets_the_whole_grace(start: Callable[..., list[Host]]) -> None:
-    (host,) = start(NOTICED.replace("ACTS", "True"))
+def test_a_script_that_handles_the_notice_gets_no_sigterm(start: Callable[..., list[Host]]) -> None:
+    (host,) = start(NOTICED.replace("HANDLES_NOTICES", "True"))
     until(lambda: host.log.count("ready") == 2)
     assert host.process is not None
     host.process.send_signal(signal.SIGTERM)
     until(host.tree.stop_notice.exists)
     host.process.send_signal(signal.SIGTERM)
     assert host.wait() == 0, host.log
-    assert host.log.count("saved and left") == 2
+    assert host.log.count("saved and exited") == 2
     assert "got SIGTERM" not in host.log
 
 
 @pytest.mark.processes
 def test_script_that_ignores_the_notice_ends_after_the_grace(start: Callable[..., list[Host]]) -> None:
-    script = NOTICED.replace("not (ACTS and", "not (False and").replace("ACTS", "True")
+    script = NOTICED.replace("not (HANDLES_NOTICES and", "not (False and").replace("HANDLES_NOTICES", "True")
     (host,) = start(script, CLOUDTRAIN_STOP_GRACE_SECONDS="21")
     until(lambda: host.log.count("ready") == 2)
     assert host.process is not None
@@ -371,7 +364,7 @@ def test_script_that_ignores_the_notice_ends_after_the_grace(start: Callable[...
 
 @pytest.mark.processes
 def test_another_script_gets_sigterm_at_once(start: Callable[..., list[Host]]) -> None:
-    (host,) = start(NOTICED.replace("ACTS", "False"))
+    (host,) = start(NOTICED.replace("HANDLES_NOTICES", "False"))
     until(lambda: host.log.count("ready") == 2)
     assert host.process is not None
     host.process.send_signal(signal.SIGTERM)
@@ -380,20 +373,17 @@ def test_another_script_gets_sigterm_at_once(start: Callable[..., list[Host]]) -
 
 
 @pytest.mark.processes
-def test_a_stop_before_the_ranks_are_started_starts_none(start: Callable[..., list[Host]], tmp_path: Path) -> None:
+def test_a_stop_before_the_ranks_start_prevents_their_start(start: Callable[..., list[Host]], tmp_path: Path) -> None:
     config = tmp_path / "algo-1" / "input" / "data" / "cloudtrain" / "run.json"
     (host,) = start("print('trained')", config_is_pipe=True)
     assert host.process is not None
-    with config.open("w") as pipe:  # when it is open, the launcher reads
+    with config.open("w") as pipe:  # opening returns when the launcher opens the pipe for reading
         host.process.send_signal(signal.SIGTERM)
         until(host.tree.stop_notice.exists)
         pipe.write(CONFIG.to_json())
     assert host.wait() == 128 + signal.SIGTERM, host.log
     assert "trained" not in host.log
     assert not host.tree.failure.exists()
-
-
-# ---------------------------------------------------------------- words
 
 
 DUMP = """\
@@ -413,12 +403,12 @@ CODE = Path("/opt/ml/code")
 def test_the_main_threads_stack_is_read() -> None:
     frames = stacks.main_stack(DUMP, 0x7F0000000001)
     assert [frame.function for frame in frames] == ["_engine_run_backward", "step"]
-    assert stacks.main_stack(DUMP, 0x99)[0].function == "take", "the one that took the signal, where it is missing"
+    assert stacks.main_stack(DUMP, 0x99)[0].function == "take", "without a main thread: the one that got the signal"
     assert stacks.main_stack("", 1) == ()
-    told = RankStack(0, 7, True, frames).show(CODE)
-    assert told == "is at nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
-    told = RankStack(0, 7, True, frames[:1]).show(CODE)
-    assert told == "waits in torch/autograd/graph.py:829 in _engine_run_backward", "no cause, see the rules of explain"
+    shown = RankStack(0, 7, True, frames).show(CODE)
+    assert shown == "is at nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
+    shown = RankStack(0, 7, True, frames[:1]).show(CODE)
+    assert shown == "waits in torch/autograd/graph.py:829 in _engine_run_backward", "no cause, see the rules of explain"
 
 
 @pytest.mark.parametrize(
@@ -436,19 +426,19 @@ def test_the_main_threads_stack_is_read() -> None:
 def test_rank_that_differs_from_the_others_is_found(changes: dict[int, dict[str, Any]], outliers: list[int]) -> None:
     waiting = (Frame("/x/site-packages/torch/distributed/c10d.py", 10, "all_reduce"),)
     ranks = [replace(RankStack(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)]
-    assert [stand.rank for stand in stacks.find_outliers(ranks)] == outliers
+    assert [outlier.rank for outlier in stacks.find_outliers(ranks)] == outliers
 
 
 def test_a_frozen_host_is_no_hang() -> None:
     timer = StallTimer(max_interval_seconds=0.01)
-    pulse = heartbeat.Heartbeat(0, 1, 0, 0, 0, heartbeat.Phase.RUNNING, 5, 1000, 0)
-    timer.update([pulse])
+    beat = heartbeat.Heartbeat(0, 1, 0, 0, 0, heartbeat.Phase.RUNNING, 5, 1000, 0)
+    timer.update([beat])
     time.sleep(0.3)
-    ((_, idle),) = timer.update([pulse])
-    assert idle <= 0.01, "the launcher did not look for 0.3 s: it was frozen itself"
-    ((_, idle),) = timer.update([replace(pulse, last_nanoseconds=2000)])
+    ((_, idle),) = timer.update([beat])
+    assert idle <= 0.01, "the launcher itself did not run for 0.3 s, so this time must not count"
+    ((_, idle),) = timer.update([replace(beat, last_nanoseconds=2000)])
     assert idle == 0.0
 
 
-def test_durations_are_told_in_words() -> None:
+def test_durations_are_formatted_in_seconds_or_minutes() -> None:
     assert [format_duration(seconds) for seconds in (2.4, 119.0, 720.0)] == ["2 s", "119 s", "12 min"]

@@ -1,11 +1,11 @@
-"""Checkpoints in a folder and in S3 are listed, found, verified and exported as they are."""
+"""Listing, finding, verifying and exporting checkpoints in a folder and in S3."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from support.checkpoints import (
 import cloudtrain_runtime
 from cloudtrain_runtime.checkpoint.inspection import CheckpointEntry, Inspection
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
-
-Open = Callable[[], str]
 
 
 def ignore(event: Mapping[str, Any]) -> None:
@@ -70,7 +68,7 @@ def brief(entries: tuple[CheckpointEntry, ...]) -> list[tuple[str, str]]:
     return [(entry.name, entry.state) for entry in entries]
 
 
-def test_a_list_tells_every_state_and_why(uri: str) -> None:
+def test_a_list_shows_every_state_with_its_reason(uri: str) -> None:
     entries = Inspection(uri).entries
     assert brief(entries) == [
         ("step-00000700", "damaged"),
@@ -95,29 +93,29 @@ def test_a_list_tells_every_state_and_why(uri: str) -> None:
     assert oldest.files == 4
     assert oldest.bytes > 3 * BLOCK_BYTES
     assert oldest.uri == f"{uri}/step-00000100"
-    assert unfinished.run == RUN, "its writer has left its name"
+    assert unfinished.run == RUN, "writer.json names the run of an unfinished checkpoint"
 
 
-def test_one_that_is_being_written_is_unfinished(root: Path) -> None:
+def test_a_checkpoint_that_is_being_written_is_unfinished(root: Path) -> None:
     (root / "step-00000100").rename(root / ".writing-step-00000800-0a1b2c3d")
     newest = Inspection(str(root)).entries[0]
-    assert (newest.step, newest.state) == (800, "unfinished"), "also with a manifest: the rename has not come"
+    assert (newest.step, newest.state) == (800, "unfinished"), "also with a manifest, until the folder is renamed"
 
 
-def test_a_uri_may_name_one(uri: str) -> None:
+def test_a_uri_may_name_a_single_checkpoint(uri: str) -> None:
     assert brief(Inspection(f"{uri}/step-00000200/").entries) == [("step-00000200", "complete")]
     assert Inspection(f"{uri}/step-00000200").find().step == 200
     with pytest.raises(CheckpointError, match=r"of step 400 at .*400 is unfinished: .* complete: 300$"):
         Inspection(f"{uri}/step-00000400").find()
 
 
-def test_nothing_there() -> None:
+def test_a_missing_folder_has_no_checkpoints() -> None:
     assert Inspection("/nowhere").entries == ()
     with pytest.raises(CheckpointError, match=r"no complete checkpoint at file:///nowhere$"):
         Inspection("/nowhere").find()
 
 
-def test_find(uri: str) -> None:
+def test_find_selects_by_step_and_run(uri: str) -> None:
     found = Inspection(uri)
     assert found.find().step == 300
     assert found.find(run=RUN).name == "step-00000300"
@@ -133,11 +131,11 @@ def test_find(uri: str) -> None:
         found.find(run="new")
 
 
-def test_whole_ones_are_verified(uri: str) -> None:
-    told: list[Mapping[str, Any]] = []
-    verified = Inspection(uri).verify(told.append, 300)
+def test_undamaged_checkpoints_are_verified(uri: str) -> None:
+    progress: list[Mapping[str, Any]] = []
+    verified = Inspection(uri).verify(progress.append, 300)
     assert [entry.state for entry in verified] == ["complete", "complete"]
-    assert told[-1]["done"] == told[-1]["total"] > 6 * BLOCK_BYTES
+    assert progress[-1]["done"] == progress[-1]["total"] > 6 * BLOCK_BYTES
     with pytest.raises(CheckpointError, match="nearest complete: 300"):
         Inspection(uri).verify(ignore, 400)
     with pytest.raises(CheckpointError, match="nearest complete: 100 and 200"):
@@ -145,14 +143,14 @@ def test_whole_ones_are_verified(uri: str) -> None:
 
 
 @pytest.mark.parametrize("at", [0, BLOCK_BYTES, 3 * BLOCK_BYTES + 16])
-def test_one_changed_bit_is_found_wherever_it_is(root: Path, at: int) -> None:
+def test_verify_finds_one_changed_bit_at_any_offset(root: Path, at: int) -> None:
     flip(root / "step-00000200" / "__0_0.distcp", at)
-    assert Inspection(str(root)).find(200).state == "complete", "a list reads no files"
+    assert Inspection(str(root)).find(200).state == "complete", "listing reads no data files"
     states = {entry.name: entry for entry in Inspection(str(root)).verify(ignore)}
     assert states["step-00000200"].state == "damaged"
     assert "__0_0.distcp" in states["step-00000200"].why
     assert states["step-00000100"].state == "complete"
-    assert not (root / "step-00000200" / "damaged.json").exists(), "nothing is changed"
+    assert not (root / "step-00000200" / "damaged.json").exists(), "verifying changes no files"
 
 
 def test_every_damaged_file_is_named(root: Path) -> None:
@@ -163,18 +161,15 @@ def test_every_damaged_file_is_named(root: Path) -> None:
     assert "__1_0.distcp" in entry.why
 
 
-def test_what_retention_deletes_meanwhile_is_not_damaged(root: Path) -> None:
+def test_a_checkpoint_deleted_meanwhile_is_not_damaged(root: Path) -> None:
     found = Inspection(str(root))
     (root / "step-00000100").rename(root / ".deleting-step-00000100-1")
     assert [entry.step for entry in found.verify(ignore, 100)] == []
 
 
-# ---------------------------------------------------------------- export
-
-
 @pytest.fixture(scope="module", params=[("fsdp", 2), ("ddp", 2), ("plain", 1)], ids=lambda param: param[0])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that real ranks have written."""
+    """The folder of a checkpoint that real ranks have written."""
     kind, ranks = request.param
     folder = tmp_path_factory.mktemp(kind) / "step-00000042"
     save_ranks(folder, kind, ranks)
@@ -182,7 +177,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-def expected() -> dict[str, torch.Tensor]:
+def expected_weights() -> dict[str, torch.Tensor]:
+    """Return the weights that `support.checkpoints.save_ranks` saves."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 7))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -192,13 +188,13 @@ def expected() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.processes
-def test_weights_are_one_file_whatever_has_saved_them(trained: Path, tmp_path: Path) -> None:
+def test_weights_of_any_layout_are_exported_to_one_file(trained: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     found = Inspection(str(trained))
     done = found.export(found.find(), tmp_path / "new" / "model.pt", form="torch", part="model")
     state = torch.load(tmp_path / "new" / "model.pt", weights_only=True)
-    torch.testing.assert_close(state, dict(expected()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, dict(expected_weights()), rtol=1e-5, atol=1e-6)
     assert (done["tensors"], done["elements"], done["skipped"]) == (4, 2407, [])
     found.export(found.find(), tmp_path / "model.safetensors", form="safetensors", part="model")
     same = load_file(tmp_path / "model.safetensors")
@@ -207,7 +203,7 @@ def test_weights_are_one_file_whatever_has_saved_them(trained: Path, tmp_path: P
 
 
 @pytest.mark.processes
-def test_everything(trained: Path, tmp_path: Path) -> None:
+def test_an_export_of_all_parts_has_every_entry(trained: Path, tmp_path: Path) -> None:
     found = Inspection(str(trained))
     found.export(found.find(), tmp_path / "all.pt", form="torch", part="all")
     state = torch.load(tmp_path / "all.pt", weights_only=True)
@@ -219,7 +215,7 @@ def test_everything(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_damaged_one_is_not_exported(trained: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_exported(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / trained.name
     copy.mkdir()
     for path in trained.iterdir():
@@ -234,7 +230,7 @@ def test_a_damaged_one_is_not_exported(trained: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_without_a_model(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_model_is_not_exported(tmp_path: Path) -> None:
     from torch.distributed.checkpoint import FileSystemWriter, save
 
     folder = tmp_path / "step-00000001"
@@ -246,25 +242,23 @@ def test_without_a_model(tmp_path: Path) -> None:
         found.export(found.find(), tmp_path / "model.pt", form="torch", part="model")
 
 
-# ---------------------------------------------------------------- the program
-
-
-def program(*arguments: str) -> list[dict[str, Any]]:
+def run_inspection(*arguments: str) -> list[dict[str, Any]]:
+    """Run `python -m cloudtrain_runtime.checkpoint.inspection`; return its output lines, parsed."""
     command = [sys.executable, "-m", "cloudtrain_runtime.checkpoint.inspection", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_it_prints_events_and_then_its_answer(root: Path) -> None:
-    *progress, answer = program("verify", str(root), "--step", "100")
+def test_the_program_prints_progress_and_then_its_result(root: Path) -> None:
+    *progress, result = run_inspection("verify", str(root), "--step", "100")
     assert {event["event"] for event in progress} == {"progress"}
-    assert [entry["state"] for entry in answer["checkpoints"]] == ["complete"]
-    (error,) = program("find", str(root), "--step", "1")
+    assert [entry["state"] for entry in result["checkpoints"]] == ["complete"]
+    (error,) = run_inspection("find", str(root), "--step", "1")
     assert (error["event"], error["kind"]) == ("error", "input")
 
 
-def test_a_list_needs_no_torch(root: Path) -> None:
+def test_listing_imports_no_torch(root: Path) -> None:
     code = (
         "import sys, runpy; sys.argv = ['x', 'list', sys.argv[1]]\n"
         "try: runpy.run_module('cloudtrain_runtime.checkpoint.inspection', run_name='__main__')\n"
@@ -275,14 +269,14 @@ def test_a_list_needs_no_torch(root: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_verify_without_torch_says_what_it_left_out(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "cloudtrain_runtime").symlink_to(Path(str(cloudtrain_runtime.__file__)).parent)
+def test_verify_without_torch_reports_the_missing_check(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "isolated").mkdir()
+    (tmp_path / "isolated" / "cloudtrain_runtime").symlink_to(Path(str(cloudtrain_runtime.__file__)).parent)
     code = (
         "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv[1:2] = ['verify']\n"
         "runpy.run_module('cloudtrain_runtime.checkpoint.inspection', run_name='__main__')"
     )
-    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "alone"), str(root), "--step", "100"]
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "isolated"), str(root), "--step", "100"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(done.stdout.splitlines()[-1])["checkpoints"]
@@ -291,7 +285,7 @@ def test_verify_without_torch_says_what_it_left_out(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.aws
-def test_a_bucket_that_is_not_there_is_the_storages_error(aws: dict[str, str]) -> None:
-    (error,) = program("list", "s3://no-such-bucket-here/x")
+def test_a_missing_bucket_is_a_storage_error(aws: dict[str, str]) -> None:
+    (error,) = run_inspection("list", "s3://no-such-bucket-here/x")
     assert (error["event"], error["kind"]) == ("error", "storage")
     assert "NoSuchBucket" in error["message"]

@@ -1,4 +1,4 @@
-"""Outputs of a script in its code folder: linked, merged with what was kept before, and counted in bounded time."""
+"""Outputs of a script in its code folder: linked, merged with files of an earlier run, and counted in bounded time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _event(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return event
 
 
-def test_kept_files_win_over_those_that_came_with_the_code(tree: MlTree) -> None:
+def test_kept_files_replace_files_of_the_code(tree: MlTree) -> None:
     (tree.outputs / "out").mkdir(parents=True)
     (tree.outputs / "out/a").write_text("kept")
     (tree.code / "out").mkdir()
@@ -38,7 +38,7 @@ def test_kept_files_win_over_those_that_came_with_the_code(tree: MlTree) -> None
     assert (tree.code / "out").is_symlink()
 
 
-def test_a_folder_that_is_made_anew_is_kept(tree: MlTree, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_replaces_its_link_is_kept(tree: MlTree, capfd: pytest.CaptureFixture[str]) -> None:
     code = CodeFolder(tree, ["runs/out/"])
     (tree.code / "runs/out").unlink()
     (tree.code / "runs/out/deep").mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_an_output_may_be_missing_at_the_end(tree: MlTree, capfd: pytest.Capture
     assert (event["unkept"], event["model_is_empty"], event["is_complete"]) == ([], False, True)
 
 
-def test_a_scan_that_is_cut_short_says_so(
+def test_a_truncated_scan_reports_itself_as_incomplete(
     tree: MlTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = CodeFolder(tree, [])

@@ -1,4 +1,4 @@
-"""Lines of several ranks on one log tell whose they are, and do not mix."""
+"""The `[rankN]: ` prefix of each line in the log that several ranks share."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ print()
 emit("step", step=1)
 print("no newline", end="", flush=True)
 print("\\r 50%\\r100%")
-sys.stderr.write("[rank1]: told already\\n")
+sys.stderr.write("[rank1]: prefixed already\\n")
 logging.basicConfig()
 logging.warning("of a logger")
 sys.stdout.buffer.write(b"bytes\\n")
@@ -36,14 +36,14 @@ def run(**environ: str) -> list[str]:
     return [line for line in done.stdout.decode().split("\n") if "CLOUDTRAIN" not in line]
 
 
-def test_each_line_of_a_rank_is_marked_once() -> None:
+def test_each_line_of_a_rank_gets_one_prefix() -> None:
     assert run(WORLD_SIZE="2", RANK="1") == [
         "[rank1]: one 2 three",
         "[rank1]: two",
         "[rank1]: lines",
         "",
         "[rank1]: no newline\r 50%\r100%",
-        "[rank1]: told already",
+        "[rank1]: prefixed already",
         "[rank1]: WARNING:root:of a logger",
         "[rank1]: bytes",
         "a child",
@@ -51,12 +51,12 @@ def test_each_line_of_a_rank_is_marked_once() -> None:
     ]
 
 
-def test_one_rank_and_mpirun_need_no_mark() -> None:
+def test_a_single_rank_and_mpirun_need_no_prefix() -> None:
     assert run(WORLD_SIZE="1", RANK="0")[0] == "one 2 three"
     assert run(WORLD_SIZE="2", RANK="0", OMPI_COMM_WORLD_RANK="0")[0] == "one 2 three"
 
 
-def test_lines_of_ranks_that_print_at_once_do_not_mix() -> None:
+def test_lines_printed_at_the_same_time_do_not_mix() -> None:
     code = (
         "import os\nfrom cloudtrain_runtime.process.log_prefix import prefix_lines\nprefix_lines(os.environ)\n"
         "for i in range(3000): print('line', i, 'of', os.environ['RANK'])"

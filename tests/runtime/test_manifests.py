@@ -1,4 +1,4 @@
-"""A manifest is input: whatever is in it ends in a sentence, and never leads out of its folder."""
+"""Manifests as untrusted input: invalid content gives an error message, and no path leaves its folder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 from cloudtrain_runtime.process.run_context import Context
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
 NAME = "step-00000007"
 DEEP: Any = []
 for _ in range(400):
     DEEP = [DEEP]
 
-# Each field with values that it must not have. `DELETE` leaves the field out.
+# Each field with invalid values. `DELETE` removes the field.
 DELETE = object()
-ODD: dict[str, list[Any]] = {
+INVALID: dict[str, list[Any]] = {
     "run": ["../../../tmp/evil", "/etc/passwd", "a/b", "..", "a\nb", "\x1b[2Jx", "é", "x" * 64, "-a", 5, None, [], {}],
     "attempt": ["", "ABCDEF01", "0a1b2c3", 7, None, "../../x1"],
     "step": ["7", 7.5, -1, 8, 2**60, None, True, math.nan, [7]],
@@ -55,8 +55,8 @@ ODD: dict[str, list[Any]] = {
     ],
     **{name: [DELETE] for name in ("crc32", "missing")},
 }
-SHAPES = [(field, value) for field, values in ODD.items() for value in values]
-SHAPES += [(field, DELETE) for field in ODD if field not in ("crc32", "missing", "training", "block_bytes")]
+CASES = [(field, value) for field, values in INVALID.items() for value in values]
+CASES += [(field, DELETE) for field in INVALID if field not in ("crc32", "missing", "training", "block_bytes")]
 TEXTS = [
     b"",
     b"x",
@@ -75,7 +75,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of our own; its folder."""
+    """The folder of a checkpoint that this version has saved."""
     from dataclasses import replace
 
     from support.checkpoint_folders import process_group
@@ -83,10 +83,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from cloudtrain_runtime.process.run_context import read_context
 
     root = tmp_path_factory.mktemp("original")
-    place = replace(read_context({}), run="demo")
+    context = replace(read_context({}), run="demo")
     model, optimizer = pair()
-    with process_group(place):
-        assert checkpoints_at(root, place).save(7, model, [optimizer], {"epoch": 1}, {}, wait=True)
+    with process_group(context):
+        assert checkpoints_at(root, context).save(7, model, [optimizer], {"epoch": 1}, {}, wait=True)
     return root / NAME
 
 
@@ -95,17 +95,18 @@ def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def checkpoints_at(root: Path, place: Context) -> CheckpointManager:
-    return CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+def checkpoints_at(root: Path, context: Context) -> CheckpointManager:
+    return CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), context)
 
 
-def signed(content: Mapping[str, Any]) -> bytes:
-    """Return a manifest with the checksum that fits it: who can write the one can write the other."""
+def with_checksum(content: Mapping[str, Any]) -> bytes:
+    """Return a manifest with its correct checksum, which an attacker can compute, too."""
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     return json.dumps({**content, "crc32": f"{crc:08x}"}).encode()
 
 
 def crafted(original: Path, field: str, value: Any) -> bytes:
+    """Return the original's manifest with another value of one field."""
     content = json.loads((original / "manifest.json").read_bytes())
     if field == "crc32":
         content.pop("crc32")
@@ -117,25 +118,25 @@ def crafted(original: Path, field: str, value: Any) -> bytes:
         content.pop(field)
     else:
         content[field] = value
-    return signed(content)
+    return with_checksum(content)
 
 
-def used(root: Path, place: Context, text: bytes, original: Path) -> tuple[str, str]:
-    """Let everything that reads manifests read this one; return the listed state and why it is not complete."""
+def read_everywhere(root: Path, context: Context, text: bytes, original: Path) -> tuple[str, str]:
+    """Read a manifest through every function that reads manifests; return the listed state and its reason."""
     shutil.copytree(original, root / NAME)
     (root / NAME / "manifest.json").write_bytes(text)
     found = Inspection(str(root))
     (entry,) = found.entries
     messages = []
-    for act in (
+    for use in (
         lambda: found.verify(lambda event: None),
         lambda: found.export(found.find(), root.parent / "out" / "x.pt", form="torch", part="model"),
-        lambda: checkpoints_at(root, place).resume(*_as_list(pair())),
-        lambda: checkpoints_at(root, place).peek_state(),
-        lambda: checkpoints_at(root, place).load_weights(7, pair()[0]),
+        lambda: resume(root, context),
+        lambda: checkpoints_at(root, context).peek_state(),
+        lambda: checkpoints_at(root, context).load_weights(7, pair()[0]),
     ):
         try:
-            act()
+            use()
         except (CheckpointError, DamagedError) as error:
             messages.append(str(error))
     assert not any("\x1b" in message for message in messages)
@@ -143,32 +144,35 @@ def used(root: Path, place: Context, text: bytes, original: Path) -> tuple[str, 
     return entry.state, entry.why
 
 
-def _as_list(both: tuple[nn.Module, torch.optim.Optimizer]) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    return both[0], [both[1]]
+def resume(root: Path, context: Context) -> None:
+    model, optimizer = pair()
+    checkpoints_at(root, context).resume(model, [optimizer])
 
 
 def test_there_are_enough_crafted_manifests() -> None:
-    assert len(SHAPES) + len(TEXTS) >= 71
+    assert len(CASES) + len(TEXTS) >= 71
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), SHAPES, ids=lambda value: "deleted" if value is DELETE else ascii(value)[:40]
+    ("field", "value"), CASES, ids=lambda value: "deleted" if value is DELETE else ascii(value)[:40]
 )
-def test_crafted_manifests_end_in_a_sentence(
-    original: Path, place: Context, tmp_path: Path, field: str, value: Any
+def test_invalid_fields_make_a_checkpoint_damaged(
+    original: Path, context: Context, tmp_path: Path, field: str, value: Any
 ) -> None:
     root = tmp_path / "checkpoints"
-    state, why = used(root, place, crafted(original, field, value), original)
+    state, why = read_everywhere(root, context, crafted(original, field, value), original)
     if (field, value) == ("files", {}):
-        return  # complete: it vouches for nothing, which a load then finds
+        return  # complete: the manifest lists no files, which only a load can detect
     assert state == "damaged"
     assert "manifest.json" in why or "missing" in why
     assert "\x1b" not in why
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:20]))
-def test_other_texts_end_in_a_sentence(original: Path, place: Context, tmp_path: Path, text: bytes) -> None:
-    state, why = used(tmp_path / "checkpoints", place, text, original)
+def test_unparseable_manifests_make_a_checkpoint_damaged(
+    original: Path, context: Context, tmp_path: Path, text: bytes
+) -> None:
+    state, why = read_everywhere(tmp_path / "checkpoints", context, text, original)
     assert (state, "manifest.json" in why) == ("damaged", True)
 
 
@@ -183,26 +187,26 @@ def test_other_texts_end_in_a_sentence(original: Path, place: Context, tmp_path:
     ],
     ids=repr,
 )
-def test_a_scripts_state_may_hold_anything(original: Path, place: Context, tmp_path: Path, state: Any) -> None:
+def test_a_scripts_state_may_hold_any_json(original: Path, context: Context, tmp_path: Path, state: Any) -> None:
     root = tmp_path / "checkpoints"
-    assert used(root, place, crafted(original, "state", state), original)[0] == "complete"
-    checkpoints = checkpoints_at(root, place)
+    assert read_everywhere(root, context, crafted(original, "state", state), original)[0] == "complete"
+    checkpoints = checkpoints_at(root, context)
     model, optimizer = pair()
     assert checkpoints.resume(model, [optimizer]).state == state
-    for step in (8, 9, 10, 11):  # retention reads the states, too
+    for step in (8, 9, 10, 11):  # retention also reads the states
         assert checkpoints.save(step, model, [optimizer], state, {}, wait=True)
     assert len(Inspection(str(root)).entries) == 3
 
 
-def test_fields_of_later_versions_are_left_out(original: Path) -> None:
+def test_fields_of_later_versions_are_ignored(original: Path) -> None:
     content = json.loads(crafted(original, "training", {"entry": "a:B"}))
     content.pop("crc32")
-    manifest = Manifest.from_json(signed({**content, "later": {"x": 1}}))
+    manifest = Manifest.from_json(with_checksum({**content, "later": {"x": 1}}))
     assert manifest.training == {"entry": "a:B"}
 
 
-def test_a_state_nested_deeply_is_a_sentence(original: Path, place: Context, tmp_path: Path) -> None:
-    used(tmp_path / "checkpoints", place, crafted(original, "state", {"x": DEEP}), original)
+def test_a_deeply_nested_state_raises_no_other_errors(original: Path, context: Context, tmp_path: Path) -> None:
+    read_everywhere(tmp_path / "checkpoints", context, crafted(original, "state", {"x": DEEP}), original)
 
 
 def test_an_export_stays_in_its_folder(original: Path, cli: Cli, tmp_path: Path) -> None:
@@ -219,7 +223,7 @@ def test_an_export_stays_in_its_folder(original: Path, cli: Cli, tmp_path: Path)
     assert "evil" not in cli("checkpoints", str(root), "--json").json["checkpoints"][0]["name"]
 
 
-def test_a_task_refuses_a_state_that_no_task_saved(original: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_task_rejects_a_state_that_no_task_saved(original: Path, tmp_path: Path, cli: Cli) -> None:
     golden = Path(__file__).parent.parent / "golden_checkpoints"
     shutil.copytree(golden / "torch-2.15", tmp_path / "checkpoints")
     for name in ("small.py", "job.yaml"):
@@ -233,13 +237,13 @@ def test_a_task_refuses_a_state_that_no_task_saved(original: Path, tmp_path: Pat
 
 
 def test_a_stray_file_is_ignored_with_a_warning(
-    original: Path, place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    original: Path, context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "checkpoints"
     shutil.copytree(original, root / NAME)
     for name in ("step-00099999", "step-00000008"):
         (root / name).write_text("a note")
-    checkpoints = checkpoints_at(root, place)
+    checkpoints = checkpoints_at(root, context)
     model, optimizer = pair()
     assert checkpoints.resume(model, [optimizer]).step == 7
     assert "step-00099999 is a file and not a checkpoint: ignored" in capfd.readouterr().out

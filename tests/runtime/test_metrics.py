@@ -66,9 +66,6 @@ class Perceptron(Task):
         return loss * 2 if self.looks and loss > 1 else loss
 
 
-# ---------------------------------------------------------------- the clock
-
-
 class Clockwork:
     """A clock that a test moves on."""
 
@@ -190,9 +187,6 @@ def test_step_time_excludes_what_is_not_training(monkeypatch: pytest.MonkeyPatch
     )
 
 
-# ---------------------------------------------------------------- FLOPs
-
-
 def test_flops_are_counted_without_touching_anything() -> None:
     task = Perceptron()
     model = task.model()
@@ -246,14 +240,11 @@ def test_peaks_are_dense_and_by_name(name: str, precision: str, tf32: bool, tera
     assert peak_flops(name, precision, uses_tf32=tf32) == (None if tera is None else tera * 1e12)
 
 
-# ---------------------------------------------------------------- what a step event tells
-
-
 def test_a_meter_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     works = Clockwork(monkeypatch)
-    place = read_context({})
+    context = read_context({})
     task = Perceptron()
-    meter = Meter(task, meta_copy(task.model()), "fp32", place)
+    meter = Meter(task, meta_copy(task.model()), "fp32", context)
     assert not meter.wants_batch
     meter.clock.begin()
     works.now += 500_000_000
@@ -302,9 +293,6 @@ def test_memory_is_what_was_most() -> None:
     assert peak_memory_bytes(CPU) >= before + 2**25
 
 
-# ---------------------------------------------------------------- bandwidth and slow ranks
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_measure_one_bandwidth(world_size: int, tmp_path: Path) -> None:
@@ -333,7 +321,7 @@ def test_a_network_far_below_its_rating_is_told() -> None:
 def test_a_slow_rank_is_told_once_and_when_it_is_over() -> None:
     hosts = ("algo-1", "algo-2")
     places = [replace(read_context({}), rank=rank, world_size=4, local_world_size=2, hosts=hosts) for rank in range(4)]
-    ranks = [StragglerMonitor(place) for place in places]
+    ranks = [StragglerMonitor(context) for context in places]
     told: list[tuple[int, Straggler]] = []
     for at in range(16):
         # Rank 2 has slow data from the 3rd to the 8th reading, and everybody waits for it in the backward pass.
@@ -406,9 +394,6 @@ def test_who_counts_as_slow() -> None:
     assert told([rows(0.010, 0.0, 0.010)] * 9, 3) == [], "one has no reading yet"
 
 
-# ---------------------------------------------------------------- TensorBoard
-
-
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -452,9 +437,6 @@ def test_nothing_of_it_is_imported_without_being_asked() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# ---------------------------------------------------------------- profiles
-
-
 def trace_of(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
@@ -495,8 +477,8 @@ def test_every_rank_leaves_a_trace_of_the_chosen_steps(tmp_path: Path) -> None:
 def test_a_profile_of_a_run_that_is_cut(
     steps: range, expected: list[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place = replace(read_context({}), output_dir=tmp_path)
-    profiling = StepProfiler(place, StepClock(CPU), at=1, steps=2)
+    context = replace(read_context({}), output_dir=tmp_path)
+    profiling = StepProfiler(context, StepClock(CPU), at=1, steps=2)
     for step in steps:
         profiling.on_step(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))

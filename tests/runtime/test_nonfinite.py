@@ -81,9 +81,6 @@ def test_the_row_goes_on_after_a_resume(tmp_path: Path) -> None:
         _ = [rest.step(2, torch.tensor(NAN), torch.tensor(NAN)), rest.settle()]
 
 
-# ---------------------------------------------------------------- the best
-
-
 def test_what_is_not_finite_is_never_the_best() -> None:
     train = replace(TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max"))
     best = BestTracker.of(train, ["train", "validation"])
@@ -95,9 +92,6 @@ def test_what_is_not_finite_is_never_the_best() -> None:
     again.resume({"best": json.loads(json.dumps(best.to_json()))}, "s3://bucket/other")
     assert again.latest is not None
     assert (again.latest.step, again.latest.value, again.latest.place) == (3, 0.6, "s3://bucket/other")
-
-
-# ---------------------------------------------------------------- the analysis
 
 
 def test_an_analysis_tells_each_class(tmp_path: Path) -> None:
@@ -132,9 +126,6 @@ def test_many_classes_are_told_without_a_matrix(tmp_path: Path) -> None:
     assert len(told["most_confused"]) == 20
 
 
-# ---------------------------------------------------------------- the rate
-
-
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_the_rate_rises_and_falls(schedule: str) -> None:
     train = replace(TRAIN, schedule=schedule, warmup_steps=4)
@@ -152,9 +143,6 @@ def test_the_rate_rises_and_falls(schedule: str) -> None:
 def test_a_constant_rate_needs_no_schedule() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     assert default_schedule(optimizer, TRAIN, lambda: 10) is None
-
-
-# ---------------------------------------------------------------- deterministic
 
 
 @pytest.fixture

@@ -100,9 +100,6 @@ def test_activations_are_computed_again_where_they_are_not_kept(layout: str, tmp
     assert passes[True][1] == 2 * passes[False][1]
 
 
-# ---------------------------------------------------------------- what layouts must do together
-
-
 @pytest.mark.parametrize("layout", ["fsdp", "tensor", "pipeline"])
 def test_stream_gives_the_same_steps_in_every_layout(layout: str, tmp_path: Path) -> None:
     parallel = LAYOUTS[layout]
@@ -152,9 +149,6 @@ def test_deterministic_pipeline_stages_ignore_measured_times(tmp_path: Path) -> 
     assert cuts[0] == cuts[1]
     assert first[0] == first[1]
     assert cuts[2] != cuts[3], "what was measured decides else"
-
-
-# ---------------------------------------------------------------- saving
 
 
 def test_a_prevented_checkpoint_comes_with_the_next_finite_loss(tmp_path: Path) -> None:

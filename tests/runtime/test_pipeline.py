@@ -59,9 +59,6 @@ def close(outcome: Outcome, expected: Sequence[float]) -> bool:
     return outcome.losses == pytest.approx(expected, rel=SIX_DIGITS)
 
 
-# ---------------------------------------------------------------- the same steps
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """One process."""
@@ -157,9 +154,6 @@ def test_evaluation_goes_through_the_stages(tmp_path: Path) -> None:
     ):
         train = replace(job(accumulate, pipeline=2, **parallel), evaluate_every_steps=3)
         assert measured(train, ranks, str(number)) == pytest.approx(expected, rel=SIX_DIGITS)
-
-
-# ---------------------------------------------------------------- checkpoints
 
 
 def saving(folder: Path) -> CheckpointConfig:
@@ -259,9 +253,6 @@ def test_another_model_is_refused_by_all_its_stages(saved: tuple[Path, list[floa
     assert re.search("does not fit this model: it has no head.1.bias_too", other.reason)
 
 
-# ---------------------------------------------------------------- what a rank holds
-
-
 @pytest.mark.processes
 def test_each_rank_holds_its_stages_under_the_models_names(tmp_path: Path) -> None:
     outcome = losses(replace(job(pipeline=2), steps=1), 2, tmp_path, task=Named)
@@ -282,9 +273,6 @@ def test_what_is_taken_out_leaves_names_behind() -> None:
     assert list(model.state_dict()) == ["a.weight", "a.bias"]
     assert model["b"].weight is None
     assert model["norm"].running_mean is None
-
-
-# ---------------------------------------------------------------- stages
 
 
 def test_the_slowest_stage_is_as_fast_as_can_be() -> None:
@@ -320,9 +308,6 @@ def test_shapes_grow_with_samples() -> None:
     assert flat.samples_of(torch.empty(15, 3)) == 3
     late = TensorShape.of(torch.empty(5, 8), torch.empty(5, 7), 8)
     assert late.at(1) == (5, 1)
-
-
-# ---------------------------------------------------------------- what a user may get wrong
 
 
 class Parts(Small):

@@ -12,19 +12,19 @@ from cloudtrain_runtime.process.run_context import choose_device, read_context
 
 def test_outside_of_a_run_there_is_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    place = read_context({})
-    assert (place.rank, place.world_size, place.run, place.host) == (0, 1, "", "localhost")
-    assert place.model_dir == tmp_path / "model"
-    assert place.is_main
+    context = read_context({})
+    assert (context.rank, context.world_size, context.run, context.host) == (0, 1, "", "localhost")
+    assert context.model_dir == tmp_path / "model"
+    assert context.is_main
 
 
 def test_torchruns_variables_are_read() -> None:
     environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "SM_HOSTS": '["b", "a"]'}
-    place = read_context({**environ, "SM_CURRENT_HOST": "b", "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (5, 8, 1, 4)
-    assert place.hosts == ("a", "b")
-    assert place.restarts == 2
-    assert not place.is_main
+    context = read_context({**environ, "SM_CURRENT_HOST": "b", "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (context.rank, context.world_size, context.local_rank, context.local_world_size) == (5, 8, 1, 4)
+    assert context.hosts == ("a", "b")
+    assert context.restarts == 2
+    assert not context.is_main
 
 
 def test_mpirun_variables_give_ranks_and_the_first_host() -> None:

@@ -78,9 +78,6 @@ def dangling_uploads() -> int:
     return len(answer.get("Uploads", []))
 
 
-# ---------------------------------------------------------------- no faults
-
-
 def test_what_is_put_is_read_listed_and_deleted(objects: S3Objects) -> None:
     assert objects.sizes() == {}
     assert objects.read("a.json") is None
@@ -200,9 +197,6 @@ def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         S3Objects("s3://bucket")
 
 
-# ---------------------------------------------------------------- credentials
-
-
 def test_both_engines_find_the_same_profile(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "[default]\naws_access_key_id=OTHER\naws_secret_access_key=s\n"
     text += f"[{engine}]\naws_access_key_id=PROFILE{engine.upper()}\naws_secret_access_key=s\n"
@@ -227,9 +221,6 @@ def test_credentials_of_a_container_are_renewed(s3: S3Server, monkeypatch: pytes
     s3.set_faults(FaultPlan(expired_keys=tuple(used)))
     objects.put("second", b"2")
     assert objects.sizes() == {"first": 1, "second": 1}
-
-
-# ---------------------------------------------------------------- transient faults
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset"])
@@ -294,8 +285,6 @@ def test_damaged_bytes_are_refused_by_their_checksum(s3: S3Server) -> None:
     with pytest.raises(client.exceptions.ClientError, match="BadDigest"):
         client.put_object(Bucket=BUCKET, Key="x", Body=b"data", ChecksumCRC32="AAAAAA==")
 
-
-# ---------------------------------------------------------------- permanent faults
 
 LASTING = {
     "throttled": "S3 throttled every attempt",

@@ -51,16 +51,16 @@ def proof(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def root(place: Context, tmp_path: Path) -> Path:
+def root(context: Context, tmp_path: Path) -> Path:
     """A folder with one checkpoint of our own."""
     root = tmp_path / "checkpoints"
     model, optimizer = pair()
-    assert checkpoints_at(root, place).save(STEP, model, [optimizer], {}, {"lr": 0.5}, wait=True)
+    assert checkpoints_at(root, context).save(STEP, model, [optimizer], {}, {"lr": 0.5}, wait=True)
     return root
 
 
-def checkpoints_at(root: Path, place: Context) -> CheckpointManager:
-    return CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), place)
+def checkpoints_at(root: Path, context: Context) -> CheckpointManager:
+    return CheckpointManager(CheckpointConfig(root.as_uri(), None, None, 3, "auto"), context)
 
 
 def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -76,9 +76,6 @@ def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
-
-
-# ---------------------------------------------------------------- what somebody has planted
 
 
 def plant(root: Path, file: str, data: bytes) -> None:
@@ -103,10 +100,10 @@ def plant_entry(root: Path, name: str, data: bytes) -> None:
     plant(root, ".metadata", pickle.dumps(metadata))
 
 
-def refused(place: Context, root: Path) -> str:
+def refused(context: Context, root: Path) -> str:
     model, optimizer = pair()
     with pytest.raises(CheckpointError) as caught:
-        checkpoints_at(root, place).resume(model, [optimizer])
+        checkpoints_at(root, context).resume(model, [optimizer])
     return str(caught.value)
 
 
@@ -117,10 +114,10 @@ def export(root: Path, part: str) -> Path:
     return target
 
 
-def test_code_in_the_metadata_is_not_run(root: Path, place: Context, proof: Path) -> None:
+def test_code_in_the_metadata_is_not_run(root: Path, context: Context, proof: Path) -> None:
     plant(root, ".metadata", pickle.dumps(Evil(proof)))
     expected = "its metadata names builtins.exec, of which no checkpoint consists"
-    message = refused(place, root)
+    message = refused(context, root)
     assert expected in message
     assert f"{root.as_uri()}/step-{STEP:08d}" in message
     for part in ("model", "all"):
@@ -130,17 +127,17 @@ def test_code_in_the_metadata_is_not_run(root: Path, place: Context, proof: Path
     assert (entry.state, expected in entry.why) == ("unreadable", True)
     model, _ = pair()
     with pytest.raises(CheckpointError, match=expected):
-        checkpoints_at(root, place).load_weights(STEP, model)
+        checkpoints_at(root, context).load_weights(STEP, model)
     assert not proof.exists()
 
 
 @pytest.mark.parametrize("name", ["objects", "rng.rank-00000", "lr"])
-def test_code_in_an_entry_is_not_run(root: Path, place: Context, proof: Path, name: str) -> None:
+def test_code_in_an_entry_is_not_run(root: Path, context: Context, proof: Path, name: str) -> None:
     metadata: Metadata = pickle.loads((root / f"step-{STEP:08d}" / ".metadata").read_bytes())  # noqa: S301 (our own)
     entry = next(known for known in metadata.state_dict_metadata if known == name or known.endswith(f".{name}"))
     plant_entry(root, entry, saved(Evil(proof)))
     # PyTorch 2.5 writes the module, too.
-    assert f"its entry {entry} names exec: a checkpoint holds data only" in refused(place, root).replace(
+    assert f"its entry {entry} names exec: a checkpoint holds data only" in refused(context, root).replace(
         "builtins.", ""
     )
     with pytest.raises(CheckpointError, match=r"names (builtins\.)?exec: a checkpoint holds data only"):
@@ -149,22 +146,22 @@ def test_code_in_an_entry_is_not_run(root: Path, place: Context, proof: Path, na
     assert not proof.exists()
 
 
-def test_code_within_an_entrys_bytes_is_not_run(root: Path, place: Context, proof: Path) -> None:
+def test_code_within_an_entrys_bytes_is_not_run(root: Path, context: Context, proof: Path) -> None:
     plant_entry(root, "objects", saved(saved({"schedule": Evil(proof)})))
-    assert "its entry objects names exec" in refused(place, root).replace("builtins.", "")
+    assert "its entry objects names exec" in refused(context, root).replace("builtins.", "")
     content = torch.load(export(root, "all"), weights_only=True)
     assert isinstance(content["objects"], bytes)
     assert not proof.exists()
 
 
-def test_plain_values_of_earlier_versions_are_loaded(root: Path, place: Context) -> None:
+def test_plain_values_of_earlier_versions_are_loaded(root: Path, context: Context) -> None:
     plant_entry(root, "objects", saved(saved({"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}})))
     model, adam = pair()
-    found = checkpoints_at(root, place).resume(model, [adam])
+    found = checkpoints_at(root, context).resume(model, [adam])
     assert found.objects == {"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}}
 
 
-def test_code_in_a_tensors_place_is_not_run(root: Path, place: Context, proof: Path) -> None:
+def test_code_in_a_tensors_place_is_not_run(root: Path, context: Context, proof: Path) -> None:
     folder = root / f"step-{STEP:08d}"
     metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (our own)
     index = next(index for index in metadata.storage_data if index.fqn == "model.weight")
@@ -174,7 +171,7 @@ def test_code_in_a_tensors_place_is_not_run(root: Path, place: Context, proof: P
     plant(root, stored.relative_path, content + data)
     stored.offset, stored.length = len(content), len(data)
     plant(root, ".metadata", pickle.dumps(metadata))
-    assert "exec" in refused(place, root)
+    assert "exec" in refused(context, root)
     assert not proof.exists()
 
 
@@ -241,9 +238,6 @@ def test_real_metadata_is_read_as_dcp_reads_it(root: Path) -> None:
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert ours.planner_data == theirs.planner_data
-
-
-# ---------------------------------------------------------------- what is saved
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -351,9 +345,9 @@ def test_what_could_not_be_loaded_again_is_refused_by_its_name(value: Any, messa
         serialize(value, "objects")
 
 
-def test_it_is_refused_when_it_is_saved(place: Context, tmp_path: Path) -> None:
+def test_it_is_refused_when_it_is_saved(context: Context, tmp_path: Path) -> None:
     model, sgd = pair()
-    checkpoints = checkpoints_at(tmp_path / "new", place)
+    checkpoints = checkpoints_at(tmp_path / "new", context)
     held = {"schedule": {"curve": print}}
     with pytest.raises(CheckpointError, match=r"objects\.schedule\.curve is a builtin_function_or_method"):
         checkpoints.save(1, model, [sgd], {}, held, wait=True)
@@ -362,12 +356,12 @@ def test_it_is_refused_when_it_is_saved(place: Context, tmp_path: Path) -> None:
         checkpoints.resume(model, [sgd])
 
 
-def test_numpy_learning_rates_are_saved(place: Context, tmp_path: Path) -> None:
+def test_numpy_learning_rates_are_saved(context: Context, tmp_path: Path) -> None:
     model, adam = pair()
     adam.param_groups[0]["lr"] = np.float64(0.25)
-    assert checkpoints_at(tmp_path, place).save(1, model, [adam], {}, {"best": np.float32(0.1)}, wait=True)
+    assert checkpoints_at(tmp_path, context).save(1, model, [adam], {}, {"best": np.float32(0.1)}, wait=True)
     other, another = pair()
-    found = checkpoints_at(tmp_path, place).resume(other, [another])
+    found = checkpoints_at(tmp_path, context).resume(other, [another])
     assert found.objects == {"best": np.float32(0.1)}
     assert (another.param_groups[0]["lr"], type(another.param_groups[0]["lr"])) == (0.25, np.float64)
 

@@ -147,9 +147,6 @@ def test_an_image_without_boto3_says_what_to_do(tmp_path: Path, monkeypatch: pyt
     assert problem == "WANDB_API_KEY: this image has no boto3, which secrets need: add it to code.requirements"
 
 
-# ---------------------------------------------------------------- ranks without our launcher
-
-
 def run_rank(folder: Path, script: str) -> tuple[int, MlTree, str]:
     """Run a rank as AWS's toolkit does: with no launcher that has asked."""
     tree = MlTree(folder)
@@ -188,9 +185,6 @@ def test_a_rank_that_gets_none_says_so_without_a_traceback(tmp_path: Path) -> No
     assert tree.failure.read_text().startswith("rank 0 failed: WANDB_API_KEY: the secret team/wandb is not there")
     assert "started" not in printed
     assert "Traceback" not in printed
-
-
-# ---------------------------------------------------------------- what ranks print
 
 
 def test_output_passes_at_once_and_whole() -> None:

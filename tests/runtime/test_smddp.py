@@ -126,5 +126,5 @@ def test_here_nccl_stands_in_for_it(
             "cloudtrain_runtime.process.environment.Path", lambda path: tmp_path if path == "/opt/ml" else Path(path)
         )
     environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    place = read_context({**environ, **({"CLOUDTRAIN_ML_ROOT": str(tmp_path)} if is_local else {})})
-    assert (place.run, place.backend, place.device.index) == ("demo", backend, 1)
+    context = read_context({**environ, **({"CLOUDTRAIN_ML_ROOT": str(tmp_path)} if is_local else {})})
+    assert (context.run, context.backend, context.device.index) == ("demo", backend, 1)

@@ -88,7 +88,7 @@ class Training:
     """A small training that saves, and remembers what its weights were at each step."""
 
     uri: str
-    place: Context
+    context: Context
     read: Callable[[], str]
     keep: int = 2
     events: Events = field(default_factory=list)
@@ -102,7 +102,7 @@ class Training:
 
     def again(self) -> CheckpointManager:
         """Return the checkpoints as another start of the run sees them."""
-        return CheckpointManager(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.place)
+        return CheckpointManager(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.context)
 
     def go_on(self, *, wait: bool = True) -> bool:
         """Take a step and save."""
@@ -156,11 +156,8 @@ def model_and_optimizer(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
 
 
 @pytest.fixture
-def training(s3: S3Server, place: Context, capfd: pytest.CaptureFixture[str]) -> Training:
-    return Training(f"s3://{BUCKET}/run/checkpoints", place, lambda: capfd.readouterr().out)
-
-
-# ---------------------------------------------------------------- transient faults
+def training(s3: S3Server, context: Context, capfd: pytest.CaptureFixture[str]) -> Training:
+    return Training(f"s3://{BUCKET}/run/checkpoints", context, lambda: capfd.readouterr().out)
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow", "conflict"])
@@ -174,8 +171,6 @@ def test_a_save_gets_through_transient_faults(training: Training, s3: S3Server, 
     assert training.resumed() == 3
     training.check()
 
-
-# ---------------------------------------------------------------- permanent faults
 
 LASTING = {
     "throttled": "S3 throttled every attempt: save less often",
@@ -272,18 +267,15 @@ def test_run_that_cannot_list_its_checkpoints_does_not_restart(
     assert training.resumed() == 1  # and nothing was taken for damaged
 
 
-def test_a_failing_disk_is_not_an_empty_one(place: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_not_an_empty_one(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Any) -> list[str]:
         raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(Path, "iterdir", fail)
     model, optimizer = model_and_optimizer(1)
-    checkpoints = CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), place)
+    checkpoints = CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), context)
     with pytest.raises(CheckpointError, match=r"the run does not start.*Input/output error"):
         checkpoints.resume(model, [optimizer])
-
-
-# ---------------------------------------------------------------- no answer, and no server
 
 
 @pytest.fixture
@@ -339,12 +331,12 @@ def test_a_storage_that_never_answers_is_told_and_holds_nobody(
 
 
 def test_a_server_that_is_killed_in_an_upload_comes_back(
-    place: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    context: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_s3(tmp_path / "s3") as server:
         set_account(server.endpoint, monkeypatch, attempts=2)
         empty_bucket()
-        training = Training(f"s3://{BUCKET}/run/checkpoints", place, lambda: capfd.readouterr().out)
+        training = Training(f"s3://{BUCKET}/run/checkpoints", context, lambda: capfd.readouterr().out)
         assert training.go_on()
         training.told()
         uploads = server.counts()["UploadPart"]
@@ -359,9 +351,6 @@ def test_a_server_that_is_killed_in_an_upload_comes_back(
         assert training.go_on()
         assert training.resumed() == 3
         training.check()
-
-
-# ---------------------------------------------------------------- a full disk
 
 
 @pytest.fixture
@@ -381,9 +370,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_told_and_recovers_when_there_is_room(
-    small_disk: Path, place: Context, capfd: pytest.CaptureFixture[str]
+    small_disk: Path, context: Context, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    training = Training(str(small_disk / "c"), place, lambda: capfd.readouterr().out)
+    training = Training(str(small_disk / "c"), context, lambda: capfd.readouterr().out)
     for _ in range(2):
         assert training.go_on()
     training.told()
@@ -402,8 +391,8 @@ def test_a_full_disk_is_told_and_recovers_when_there_is_room(
     training.check()
 
 
-def test_a_limit_on_files_is_told(place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    training = Training(str(tmp_path / "c"), place, lambda: capfd.readouterr().out)
+def test_a_limit_on_files_is_told(context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training(str(tmp_path / "c"), context, lambda: capfd.readouterr().out)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, before[1]))
     try:
@@ -415,9 +404,6 @@ def test_a_limit_on_files_is_told(place: Context, tmp_path: Path, capfd: pytest.
     assert training.resumed() == 0
     assert training.go_on()
     assert training.resumed() == 2
-
-
-# ---------------------------------------------------------------- several ranks
 
 
 @pytest.mark.processes
@@ -441,8 +427,6 @@ def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine
     assert again.weights is not None, again.text
     assert min(again.losses) == records[-1].step + 1
 
-
-# ---------------------------------------------------------------- memory
 
 MEMORY = """
 import sys, warnings

@@ -69,9 +69,6 @@ def saved_by(feeder: Feeder) -> DataState:
     return DataState.from_json(json.loads(json.dumps(feeder.state().to_json())))
 
 
-# ---------------------------------------------------------------- one process, cut and resumed
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("shuffle", [0, 7])
 def test_resume_repeats_batches_and_augmentations(shuffle: int, workers: int, tmp_path: Path) -> None:
@@ -172,9 +169,6 @@ def test_lanes_without_enough_files_are_told(tmp_path: Path, capfd: pytest.Captu
     note = FileSource(FileStream(tmp_path, plain), ReaderShare(0, 3)).note
     assert note is not None
     assert "2 files for 3 ranks" in note
-
-
-# ---------------------------------------------------------------- any number of ranks
 
 
 def take_steps(opened: list[StreamReader], sources: list[StreamSource], steps: int, batch: int) -> list[int]:
@@ -329,9 +323,6 @@ def test_a_state_that_is_no_json_is_told() -> None:
         feeder.state()
 
 
-# ---------------------------------------------------------------- evaluation
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
     count = write_files(tmp_path, [5, 6, 7])
@@ -342,9 +333,6 @@ def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
         samples = [sample for micro, batch in evaluation for sample in batch[: micro.count]]
         assert sorted(samples) == list(range(count))
         assert evaluation.samples == count
-
-
-# ---------------------------------------------------------------- real ranks
 
 
 def check_steps(found: Found) -> None:

@@ -83,9 +83,6 @@ def test_what_its_init_raises_is_its_own() -> None:
         load_task("mine_module:Raises", {})
 
 
-# ---------------------------------------------------------------- what the methods return
-
-
 class Good(Task):
     """A Task whose methods can be replaced."""
 
@@ -177,11 +174,11 @@ def test_a_wrong_return_is_told_with_the_methods_place(name: str, value: object,
     with pytest.raises(TaskError) as caught:
         _checks(returning(name, value), name)
     told = str(caught.value)
-    place, _, message = told.partition("  ")
+    context, _, message = told.partition("  ")
     assert expected in message
     assert "\n" not in told
     line = returning.__code__.co_firstlineno + 3
-    assert place == f"{_named(__file__)}:{line}:5"
+    assert context == f"{_named(__file__)}:{line}:5"
 
 
 def _named(file: str) -> str:

@@ -76,12 +76,12 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     def run(config: TrainConfig = TRAIN, *, task: Task | None = None, **checkpoint: Any) -> Events:
         saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
         folders = {"model_dir": tmp_path / "model", "output_dir": tmp_path / "output"}
-        place: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
-        monkeypatch.setattr(run_context, "_current", place)
+        context: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
+        monkeypatch.setattr(run_context, "_current", context)
         capfd.readouterr()
-        with process_group(place):
+        with process_group(context):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
-            trainer = Trainer(task or Regression(), config, settings, place)
+            trainer = Trainer(task or Regression(), config, settings, context)
             try:
                 trainer.run()
             finally:

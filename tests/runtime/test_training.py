@@ -174,9 +174,6 @@ def test_best_without_validation_is_refused_before_training(tmp_path: Path) -> N
     assert not found.losses
 
 
-# ---------------------------------------------------------------- gradients
-
-
 @pytest.mark.parametrize(("layout", "call"), [("ddp", "all-reduce"), ("fsdp", "reduce-scatter")])
 def test_accumulated_gradients_are_sent_once(layout: str, call: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
@@ -226,9 +223,6 @@ def test_nonfinite_steps_are_skipped_until_the_run_ends(layout: str, tmp_path: P
     assert content["step"] == last
     texts, indices = content["batches"][0]
     assert torch.equal(texts, Small(64).datasets()["train"].texts[indices])  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------- the same losses
 
 
 @pytest.fixture(scope="module")

@@ -30,10 +30,10 @@ FIRST, SECOND = "demo-261122-101500-aaaaaa", "demo-261122-111500-bbbbbb"
 
 
 def checkpoints_of(
-    run: str, training: Mapping[str, Any], root: Path, place: Context, resume: str = "auto"
+    run: str, training: Mapping[str, Any], root: Path, context: Context, resume: str = "auto"
 ) -> CheckpointManager:
     config = CheckpointConfig(root.as_uri(), None, None, 2, resume)
-    return CheckpointManager(config, replace(place, run=run, training=training))
+    return CheckpointManager(config, replace(context, run=run, training=training))
 
 
 def save(checkpoints: CheckpointManager, *steps: int, weight: float = 0.0) -> None:
@@ -63,9 +63,9 @@ def steps_by_run(root: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_another_trainings_checkpoints_are_refused(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, OTHER, tmp_path, place), 4)
-    for checkpoints in (checkpoints_of(SECOND, OURS, tmp_path, place),):
+def test_another_trainings_checkpoints_are_refused(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OTHER, tmp_path, context), 4)
+    for checkpoints in (checkpoints_of(SECOND, OURS, tmp_path, context),):
         with pytest.raises(CheckpointError) as caught:
             resumed(checkpoints)
         with pytest.raises(CheckpointError):
@@ -76,65 +76,65 @@ def test_another_trainings_checkpoints_are_refused(place: Context, tmp_path: Pat
     assert f"checkpoint.resume={FIRST}" in message
 
 
-def test_the_same_training_is_continued(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, OURS, tmp_path, place), 4, weight=3.0)
-    save(checkpoints_of("stranger-261122-101500-cccccc", OTHER, tmp_path, place), 9, weight=9.0)
-    found, weight = resumed(checkpoints_of(SECOND, json.loads(json.dumps(OURS)), tmp_path, place))
+def test_the_same_training_is_continued(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, context), 4, weight=3.0)
+    save(checkpoints_of("stranger-261122-101500-cccccc", OTHER, tmp_path, context), 9, weight=9.0)
+    found, weight = resumed(checkpoints_of(SECOND, json.loads(json.dumps(OURS)), tmp_path, context))
     assert (found.step, weight) == (4, 3.0), "and not the newer one of another training"
 
 
-def test_a_restarted_attempt_prefers_its_own(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, OURS, tmp_path, place), 4, weight=1.0)
-    save(checkpoints_of(SECOND, OURS, tmp_path, place), 8, weight=2.0)
-    found, weight = resumed(checkpoints_of(FIRST, OURS, tmp_path, place))
+def test_a_restarted_attempt_prefers_its_own(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, context), 4, weight=1.0)
+    save(checkpoints_of(SECOND, OURS, tmp_path, context), 8, weight=2.0)
+    found, weight = resumed(checkpoints_of(FIRST, OURS, tmp_path, context))
     assert (found.step, weight) == (4, 1.0)
 
 
-def test_a_resume_that_is_named_is_never_refused(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, OTHER, tmp_path / "first", place), 4, weight=3.0)
+def test_a_resume_that_is_named_is_never_refused(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OTHER, tmp_path / "first", context), 4, weight=3.0)
     uri = (tmp_path / "first").as_uri()
-    found, weight = resumed(checkpoints_of(SECOND, OURS, tmp_path / "second", place, resume=uri))
+    found, weight = resumed(checkpoints_of(SECOND, OURS, tmp_path / "second", context, resume=uri))
     assert (found.step, weight) == (4, 3.0)
 
 
-def test_retention_leaves_what_another_run_saved(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, OURS, tmp_path, place), 1, 2)
-    second = checkpoints_of(SECOND, OURS, tmp_path, place)
+def test_retention_leaves_what_another_run_saved(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, context), 1, 2)
+    second = checkpoints_of(SECOND, OURS, tmp_path, context)
     resumed(second)
     save(second, 3, 4, 5, 6)
-    save(checkpoints_of("stranger-261122-101500-cccccc", OTHER, tmp_path, place), 10, 11, 12)
+    save(checkpoints_of("stranger-261122-101500-cccccc", OTHER, tmp_path, context), 10, 11, 12)
     assert steps_by_run(tmp_path) == {FIRST: [1, 2], SECOND: [5, 6], "stranger-261122-101500-cccccc": [11, 12]}
 
 
-def test_two_runs_of_one_step_keep_their_weights_apart(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, OURS, tmp_path, place), 4, weight=1.0)
-    second = checkpoints_of(SECOND, OTHER, tmp_path, place)
+def test_two_runs_of_one_step_keep_their_weights_apart(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, OURS, tmp_path, context), 4, weight=1.0)
+    second = checkpoints_of(SECOND, OTHER, tmp_path, context)
     save(second, 4, weight=2.0)
     for run, training, expected in ((FIRST, OURS, 1.0), (SECOND, OTHER, 2.0)):
-        checkpoints = checkpoints_of(run, training, tmp_path, place)
+        checkpoints = checkpoints_of(run, training, tmp_path, context)
         model, _ = pair()
         assert checkpoints.load_weights(4, model)
         assert float(model.weight[0, 0]) == expected
         assert resumed(checkpoints)[1] == expected
-    stranger = checkpoints_of("third-261122-101500-cccccc", {"entry": "other:Task"}, tmp_path, place)
+    stranger = checkpoints_of("third-261122-101500-cccccc", {"entry": "other:Task"}, tmp_path, context)
     assert not stranger.load_weights(4, pair()[0])
 
 
 def test_checkpoints_of_01_are_accepted_with_a_warning(
-    place: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     golden = Path(__file__).parent.parent / "golden_checkpoints" / "cloudtrain-0.1"
     shutil.copytree(golden, tmp_path / "saved")
     model = nn.Linear(3, 1)
-    checkpoints = checkpoints_of(SECOND, OURS, tmp_path / "saved", place)
+    checkpoints = checkpoints_of(SECOND, OURS, tmp_path / "saved", context)
     found = checkpoints.resume(model, [torch.optim.AdamW(model.parameters())])
     assert (found.step, found.state["data"]["step"]) == (4, 4)
     assert "does not name its training (cloudtrain 0.1 saved it)" in capfd.readouterr().out
     assert model.weight.abs().sum() > 0
 
 
-def test_a_manifest_holds_its_training(place: Context, tmp_path: Path) -> None:
-    save(checkpoints_of(FIRST, {**OURS, "args": {"rate": float("inf")}}, tmp_path, place), 1)
+def test_a_manifest_holds_its_training(context: Context, tmp_path: Path) -> None:
+    save(checkpoints_of(FIRST, {**OURS, "args": {"rate": float("inf")}}, tmp_path, context), 1)
     text = (tmp_path / "step-00000001" / "manifest.json").read_bytes()
     assert Manifest.from_json(text).training == {**OURS, "args": {"rate": float("inf")}}
 

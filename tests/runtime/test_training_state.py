@@ -23,8 +23,8 @@ Optimizers = list[torch.optim.Optimizer]
 
 
 @pytest.fixture
-def checkpoints(place: Context, tmp_path: Path) -> Callable[[], CheckpointManager]:
-    return lambda: CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), place)
+def checkpoints(context: Context, tmp_path: Path) -> Callable[[], CheckpointManager]:
+    return lambda: CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), context)
 
 
 class Odd(nn.Module):
@@ -188,9 +188,6 @@ def test_resume_is_bit_exact(
     assert same(values_of(other, others), values_of(model, optimizers))
 
 
-# ---------------------------------------------------------------- optimizers without a state
-
-
 @pytest.mark.parametrize("optimize", [adam, adversaries])
 def test_a_save_before_the_first_step_changes_nothing(
     optimize: Callable[[nn.Module], Optimizers], checkpoints: Callable[[], CheckpointManager]
@@ -227,9 +224,6 @@ def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Calla
     models[1]().backward()
     checkpoints().resume(models[1], optimizers[1])
     assert same(values_of(models[1], optimizers[1]), values_of(models[0], optimizers[0]))
-
-
-# ---------------------------------------------------------------- what cannot be loaded again
 
 
 def test_another_optimizers_state_is_refused(checkpoints: Callable[[], CheckpointManager]) -> None:
