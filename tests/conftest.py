@@ -1,4 +1,4 @@
-"""Fixtures of all tests. Nothing may reach a network but loopback, nor the user's home or credentials."""
+"""Fixtures of all tests. Tests reach no network except loopback, and neither the user's home nor credentials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.jobs import (
 )
 from support.strict_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
 
-# A machine that others use, too, may stop for longer than any example takes.
+# On a shared machine a pause can be longer than any deadline for an example.
 settings.register_profile("cloudtrain", settings.default, deadline=None)
 settings.load_profile("cloudtrain")
 
@@ -37,7 +37,7 @@ PERMISSIONS = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Actio
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)
-# Local runs start with a clean environment; these reach every process of theirs.
+# Local runs start with a clean environment. These variables are passed to all their processes.
 os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"] = (
     "PYTHONPATH,CLOUDTRAIN_TEST_GUARD,CLOUDTRAIN_TEST_RECORD,ATEN_CPU_CAPABILITY,TORCHINDUCTOR_CACHE_DIR"
 )
@@ -58,7 +58,7 @@ of_tests = (
         "CLOUDTRAIN_MATRIX",
     ),
 )
-# Where calls to AWS are written down. Processes of pytest-xdist write to the folder of the one that starts them.
+# Folder of the log of AWS calls. Workers of pytest-xdist write to the folder of the main process.
 keeps_calls = "CLOUDTRAIN_TEST_RECORD" in os.environ
 if not keeps_calls:
     os.environ["CLOUDTRAIN_TEST_RECORD"] = tempfile.mkdtemp(prefix="cloudtrain-calls-")
@@ -69,13 +69,13 @@ for name in list(os.environ):
         del os.environ[name]
 runpy.run_path(str(GUARD / "sitecustomize.py"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As a background job of a shell: then no Ctrl-C would come through, to no process of the tests either.
+    # A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests send SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session that has called AWS in a way that the record does not know; asked once, by the first process."""
+    """Fail a session with AWS calls that are missing in the record. Only pytest's main process checks it."""
     if hasattr(session.config, "workerinput") or keeps_calls:
         return
     folder = Path(os.environ["CLOUDTRAIN_TEST_RECORD"])
@@ -84,7 +84,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         shutil.rmtree(folder)
         return
     session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    print(f"\n\nCalls to AWS that {RECORD.name} does not have, so that no policy is proven to allow them:")
+    print(f"\n\nCalls to AWS that are missing in {RECORD.name}, so that no test checks the policies for them:")
     print(*(f"  {call}" for call in unknown), sep="\n")
     print(f"Add them: PYTHONPATH=tests python -m support.aws_calls --add {folder}")
     print("Then see tests/infra/test_permissions.py")
@@ -92,7 +92,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test a home folder and a place for runs of its own."""
+    """Give each test its own home folder and folder for runs."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -104,7 +104,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cli() -> Cli:
-    """Run the installed `cloudtrain` as a user does: a process of its own."""
+    """Run the installed `cloudtrain` in a child process, as a user does."""
 
     def run(*arguments: str | Path, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Finished:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def cli() -> Cli:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[..., Path]:
-    """Write a job folder: a job.yaml and the files it needs; return the job.yaml's path."""
+    """Write a job folder with a job.yaml and other files; return the path of the job.yaml."""
 
     def write(text: str, **files: str) -> Path:
         folder = tmp_path / "job"
@@ -146,7 +146,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def aws(moto: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Make a new account with a bucket and a role; return the environment that a client needs."""
+    """Create an empty account with a bucket and a role; return the environment variables of a client."""
     urllib.request.urlopen(urllib.request.Request(f"{moto}/moto-api/reset", method="POST")).close()  # noqa: S310
     environment = {
         "AWS_ENDPOINT_URL": moto,

@@ -1,8 +1,8 @@
-"""Writes down every AWS call that cloudtrain and its runtime make, in the tests' processes and in all they start.
+"""Log of every AWS call of cloudtrain and its runtime, in the processes of tests and all their child processes.
 
-Run by sitecustomize.py where CLOUDTRAIN_TEST_RECORD names a folder; what the lines mean is read in
-tests/infra/record.py. No code of the product knows of it: botocore and s3torchconnector are watched as they are
-imported. Calls of the tests themselves, and of users' scripts, are left out.
+sitecustomize.py installs it if CLOUDTRAIN_TEST_RECORD names a folder. tests/support/aws_calls.py reads the log. The
+product has no code for it: botocore and s3torchconnector are patched after their import. Calls that the tests or a
+user's script make themselves are left out.
 """
 
 import os
@@ -20,7 +20,7 @@ _seen: set[str] = set()
 
 
 def install() -> None:
-    """Watch the libraries that call AWS, now or when they are imported; once in each process."""
+    """Patch the libraries that call AWS, now or after their import. Further calls in a process have no effect."""
     if any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
         return
     for name, patch in _PATCHES.items():
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Lets Python find a module as it does, and patches it once it is loaded."""
+    """Finds modules as Python does, and patches those in `_PATCHES` after they are loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         patch = _PATCHES.get(name)
@@ -58,7 +58,7 @@ def _patch_botocore(module: ModuleType) -> None:
     def _convert_to_request_dict(
         self: Any, api_params: Any, operation_model: Any, *arguments: Any, **named: Any
     ) -> Any:
-        # The parameters as hooks have left them: the estimator's request is the plan's only then.
+        # Here the parameters contain the changes of all hooks. A hook replaces the estimator's request by the plan's.
         service = self.meta.service_model.service_name
         _write(service, operation_model.name, api_params, sys._getframe(1), getattr(self, _MARK, None))
         return convert(self, api_params, operation_model, *arguments, **named)
@@ -68,16 +68,16 @@ def _patch_botocore(module: ModuleType) -> None:
 
 
 def _patch_connector(module: ModuleType) -> None:
-    """Watch where s3torchconnector is asked for a writer: its calls are made by AWS's C library, past botocore."""
+    """Log the creation of a writer: the writer's calls do not use botocore, but AWS's C library."""
     base = module.S3Checkpoint
     writer = base.writer
 
-    def watched(self: Any, s3_uri: str) -> Any:
+    def logged_writer(self: Any, s3_uri: str) -> Any:
         bucket, _, key = s3_uri.removeprefix("s3://").partition("/")
         _write("s3torchconnector", "writer", {"Bucket": bucket, "Key": key}, sys._getframe(1), None)
         return writer(self, s3_uri)
 
-    base.writer = watched
+    base.writer = logged_writer
 
 
 _PATCHES = {"botocore.client": _patch_botocore, "s3torchconnector.s3checkpoint": _patch_connector}
@@ -85,7 +85,7 @@ _PATCHES = {"botocore.client": _patch_botocore, "s3torchconnector.s3checkpoint":
 
 def _write(service: str, operation: str, params: Any, frame: FrameType, made_by: list[str] | None) -> None:
     stack = _stack(frame)
-    if stack is None:  # a thread of a library: whoever has made the client has asked for the call
+    if stack is None:  # a thread of a library: attribute the call to the code that created the client
         stack = made_by
     if not stack:
         return
@@ -95,7 +95,7 @@ def _write(service: str, operation: str, params: Any, frame: FrameType, made_by:
         {
             "service": service,
             "operation": operation,
-            "parameters": _told(params),
+            "parameters": _short_parameters(params),
             "stack": stack,
             "program": [os.path.basename(sys.argv[0]), *sys.argv[1:6]],  # noqa: PTH119
         },
@@ -105,10 +105,10 @@ def _write(service: str, operation: str, params: Any, frame: FrameType, made_by:
     if form in _seen:
         return
     _seen.add(form)
-    # One write to a file that is open for appending: lines of several processes do not mix.
+    # With one write in append mode, lines of several processes do not mix.
     try:
         file = os.open(_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except FileNotFoundError:  # a process that outlives the session of the tests
+    except FileNotFoundError:  # the test session has ended and deleted the folder
         return
     try:
         os.write(file, f"{line}\n".encode())
@@ -116,22 +116,22 @@ def _write(service: str, operation: str, params: Any, frame: FrameType, made_by:
         os.close(file)
 
 
-def _told(params: Any) -> dict[str, Any]:
-    """Return the parameters that are short texts, numbers or lists of texts, and the names of the others."""
-    told: dict[str, Any] = {"": sorted(params)}
+def _short_parameters(params: Any) -> dict[str, Any]:
+    """Return the parameters that are short texts, numbers or lists of texts, and under "" the names of all."""
+    found: dict[str, Any] = {"": sorted(params)}
     for name, value in params.items():
         is_short = isinstance(value, str | int | bool) and len(str(value)) <= _TEXT_CHARACTERS
         if is_short or (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-            told[name] = value
+            found[name] = value
     if "Delete" in params:
-        told["Keys"] = sorted({each["Key"] for each in params["Delete"]["Objects"]})[:10]
-    return told
+        found["Keys"] = sorted({each["Key"] for each in params["Delete"]["Objects"]})[:10]
+    return found
 
 
 def _stack(frame: FrameType | None) -> list[str] | None:
-    """Return the functions of ours that wait for a call, the innermost first.
+    """Return cloudtrain's functions on the stack, the innermost first.
 
-    Empty where somebody else's code asked for it, None where nobody's did.
+    Empty if other code than cloudtrain's or a library's makes the call, None if there are only frames of libraries.
     """
     found: list[str] = []
     while frame is not None:
@@ -147,7 +147,7 @@ def _stack(frame: FrameType | None) -> list[str] | None:
 
 
 def _module(frame: FrameType) -> str:
-    """Return a frame's module, also of one that is run as a program (`python -m`)."""
+    """Return the name of a frame's module; for `python -m`, the name of the module and not `__main__`."""
     name = str(frame.f_globals.get("__name__", ""))
     spec = frame.f_globals.get("__spec__")
     return str(spec.name) if name == "__main__" and spec is not None else name

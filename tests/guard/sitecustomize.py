@@ -1,11 +1,10 @@
-"""Denies every network address but loopback, in the tests' processes and in every process they start.
+"""Network guard of the tests: denies every address except loopback, in the tests' processes and their child processes.
 
-Where CLOUDTRAIN_TEST_WIRE names a file, each request to S3 is written down there as it goes out.
+CLOUDTRAIN_TEST_GUARD=sealed denies every socket, for commands that must work offline.
+CLOUDTRAIN_TEST_WIRE=FILE logs the headers of each request to S3 in a file.
+CLOUDTRAIN_TEST_RECORD=FOLDER logs the calls to AWS in a folder, see recording.py.
 
-With CLOUDTRAIN_TEST_GUARD=sealed it denies every socket: what is offline must not even open one.
-With CLOUDTRAIN_TEST_RECORD=FOLDER calls to AWS are written down there, see recording.py.
-
-Put on PYTHONPATH by tests/conftest.py. An audit hook sees what the interpreter does, whichever library asks for it.
+tests/conftest.py puts this folder on PYTHONPATH. Audit hooks see the calls of every library.
 """
 
 import ipaddress
@@ -53,7 +52,7 @@ def _record(event: str, arguments: tuple[Any, ...]) -> None:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     line = json.dumps({"request": first, "headers": headers})
     file = os.open(os.environ["CLOUDTRAIN_TEST_WIRE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(file, f"{line}\n".encode())  # at once: lines of several processes do not mix
+    os.write(file, f"{line}\n".encode())  # with one write, lines of several processes do not mix
     os.close(file)
 
 

@@ -1,12 +1,12 @@
-"""The calls to AWS that the end-to-end tests make, as a record that the policies of infra/ are proven against.
+"""Record of the AWS calls in tests. `tests/infra` checks that the policies of infra/ allow these calls.
 
-Each session of the tests writes down what it calls (tests/guard/recording.py). A call that infra/calls.json does not
-have fails the session, see conftest.py. To bring the record up to date:
+Each test session logs its AWS calls (tests/guard/recording.py). If a call is missing in infra/calls.json, the session
+fails (tests/conftest.py). To update the record:
 
     PYTHONPATH=tests python -m support.aws_calls --write         run every test that calls AWS, write a new record
-    PYTHONPATH=tests python -m support.aws_calls --add FOLDER    add the calls of an earlier session of the tests
+    PYTHONPATH=tests python -m support.aws_calls --add FOLDER    add the calls that an earlier session logged
 
-Names that differ between accounts and runs are put in braces: `{bucket}`, `{prefix}`, `{run}` and so on.
+Placeholders replace names that differ between accounts and runs: `{bucket}`, `{prefix}`, `{run}` and so on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 RECORD = Path(__file__).parents[1] / "infra" / "calls.json"
 RAW_FILE = "calls.jsonl"
 CLIENT, CONTAINER, SERVICE = "client", "container", "service"
-"""Who calls: the SDK and the command line; the runtime in the container; SageMaker, whose place the sandbox takes."""
+"""Callers: the SDK and the command line; the runtime in the container; SageMaker, which the sandbox replaces."""
 
 _FOLDERS = ("sandbox", "sagemaker", "runtime", "local", "explain", "docs", "infra", "unit")
 _RUN = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-\d{6}-\d{6}-[0-9a-f]{6}"
@@ -36,15 +36,15 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, order=True)
 class Call:
-    """What is known of all calls of a kind.
+    """One entry of the record: all calls with the same caller, operation, resource and fields.
 
     Attributes:
-        who: `client`, `container` or `service`.
-        service: As botocore names it; `s3torchconnector` for what goes past botocore.
-        operation: Such as `GetObject`.
-        resource: What it is about, with names in braces; `*` where it is about nothing in particular.
-        fields: Parameters that decide about permissions beside the resource, such as Tags.
-        by: Verbs of the client, or parts of the runtime. For the reader: it does not tell one call from another.
+        who: The caller: `client`, `container` or `service`.
+        service: botocore's name of the service; `s3torchconnector` for calls that do not use botocore.
+        operation: Operation, such as `GetObject`.
+        resource: Resource with placeholders in braces, or `*` for an operation without a resource.
+        fields: Other parameters that permissions depend on, such as Tags.
+        by: Verbs of the client, or parts of the runtime. Information for readers, not a part of the key.
     """
 
     who: str
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def key(self) -> Call:
-        """What tells it from others."""
+        """This entry without `by`, as a dictionary key."""
         return replace(self, by=())
 
     def __str__(self) -> str:
@@ -74,36 +74,33 @@ def read_record(path: Path = RECORD) -> dict[Call, Call]:
 
 
 def write_record(calls: Iterable[Call], path: Path = RECORD) -> None:
-    """Write calls down, one a line, so that a change of the record can be read."""
+    """Write the record with one call in each line, so that diffs are readable."""
     lines = [json.dumps({name: value for name, value in vars(call).items() if value != ()}) for call in sorted(calls)]
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 def calls_seen(folder: Path) -> dict[Call, Call]:
-    """Return what sessions have written down in a folder, by key."""
+    """Return the calls that sessions have logged in a folder, by key."""
     found: dict[Call, Call] = {}
     path = folder / RAW_FILE
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         for call in read_raw(json.loads(line)):
-            found[call.key] = _joined(found.get(call.key), call)
+            found[call.key] = _merge(found.get(call.key), call)
     return found
 
 
 def unknown_calls(folder: Path) -> list[Call]:
-    """Return what was seen and is not in the record."""
+    """Return the logged calls that are missing in the record."""
     known = read_record()
     return sorted(call for key, call in calls_seen(folder).items() if key not in known)
 
 
-def _joined(one: Call | None, other: Call) -> Call:
+def _merge(one: Call | None, other: Call) -> Call:
     return replace(other, by=tuple(sorted({*(one.by if one else ()), *other.by})))
 
 
-# ---------------------------------------------------------------- who calls
-
-
 def read_raw(raw: Raw) -> Iterator[Call]:
-    """Yield what a line of the recording means: a call for each resource, none for what is the sandbox's own."""
+    """Yield the calls of one log line: one for each resource, none for internal calls of the sandbox."""
     caller = _caller(raw)
     if caller is None:
         return
@@ -113,16 +110,18 @@ def read_raw(raw: Raw) -> Iterator[Call]:
 
 
 def _caller(raw: Raw) -> tuple[str, str] | None:
-    # A session of the sandbox only hands calls on.
+    # The sandbox's process only forwards calls.
     stack = [each for each in raw["stack"] if not each.startswith("cloudtrain.backends.sandbox.process:")]
-    stack = [each for each in stack if each.startswith("cloudtrain.backends.sandbox.")] or stack  # whoever it calls
+    # A call of the sandbox counts as the sandbox's, also when it passes through other packages.
+    stack = [each for each in stack if each.startswith("cloudtrain.backends.sandbox.")] or stack
     modules = [each.partition(":")[0] for each in stack]
     if not modules:
         return None
     if modules[0] == "cloudtrain.aws.s3_download":
         return CONTAINER, "channels of a local run"
     if modules[0].startswith("cloudtrain.backends.sandbox."):
-        # Threads of boto3's transfers know only who has made their client; the server itself touches no object.
+        # In a transfer thread of boto3, the stack is that of the client's creation, in `server`. The server itself
+        # reads and writes no objects.
         is_transfer = modules[0].endswith(".server") and "Key" in raw["parameters"]
         part = _SANDBOX["transfer"] if is_transfer else _SANDBOX.get(modules[0].rpartition(".")[2])
         return None if part is None else (SERVICE, part)
@@ -149,7 +148,7 @@ _PARTS = {
 
 
 def _verb(raw: Raw, stack: list[str]) -> str:
-    """Return the command that calls, where it is one; else that which the innermost function serves."""
+    """Return the command that makes the call. Outside of a command, derive the verb from the stack."""
     program, *words = raw["program"]
     named = next((word for word in words if word in _COMMANDS), None)  # options may come first
     if program == "cloudtrain" and named is not None:
@@ -178,20 +177,18 @@ _VERBS = {
 }
 
 
-# ---------------------------------------------------------------- what they are about
-
-
 def _resources(raw: Raw, who: str) -> list[str]:
-    service, operation, told = raw["service"], raw["operation"], raw["parameters"]
+    service, operation, parameters = raw["service"], raw["operation"], raw["parameters"]
     if service in ("s3", "s3torchconnector"):
-        keys = told.get("Keys") or [told.get("Key")]
+        bucket, prefix = parameters.get("Bucket"), parameters.get("Prefix", "")
+        keys = parameters.get("Keys") or [parameters.get("Key")]
         is_data, is_saved = (any(name in each for each in raw["stack"]) for name in ("s3_download:", ".inspection:"))
-        # A local run's channels; checkpoints by their uri.
+        # The client downloads the channels of a local run; `checkpoints` reads them by their URI, as the container.
         by = CLIENT if is_data and who == CONTAINER else CONTAINER if is_saved else who
         is_read = operation.startswith(("Get", "Head", "List"))
-        return [_place(told.get("Bucket"), key, told.get("Prefix", ""), by, is_read=is_read) for key in keys]
+        return [_s3_resource(bucket, key, prefix, by, is_read=is_read) for key in keys]
     find = _NAMED.get((service, operation))
-    return [find(told)] if find else ["*"]
+    return [find(parameters)] if find else ["*"]
 
 
 def _fields(raw: Raw) -> tuple[str, ...]:
@@ -199,10 +196,11 @@ def _fields(raw: Raw) -> tuple[str, ...]:
     return tuple(name for name in names if name in raw["parameters"].get("", ()))
 
 
-def _place(bucket: str | None, key: str | None, prefix: str, who: str, *, is_read: bool) -> str:
-    """Return an object, or a bucket where no key is named.
+def _s3_resource(bucket: str | None, key: str | None, prefix: str, who: str, *, is_read: bool) -> str:
+    """Return the object of a call, or the bucket if the call has no key.
 
-    A container knows its checkpoints by a uri only, and tests choose any; a user's data may lie anywhere.
+    Tests choose any URI for the checkpoints of a container and for a user's data, so these cannot be recognised by
+    their names.
     """
     if bucket is None:
         return "*"
@@ -253,33 +251,33 @@ _JOB = "training-job/{run}"
 _STREAM = "log-group:/aws/sagemaker/TrainingJobs:log-stream:{run}"
 _GROUP = "log-group:/aws/sagemaker/TrainingJobs"
 _NAMED: Mapping[tuple[str, str], Any] = {
-    **{("sagemaker", f"{name}TrainingJob"): lambda told: _JOB for name in ("Create", "Describe", "Stop", "Update")},
-    ("sagemaker", "ListTags"): lambda told: _JOB,
-    ("sagemaker", "AddTags"): lambda told: _JOB,
-    ("logs", "DescribeLogStreams"): lambda told: _GROUP,
-    ("logs", "CreateLogGroup"): lambda told: _GROUP,
-    ("logs", "CreateLogStream"): lambda told: _STREAM,
-    ("logs", "PutLogEvents"): lambda told: _STREAM,
-    ("logs", "GetLogEvents"): lambda told: _STREAM,
-    ("iam", "GetRole"): lambda told: "role/{role}",
-    ("iam", "SimulatePrincipalPolicy"): lambda told: _role(told.get("PolicySourceArn", "")),
-    ("ecr", "BatchGetImage"): lambda told: _repository(told.get("repositoryName", "")),
-    ("batch", "SubmitServiceJob"): lambda told: "job-queue/{queue}",
-    ("batch", "ListServiceJobs"): lambda told: "job-queue/{queue}",
-    ("batch", "GetJobQueueSnapshot"): lambda told: "job-queue/{queue}",
-    ("batch", "DescribeServiceJob"): lambda told: "service-job/{job}",
-    ("batch", "TerminateServiceJob"): lambda told: "service-job/{job}",
-    ("budgets", "DescribeBudgets"): lambda told: "budget/*",
-    ("secretsmanager", "DescribeSecret"): lambda told: "{secret}",
-    ("secretsmanager", "GetSecretValue"): lambda told: "{secret}",
+    **{
+        ("sagemaker", f"{name}TrainingJob"): lambda parameters: _JOB
+        for name in ("Create", "Describe", "Stop", "Update")
+    },
+    ("sagemaker", "ListTags"): lambda parameters: _JOB,
+    ("sagemaker", "AddTags"): lambda parameters: _JOB,
+    ("logs", "DescribeLogStreams"): lambda parameters: _GROUP,
+    ("logs", "CreateLogGroup"): lambda parameters: _GROUP,
+    ("logs", "CreateLogStream"): lambda parameters: _STREAM,
+    ("logs", "PutLogEvents"): lambda parameters: _STREAM,
+    ("logs", "GetLogEvents"): lambda parameters: _STREAM,
+    ("iam", "GetRole"): lambda parameters: "role/{role}",
+    ("iam", "SimulatePrincipalPolicy"): lambda parameters: _role(parameters.get("PolicySourceArn", "")),
+    ("ecr", "BatchGetImage"): lambda parameters: _repository(parameters.get("repositoryName", "")),
+    ("batch", "SubmitServiceJob"): lambda parameters: "job-queue/{queue}",
+    ("batch", "ListServiceJobs"): lambda parameters: "job-queue/{queue}",
+    ("batch", "GetJobQueueSnapshot"): lambda parameters: "job-queue/{queue}",
+    ("batch", "DescribeServiceJob"): lambda parameters: "service-job/{job}",
+    ("batch", "TerminateServiceJob"): lambda parameters: "service-job/{job}",
+    ("budgets", "DescribeBudgets"): lambda parameters: "budget/*",
+    ("secretsmanager", "DescribeSecret"): lambda parameters: "{secret}",
+    ("secretsmanager", "GetSecretValue"): lambda parameters: "{secret}",
 }
 
 
-# ---------------------------------------------------------------- the command
-
-
 def main(arguments: list[str]) -> int:
-    """Bring the record up to date."""
+    """Update the record; return the exit code."""
     match arguments:
         case ["--write"]:
             with tempfile.TemporaryDirectory() as folder:
@@ -289,7 +287,7 @@ def main(arguments: list[str]) -> int:
         case ["--add", folder]:
             known = read_record()
             for key, call in calls_seen(Path(folder)).items():
-                known[key] = _joined(known.get(key), call)
+                known[key] = _merge(known.get(key), call)
             write_record(known.values())
             return 0
     print(__doc__, file=sys.stderr)
