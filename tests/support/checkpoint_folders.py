@@ -15,12 +15,12 @@ from cloudtrain_runtime.process.run_context import Context
 
 @contextlib.contextmanager
 def process_group(place: Context) -> Iterator[None]:
-    """Join and leave. A worker never leaves; tests must, to join again."""
+    """Join a process group and leave it at the end. Workers never leave; tests leave so that they can join again."""
     join_ranks(place)
     try:
         yield
     finally:
-        # torch 2.5's Gloo deadlocks when one of its threads still holds a tensor: let them finish first.
+        # In torch 2.5, Gloo deadlocks if one of its threads still holds a tensor. Its threads finish first.
         gc.collect()
         time.sleep(0.05)
         dist.destroy_process_group()

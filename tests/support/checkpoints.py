@@ -1,4 +1,4 @@
-"""Checkpoints for tests: real ones of torch.distributed.checkpoint, with a manifest."""
+"""Checkpoints for tests, written by torch.distributed.checkpoint, with a manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudtrain_runtime.contract.manifest import (
 )
 
 BLOCK_BYTES = 4096
-"""Small, so that a small file has several."""
+"""Small, so that a small file has several blocks."""
 
 RUN = "demo-261120-101500-1a2b3c"
 
@@ -48,12 +48,12 @@ state = {"model": weights, "optimizer": moments, "objects": {"schedule": {"last_
          "rng": {"torch": torch.get_rng_state()}}
 save(state, storage_writer=FileSystemWriter(folder))
 dist.barrier()
-os._exit(0)  # torch's shutdown with Gloo aborts now and then
+os._exit(0)  # torch's shutdown with Gloo sometimes aborts
 """
 
 
 def save_ranks(folder: Path, kind: str = "ddp", ranks: int = 1) -> None:
-    """Let real processes save a model of 2,407 parameters, its optimizer and more; without a manifest yet."""
+    """Save a model of 2,407 parameters, its optimizer and other state with torchrun. Write no manifest."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     script = folder.parent / "rank.py"
@@ -65,7 +65,7 @@ def save_ranks(folder: Path, kind: str = "ddp", ranks: int = 1) -> None:
 
 
 def write_manifest(folder: Path, *, run: str = RUN, step: int | None = None, **fields: Any) -> Manifest:
-    """Write the manifest of what lies in a folder."""
+    """Write a manifest of the files in a folder."""
     files = {}
     for path in sorted(folder.iterdir()):
         checksums = Checksums(BLOCK_BYTES)
@@ -90,7 +90,7 @@ def write_manifest(folder: Path, *, run: str = RUN, step: int | None = None, **f
 
 
 def save_bytes(root: Path, step: int, *, attempt: str = "", run: str = RUN) -> Path:
-    """Write a complete checkpoint of three files that holds no entries; return its folder."""
+    """Write a complete checkpoint of three files without entries; return its folder."""
     folder = root / checkpoint_folder_name(step, attempt)
     folder.mkdir(parents=True)
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata(state_dict_metadata={}, storage_data={})))

@@ -1,4 +1,4 @@
-"""A real SageMaker SDK v2 session against a server on loopback, and the requests that leave it."""
+"""SageMaker SDK v2 sessions that send their requests to a server on loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGION = "us-west-2"
 
 
 def boto_session() -> Any:
-    """Return a session whose every client talks to AWS_ENDPOINT_URL, with the environment's key where it has one."""
+    """Return a session whose clients use AWS_ENDPOINT_URL and, if it is set, AWS_ACCESS_KEY_ID."""
     import boto3
 
     key = os.environ.get("AWS_ACCESS_KEY_ID", "testing")
@@ -28,7 +28,7 @@ def boto_session() -> Any:
 
 @contextlib.contextmanager
 def sdk_session(session: Any, client: Any, bucket: str = BUCKET) -> Iterator[Any]:
-    """Yield a SageMaker SDK session around a boto3 session and client, without telemetry and without its log."""
+    """Yield a SageMaker SDK session of a boto3 session and client, without telemetry and logs."""
     with settings_checked_once():
         from sagemaker.session import Session
 
@@ -39,10 +39,9 @@ def sdk_session(session: Any, client: Any, bucket: str = BUCKET) -> Iterator[Any
 
 @contextlib.contextmanager
 def settings_checked_once() -> Iterator[None]:
-    """Let the SDK check settings only once, and keep its log quiet.
+    """Make the SDK validate the same settings only once, and disable its log.
 
-    It checks its settings against its schema, and the schema itself, 19 times in each fit: 1.1 s of 1.2 s. Here
-    settings that it has accepted are not checked again.
+    In each fit, the SDK validates its settings and its schema 19 times, which takes 1.1 s of 1.2 s.
     """
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     with contextlib.redirect_stdout(io.StringIO()):  # the import prints

@@ -1,4 +1,4 @@
-"""The corpus: realistic logs, each with what must be found in it."""
+"""Corpus of logs for `explain`, each with the expected explanation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FACTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run that has ended, and what `explain` must say of it."""
+    """A run that has ended, and the expected output of `explain`."""
 
     name: str
     status: Status
@@ -46,9 +46,9 @@ class Case:
 
 
 def read_case(path: Path) -> Case:
-    """Read a case. Its log is in the order of the clock, `+seconds host text` per line."""
+    """Read a case. Its log is ordered by time, with `+seconds host text` in each line."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    # YAML takes no control characters.
+    # YAML allows no control characters, so the files contain their symbols.
     log = (
         content.get("log", "").replace("\N{SYMBOL FOR ESCAPE}", "\x1b").replace("\N{SYMBOL FOR CARRIAGE RETURN}", "\r")
     )

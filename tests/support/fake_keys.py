@@ -1,4 +1,4 @@
-"""Keys and tokens that nobody has been given, in the shapes of real ones."""
+"""Invented keys and tokens in the formats of real ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 
 
 def made_up(count: int, letters: str, seed: int = 0) -> str:
-    """Return what looks like a key, so that no scanner takes this file for one that holds some."""
-    dice = random.Random(seed)  # noqa: S311 (no secret)
-    return "".join(dice.choice(letters) for _ in range(count))
+    """Return a text that looks like a key. It is generated so that this file triggers no secret scanner."""
+    generator = random.Random(seed)  # noqa: S311 (no secret)
+    return "".join(generator.choice(letters) for _ in range(count))
 
 
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"

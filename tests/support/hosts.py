@@ -1,4 +1,4 @@
-"""The job of tests that start a host's launcher."""
+"""Configuration of the run in tests that start a host's launcher."""
 
 from cloudtrain_runtime.contract import CheckpointConfig, RunConfig
 

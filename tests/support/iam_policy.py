@@ -1,9 +1,9 @@
-"""Decides what IAM policies allow, for the part of their language that infra/ writes; anything else is refused.
+"""Evaluator of IAM policies. It supports the policy elements that infra/ uses, and raises an error for others.
 
 Sources: IAM User Guide, "Policy evaluation logic", "IAM JSON policy elements: Condition operators", "Conditions with
-multiple context keys or values" and "IAM policy elements: Variables and tags" (2026-11). moto's evaluator knows neither
-resources nor conditions; @cloud-copilot/iam-simulate knows all of it, but needs Node, so a test compares the two where
-it is installed (tests/infra/test_evaluator.py).
+multiple context keys or values" and "IAM policy elements: Variables and tags" (2026-11). moto's evaluator supports
+neither resources nor conditions. @cloud-copilot/iam-simulate supports all elements, but needs Node. Where it is
+installed, tests/infra/test_evaluator.py compares both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ARN_PARTS = 6
 
 
 class UnsupportedError(Exception):
-    """A policy says something that this evaluator does not know: it never guesses."""
+    """A policy uses an element that this evaluator does not support."""
 
 
 class Decision(StrEnum):
-    """What IAM would answer, in its simulator's words."""
+    """Decision of IAM, with the values of its policy simulator."""
 
     ALLOWED = "allowed"
     IMPLICIT = "implicitDeny"
@@ -36,12 +36,12 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """One action on one resource, as IAM sees it.
+    """A request to AWS: one action on one resource.
 
     Attributes:
-        action: Such as `s3:GetObject`.
-        resource: ARN, or `*` where the action knows no resources.
-        context: Values by condition key; a key with several values is one that AWS documents as such.
+        action: Action, such as `s3:GetObject`.
+        resource: ARN, or `*` for an action without resources.
+        context: Values by condition key. Several values are for keys that AWS documents as multivalued.
     """
 
     action: str
@@ -49,13 +49,13 @@ class Request:
     context: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def values(self, key: str) -> tuple[str, ...] | None:
-        """Return the values of a condition key, whose case does not count; None where the request has none."""
+        """Return the values of a condition key, or None if the request lacks the key. Case is ignored."""
         return next((values for name, values in self.context.items() if name.lower() == key.lower()), None)
 
 
 @dataclass(frozen=True)
 class Grant:
-    """The smallest part of a policy that can be taken away: one action on one resource in one statement."""
+    """One action on one resource in one statement: the smallest part that a policy can lose."""
 
     sid: str
     action: str
@@ -63,7 +63,7 @@ class Grant:
 
 
 def decide(policies: Sequence[Document], request: Request) -> Decision:
-    """Return what several policies of one principal say together: a Deny counts more than any Allow."""
+    """Return the decision of all policies of a principal. A Deny overrides every Allow."""
     effects = [statement["Effect"] for policy in policies for statement in _matching(policy, request)]
     if "Deny" in effects:
         return Decision.EXPLICIT
@@ -71,7 +71,7 @@ def decide(policies: Sequence[Document], request: Request) -> Decision:
 
 
 def grants(policy: Document) -> Iterator[Grant]:
-    """Yield everything that a policy allows."""
+    """Yield all grants of a policy's Allow statements."""
     for statement in _statements(policy):
         if statement["Effect"] == "Allow":
             for action in sorted(as_list(statement["Action"])):
@@ -80,7 +80,7 @@ def grants(policy: Document) -> Iterator[Grant]:
 
 
 def granting(policy: Document, request: Request) -> list[Grant]:
-    """Return the parts of a policy that allow a request, whatever denies it."""
+    """Return the grants of a policy that allow a request. Deny statements are ignored."""
     return [
         Grant(statement.get("Sid", ""), action, resource)
         for statement in _matching(policy, request)
@@ -93,11 +93,8 @@ def granting(policy: Document, request: Request) -> list[Grant]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return what IAM allows to be one or many as many."""
+    """Return a list, also for an element that IAM allows to be a single value."""
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-# ---------------------------------------------------------------- statements
 
 
 def _matching(policy: Document, request: Request) -> Iterator[Document]:
@@ -105,7 +102,7 @@ def _matching(policy: Document, request: Request) -> Iterator[Document]:
         if (
             any(_is_action(action, request.action) for action in as_list(statement["Action"]))
             and any(_is_resource(resource, request) for resource in as_list(statement["Resource"]))
-            and _holds(statement.get("Condition", {}), request)
+            and _is_condition_met(statement.get("Condition", {}), request)
         ):
             yield statement
 
@@ -127,11 +124,8 @@ def _is_resource(pattern: str, request: Request) -> bool:
     return pattern == "*" or (resolved is not None and _is_arn(resolved, request.resource))
 
 
-# ---------------------------------------------------------------- conditions
-
-
-def _holds(conditions: Document, request: Request) -> bool:
-    """Tell whether a condition block is true: every key of every operator must be, of its values one suffices."""
+def _is_condition_met(conditions: Document, request: Request) -> bool:
+    """Return whether every key of every operator in a condition block matches one of its values."""
     return all(
         _test(operator, request, key, [str(value) for value in as_list(wanted)])
         for operator, keys in conditions.items()
@@ -156,13 +150,13 @@ def _test(operator: str, request: Request, key: str, wanted: list[str]) -> bool:
 
 
 def _one(operator: str, wanted: list[str], value: str) -> bool:
-    """Compare one value of the request: with any of those wanted, and where the operator is negated with none."""
+    """Return whether a value of the request matches one of the wanted values; none, for a negated operator."""
     found = any(_OPERATORS[operator](each, value) for each in wanted)
     return not found if operator in _NEGATED else found
 
 
 def _resolve(text: str, request: Request) -> str | None:
-    """Return a text with its variables filled in, or None where the request lacks one: then nothing matches."""
+    """Return a text with the values of its variables, or None if the request lacks one: then nothing matches."""
     resolved = text
     for name in _VARIABLE.findall(text):
         values = request.values(name)
@@ -173,7 +167,7 @@ def _resolve(text: str, request: Request) -> str | None:
 
 
 def _is_arn(pattern: str, arn: str) -> bool:
-    """Compare ARNs part by part: a wildcard does not reach over a colon, but in the last part, which may hold some."""
+    """Match ARNs part by part. A wildcard matches no colon, except in the last part."""
     patterns, parts = pattern.split(":", _ARN_PARTS - 1), arn.split(":", _ARN_PARTS - 1)
     return len(patterns) == len(parts) and all(map(_like, patterns, parts))
 

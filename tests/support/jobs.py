@@ -1,4 +1,4 @@
-"""What tests share besides fixtures."""
+"""Helpers of tests: the command, moto, waiting, processes and terminals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOTO_SERVER = Path(__file__).with_name("moto_server.py")
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command did."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -37,7 +37,7 @@ class Finished:
 
     @property
     def json(self) -> Any:
-        """Standard output as the one JSON object that it must be."""
+        """Standard output, parsed as one JSON object."""
         return json.loads(self.out)
 
 
@@ -45,7 +45,7 @@ Cli = Callable[..., Finished]
 
 
 def command() -> Path:
-    """Return the installed command."""
+    """Return the path of the installed command."""
     return Path(sys.executable).with_name("cloudtrain")
 
 
@@ -65,16 +65,16 @@ def serve_moto(log: Path, script: Path = MOTO_SERVER) -> Iterator[str]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """Wait for something that another process will do; return it."""
+    """Wait until a condition is true; return its value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition is not met after {seconds} s"
         time.sleep(0.05)
     return found
 
 
 def processes_of(run: str) -> list[psutil.Process]:
-    """Return the living processes that carry a run's name."""
+    """Return the live processes of a run, recognised by their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -87,22 +87,22 @@ def processes_of(run: str) -> list[psutil.Process]:
 
 
 class Terminal:
-    """A command in a pseudo terminal: what it writes, and keys."""
+    """A command in a pseudo terminal."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], columns: int = 80) -> None:
         self.written = b""
         self.process, self._keys = pty.fork()
         if self.process == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background inherits deafness to it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in background jobs of a shell, which is inherited
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-            os.execve(arguments[0], arguments, environment)  # noqa: S606 (no shell is what is wanted)
+            os.execve(arguments[0], arguments, environment)  # noqa: S606 (without a shell)
 
     def shows(self, text: str) -> bool:
-        """Whether it has written a text so far; reads what is there."""
+        """Read the available output; return whether the output so far contains a text."""
         while select.select([self._keys], [], [], 0)[0]:
             try:
                 data = os.read(self._keys, 65536)
-            except OSError:  # it has ended
+            except OSError:  # the command has ended
                 break
             if not data:
                 break
@@ -111,18 +111,19 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What it has written so far, without what moves the cursor or colours, and without line breaks."""
+        """The output so far, without escape sequences and line breaks."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", self.written.decode("utf-8", "replace"))
 
     def press(self, keys: bytes) -> None:
+        """Send keys to the command."""
         os.write(self._keys, keys)
 
     def end(self) -> int:
-        """Wait for its end; return the exit code."""
+        """Wait until the command ends; return its exit code."""
         deadline = time.monotonic() + 180
         ended = (0, 0)
         while ended[0] == 0:
-            assert time.monotonic() < deadline, f"it has not ended: {self.text}"
+            assert time.monotonic() < deadline, f"the command has not ended: {self.text}"
             self.shows("")
             ended = os.waitpid(self.process, os.WNOHANG)
             time.sleep(0.02)

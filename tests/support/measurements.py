@@ -1,4 +1,7 @@
-"""Ranks that measure something: real processes with real Gloo, in a module that a fork server can import."""
+"""Functions that tests run on several ranks: real processes with real Gloo.
+
+They are in a module of their own because the fork server must import them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _SECONDS = 120
 
 
 def start(work: Callable[[Context, Path], Any], world_size: int, folder: Path) -> tuple[list[Any], str]:
-    """Run a function on every rank; return what each returned, and all that they printed."""
+    """Run a function on every rank; return the result of each, and the output of all."""
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["torch", "torch._dynamo", "support.measurements"])
     with socket.socket() as free:
@@ -74,7 +77,7 @@ def _rank(work: Callable[[Context, Path], Any], rank: int, world_size: int, port
 
 
 def bandwidth(place: Context, folder: Path) -> Any:
-    """Measure the bandwidth twice, and what the second time takes."""
+    """Measure the bandwidth twice; return the second measurement and its duration."""
     report_bandwidth(place)
     began = time.perf_counter()
     found = report_bandwidth(place, network_gbps=1e9)
@@ -83,7 +86,7 @@ def bandwidth(place: Context, folder: Path) -> Any:
 
 
 class _Uneven(Task):
-    """A line through points, whose samples take rank 2 a while to load."""
+    """Linear regression whose samples take `seconds` to load."""
 
     tokens_per_sample = 4
 
@@ -106,7 +109,7 @@ class _Uneven(Task):
 
 
 def uneven_run(place: Context, folder: Path) -> Any:
-    """Train for 12 steps, and record the 5th and 6th."""
+    """Train for 12 steps with slow data on rank 2, and profile the 5th and 6th."""
     os.environ.update(CLOUDTRAIN_LOG_EVERY_STEPS="1", CLOUDTRAIN_ML_ROOT=str(folder / "ml"))
     (folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
     train = replace(TRAIN, epochs=None, steps=12, batch_size=2, profile_at=5, profile_steps=2)
@@ -118,7 +121,7 @@ def uneven_run(place: Context, folder: Path) -> Any:
 
 
 def profiled_steps(place: Context, folder: Path) -> Any:
-    """Take 9 steps and record those from the 4th to the 6th."""
+    """Run 9 steps, and profile the 4th to the 6th."""
     profiling = StepProfiler(place, StepClock(place.device), at=4, steps=3)
     for step in range(1, 10):
         profiling.on_step(step)

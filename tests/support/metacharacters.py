@@ -1,4 +1,4 @@
-"""Texts in which every metacharacter of a shell stands, and commands that leave a trace where one runs them."""
+"""Texts with all metacharacters of a shell, and with commands that create a file if a shell executes them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 TRACE = "PWNED"
 NAME = f"-c $(touch {TRACE});`touch {TRACE}`|touch {TRACE}&&touch {TRACE}>{TRACE}'\"\\*~ ${{HOME}} %s é漢"
-"""As a file's name: no slash and no line break."""
+"""Valid as a file name: without slashes and line breaks."""
 
 TEXT = f"{NAME}\n; touch {TRACE}\n$(touch {TRACE})\t#"
 
 
 def traces(*folders: Path) -> list[Path]:
-    """Return what a shell has left behind."""
+    """Return the files that the commands have created."""
     found = [path for folder in folders for path in folder.rglob(TRACE)]
     return [*found, *(path for path in (Path.cwd() / TRACE, Path.home() / TRACE) if path.exists())]
 
 
 def plant(folder: Path) -> dict[str, str]:
-    """Return texts whose commands leave their trace in a folder, wherever they are run."""
+    """Return texts with commands. One of them creates its file in `folder`, whatever the working directory is."""
     return {"absolute": f"$(touch {folder}/{TRACE})", "text": TEXT, "name": NAME}

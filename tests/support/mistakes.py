@@ -1,6 +1,6 @@
 """Mistakes that people make with training jobs, each as a job file, a raw CreateTrainingJob call and an estimator.
 
-Data only: `mistakes_table.py` plants each of them for real and writes docs/reference/mistakes.md.
+This module contains data only. `mistakes_table.py` runs the tools and writes docs/reference/mistakes.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ checkpoint: {uri: s3://my-bucket/pretrain}
 limits: {runtime: 24h}
 tags: {team: vision}
 """
-"""A job without a mistake. Edits of it must find their text exactly once."""
+"""A valid job. The text that a mistake replaces must occur exactly once."""
 
 FILES: Mapping[str, str | Path] = {
     "gpt.py": "class GPT(Task):\n    def __init__(self, layers=2): ...\n",
@@ -99,8 +99,8 @@ ESTIMATOR: Mapping[str, Any] = {
 FIT: Mapping[str, Any] = {"inputs": {"train": "s3://my-bucket/tokens"}, "job_name": "pretrain"}
 """The same job as arguments of the estimator's `fit`."""
 
-GONE = object()
-"""Stands in a change for: leave this out."""
+REMOVED = object()
+"""Value of a change that removes a key or file."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +108,20 @@ class Mistake:
     """One mistake.
 
     Attributes:
-        title: What somebody did.
-        job: Text of `JOB` and what stands there instead. The planted part stands between guillemets: a problem must
-            be reported at a place inside of it.
-        files: Files of the code folder that change; a path makes a link to a file there, `GONE` removes.
-        names: For a mistake of the code folder alone: the file that the message must name.
-        request: Changes of `REQUEST` by dotted path; None when the document cannot say it.
-        estimator: Changes of `ESTIMATOR`; None when the estimator cannot say it.
+        title: Description for the table.
+        job: Text of `JOB` and its replacement. The mistake is the part between guillemets: cloudtrain must report a
+            place inside of it.
+        files: Changed files of the code folder: their content, a path to create a link to a file there, or `REMOVED`.
+        file: For a mistake in the code folder only: the file that the message must name.
+        request: Changes of `REQUEST` by dotted path, or None if the mistake is impossible in this form.
+        estimator: Changes of `ESTIMATOR`, or None if the mistake is impossible in this form.
         fit: Changes of `FIT`.
     """
 
     title: str
     job: tuple[str, str] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
-    names: str = ""
+    file: str = ""
     request: Mapping[str, Any] | None = None
     estimator: Mapping[str, Any] | None = None
     fit: Mapping[str, Any] = field(default_factory=dict)
@@ -141,13 +141,12 @@ _TAGS = [{"Key": f"team-{index}", "Value": "vision"} for index in range(51)]
 _LONG = "x" * 520
 _SMDDP = {"smdistributed": {"dataparallel": {"enabled": True}}}
 _SMDDP_REQUEST = {
-    "HyperParameters.sagemaker_torch_distributed_enabled": GONE,
+    "HyperParameters.sagemaker_torch_distributed_enabled": REMOVED,
     "HyperParameters.sagemaker_distributed_dataparallel_enabled": "true",
 }
 _SMDDP_IMAGE = f"{REGISTRY}/pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 
 MISTAKES: tuple[Mistake, ...] = (
-    # ------------------------------------------------------------ the file's form
     Mistake(
         "A field is misspelled",
         ("instances: 2", "instances: 2\n  «keep_alve»: 30m"),
@@ -174,7 +173,6 @@ MISTAKES: tuple[Mistake, ...] = (
         request={"StoppingCondition.MaxRuntimeInSeconds": 24},
         estimator={"max_run": 24},
     ),
-    # ------------------------------------------------------------ the cluster
     Mistake(
         "An instance type lacks `ml.`",
         ("ml.p4d.24xlarge", "«p4d.24xlarge»"),
@@ -188,13 +186,13 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator={"instance_type": "ml.p4d.24xlrge"},
     ),
     Mistake(
-        "No instance is asked for",
+        "Zero instances",
         ("instances: 2", "instances: «0»"),
         request={"ResourceConfig.InstanceCount": 0},
         estimator={"instance_count": 0},
     ),
     Mistake(
-        "The way to distribute has a name that does not exist",
+        "An unknown distribution",
         ("distribution: torch_distributed", "distribution: «ddp»"),
         request={"HyperParameters.sagemaker_ddp_enabled": "true"},
         estimator={"distribution": {"ddp": {"enabled": True}}},
@@ -213,16 +211,16 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator={"instance_type": "ml.g6.48xlarge", "distribution": _SMDDP, "image_uri": _SMDDP_IMAGE},
     ),
     Mistake(
-        "SMDDP in a container that does not have it",
+        "SMDDP in a container without it",
         ("distribution: torch_distributed", '«distribution: smdistributed\n  framework: "2.13"»'),
         request=_SMDDP_REQUEST,
         estimator={"distribution": _SMDDP},
     ),
     Mistake(
-        "A PyTorch that AWS has no container of",
+        "A PyTorch version without a container of AWS",
         ("instances: 2", 'instances: 2\n  framework: «"2.14"»'),
         request={"AlgorithmSpecification.TrainingImage": f"{REGISTRY}/pytorch:2.14-cu133-amzn2023-sagemaker"},
-        estimator={"image_uri": GONE, "framework_version": "2.14.0", "py_version": "py313"},
+        estimator={"image_uri": REMOVED, "framework_version": "2.14.0", "py_version": "py313"},
     ),
     Mistake(
         "A CUDA container on Trainium",
@@ -231,7 +229,7 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator={"instance_type": "ml.trn1.32xlarge"},
     ),
     Mistake(
-        "Spot, and keep the cluster warm",
+        "Spot together with a warm pool",
         ("instances: 2", "instances: 2\n  «spot: true\n  keep_alive: 30m»"),
         request={
             "EnableManagedSpotTraining": True,
@@ -241,13 +239,13 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator={"use_spot_instances": True, "max_wait": 172800, "keep_alive_period_in_seconds": 1800},
     ),
     Mistake(
-        "Spot waits shorter than the job runs",
+        "The wait limit of Spot is shorter than the runtime",
         ("instances: 2", "instances: 2\n  spot: {max_wait: «1h»}"),
         request={"EnableManagedSpotTraining": True, "StoppingCondition.MaxWaitTimeInSeconds": 3600},
         estimator={"use_spot_instances": True, "max_wait": 3600},
     ),
     Mistake(
-        "Waiting for capacity is bounded more tightly than AWS allows",
+        "The limit of the pending time is below AWS's minimum",
         ("instances: 2", "instances: 2\n  max_pending: «5m»"),
         request={"StoppingCondition.MaxPendingTimeInSeconds": 300},
     ),
@@ -257,8 +255,7 @@ MISTAKES: tuple[Mistake, ...] = (
         request={"VpcConfig": {"Subnets": ["subnet-0a1b2c3d"]}},
         estimator={"subnets": ["subnet-0a1b2c3d"]},
     ),
-    # ------------------------------------------------------------ the code
-    Mistake("A Task and a script", ("task: gpt:GPT", "«task: gpt:GPT\n  script: train.py»")),
+    Mistake("Both a Task and a script", ("task: gpt:GPT", "«task: gpt:GPT\n  script: train.py»")),
     Mistake(
         "The file of the entry point does not exist",
         ("gpt:GPT", "«gtp:GPT»"),
@@ -266,33 +263,33 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator={"entry_point": "trian.py"},
     ),
     Mistake(
-        "The file of the entry point is ignored by .gitignore, so it does not travel",
+        "The file of the entry point is ignored by .gitignore, so it is not uploaded",
         ("gpt:GPT", "«gpt:GPT»"),
         {".gitignore": "gpt*\n"},
     ),
     Mistake(
-        "The class has another name",
+        "The name of the class is wrong",
         ("gpt:GPT", "«gpt:GTP»"),
         request=_WRONG_CLASS[0],
         estimator=_WRONG_CLASS[1],
     ),
     Mistake(
-        "An argument has another name",
+        "The name of an argument is wrong",
         ("{layers: 4}", "{«layrs: 4»}"),
         request=_WRONG_ARGUMENT[0],
         estimator=_WRONG_ARGUMENT[1],
     ),
-    Mistake("The requirements file has another name", ("requirements.txt", "«requirments.txt»")),
+    Mistake("The name of the requirements file is wrong", ("requirements.txt", "«requirments.txt»")),
     Mistake(
         "setup.py at the root: AWS's toolkit would install it and fail",
         files={"setup.py": ""},
-        names="setup.py",
+        file="setup.py",
         estimator={},
     ),
     Mistake(
-        "A link out of the code folder: the estimator packs what lies there",
+        "A link to a file outside of the code folder: the estimator packs that file",
         files={"tokens.txt": Path("../elsewhere.txt")},
-        names="tokens.txt",
+        file="tokens.txt",
         estimator={},
     ),
     Mistake(
@@ -307,16 +304,15 @@ MISTAKES: tuple[Mistake, ...] = (
         request={"Environment.NCCL_DEBUG": _LONG},
         estimator={"environment": {"NCCL_DEBUG": _LONG}},
     ),
-    # ------------------------------------------------------------ the data
     Mistake(
-        "An S3 uri with one slash",
+        "An S3 URI with one slash",
         ("s3://my-bucket/tokens", "«s3:/my-bucket/tokens»"),
         request={"InputDataConfig": channels(train="s3:/my-bucket/tokens")},
         estimator={},
         fit={"inputs": {"train": "s3:/my-bucket/tokens"}},
     ),
     Mistake(
-        "A bucket with capital letters",
+        "A bucket name with uppercase letters",
         ("s3://my-bucket/tokens", "«s3://My-Bucket/tokens»"),
         request={"InputDataConfig": channels(train="s3://My-Bucket/tokens")},
         estimator={},
@@ -330,19 +326,18 @@ MISTAKES: tuple[Mistake, ...] = (
         fit={"inputs": {"train tokens": "s3://my-bucket/tokens"}},
     ),
     Mistake(
-        "Two channels that share one variable, SM_CHANNEL_TRAIN",
+        "Two channels with the same variable, SM_CHANNEL_TRAIN",
         ("train: s3://my-bucket/tokens", "«train: s3://my-bucket/tokens\n  Train: s3://my-bucket/more»"),
         request={"InputDataConfig": channels(train="s3://my-bucket/tokens", Train="s3://my-bucket/more")},
         estimator={},
         fit={"inputs": {"train": "s3://my-bucket/tokens", "Train": "s3://my-bucket/more"}},
     ),
     Mistake(
-        "Checkpoints go to a folder of this machine",
+        "The checkpoint URI is a local folder",
         ("s3://my-bucket/pretrain", "«./checkpoints»"),
         request={"CheckpointConfig.S3Uri": "./checkpoints"},
         estimator={"checkpoint_s3_uri": "./checkpoints"},
     ),
-    # ------------------------------------------------------------ training
     Mistake(
         "Both epochs and steps",
         ("epochs: 3", "«epochs: 3\n  steps: 1000»"),
@@ -350,12 +345,11 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator=_TWO_LENGTHS[1],
     ),
     Mistake(
-        "Early stopping watches a split that does not exist",
+        "Early stopping compares a split that does not exist",
         ("epochs: 3", "epochs: 3\n  early_stopping: {metric: «valid/loss»}"),
         request=_WRONG_SPLIT[0],
         estimator=_WRONG_SPLIT[1],
     ),
-    # ------------------------------------------------------------ names and limits
     Mistake(
         "An underscore in the job's name",
         ("name: pretrain", "name: «pre_train»"),
@@ -382,7 +376,7 @@ MISTAKES: tuple[Mistake, ...] = (
         estimator={"tags": _TAGS},
     ),
     Mistake(
-        "A tag whose name AWS keeps for itself",
+        "A tag with a name that AWS reserves",
         ("{team: vision}", "{«aws:team: vision»}"),
         request={"Tags": [{"Key": "aws:team", "Value": "vision"}]},
         estimator={"tags": [{"Key": "aws:team", "Value": "vision"}]},

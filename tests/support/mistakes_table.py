@@ -1,7 +1,7 @@
-"""Plant each mistake for real, ask who notices, and write the answers down.
+"""Table of mistakes and the tools that report them: docs/reference/mistakes.md.
 
-`PYTHONPATH=tests python -m support.mistakes_table --write` writes docs/reference/mistakes.md; a test asks again and
-compares.
+`PYTHONPATH=tests python -m support.mistakes_table --write` runs every tool on every mistake and writes the page. A test
+runs them again and compares.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from support.mistakes import (
     ESTIMATOR,
     FILES,
     FIT,
-    GONE,
     JOB,
     MISTAKES,
+    REMOVED,
     REQUEST,
     ROLE,
     Mistake,
@@ -45,32 +45,35 @@ TABLE = Path(__file__).parents[2] / "docs" / "reference" / "mistakes.md"
 
 CAUGHT = "yes"
 MISSED = "no"
-CANNOT_SAY = "–"  # noqa: RUF001 (a dash for an empty cell)
+NOT_APPLICABLE = "–"  # noqa: RUF001 (a dash for an empty cell)
 
 _HEAD = """\
-# Forty mistakes, and who notices
+# Forty mistakes, and which tools report them
 
-Each mistake is planted in a good job and each check is really run. The table is written by
-`PYTHONPATH=tests python -m support.mistakes_table --write`, and a test compares it with what happens.
+Each row is a valid job with one mistake, and the result of each tool. This command writes the table, and a test checks
+it: `PYTHONPATH=tests python -m support.mistakes_table --write`
 
-- **cloudtrain**: `cloudtrain plan job.yaml --json` exits with 2. The place is the line and column that it reports,
-  always inside of what was planted and always with a hint; a mistake of the code folder is named by its file.
-- **boto3**: `create_training_job` raises before anything is sent.
-- **estimator**: `sagemaker.pytorch.PyTorch(...)` or its `fit` raises before the request leaves.
-- **moto**: the local server answers the document with an error of the caller (a crash of the server is no answer).
+A tool reports a mistake under these conditions:
 
-A dash says that the mistake cannot be written there. None of these calls reaches AWS, which would refuse some of the
-mistakes after the upload, let others fail in the container after minutes of paid start, and let the rest run.
+- **cloudtrain**: `cloudtrain plan job.yaml --json` exits with 2, and reports a hint and the place of the mistake: line
+  and column in job.yaml, or the file in the code folder.
+- **boto3**: `create_training_job` raises an exception before it sends the request.
+- **estimator**: `sagemaker.pytorch.PyTorch(...)` or its `fit` raises an exception before it sends the request.
+- **moto**: the local server responds with a client error (status 4xx).
+
+A dash means that the mistake cannot be made with that tool. No request reaches AWS. With these mistakes, AWS would
+reject some of the requests after the upload. Other jobs would fail in the container, minutes after the start and at
+your cost. The rest would run.
 """
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Who notices a mistake: `CAUGHT`, `MISSED` or `CANNOT_SAY` each.
+class Results:
+    """Results of one mistake by tool, each `CAUGHT`, `MISSED` or `NOT_APPLICABLE`.
 
     Attributes:
-        place: What cloudtrain points at: `line:column`, or a file of the code folder.
-        said: What cloudtrain printed, for a failing test's message.
+        place: Place that cloudtrain reports: `line:column`, or a file of the code folder.
+        output: Output of cloudtrain, for the message of a failing test.
     """
 
     cloudtrain: str
@@ -78,31 +81,34 @@ class Answers:
     estimator: str
     moto: str
     place: str = ""
-    said: str = ""
-
-
-# ---------------------------------------------------------------- planting
+    output: str = ""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A job file with a mistake, and where in it the mistake stands: (line, column), both from 1, the end included."""
+    """A job file with a mistake.
+
+    Attributes:
+        text: Content of the file.
+        begin: First line and column of the mistake, both from 1.
+        end: Last line and column of the mistake, inclusive.
+    """
 
     text: str
     begin: tuple[int, int]
     end: tuple[int, int]
 
-    def holds(self, line: int | None, column: int | None) -> bool:
-        """Return whether a place lies inside of what was planted."""
+    def contains(self, line: int | None, column: int | None) -> bool:
+        """Return whether a reported place is inside of the mistake."""
         return line is not None and column is not None and self.begin <= (line, column) <= self.end
 
 
 def plant(mistake: Mistake) -> Planted | None:
-    """Return the job file with a mistake in it, or None when the mistake is one of the code folder."""
+    """Return the job file with a mistake in it, or None if the mistake is in the code folder only."""
     if mistake.job is None:
         return None
     old, new = mistake.job
-    assert JOB.count(old) == 1, f"{old!r} stands {JOB.count(old)} times in the good job"
+    assert JOB.count(old) == 1, f"{old!r} occurs {JOB.count(old)} times in the valid job"
     text = JOB.replace(old, new)
     begin = _place(text, text.index("«"))
     text = text.replace("«", "")
@@ -122,100 +128,97 @@ def write_folder(mistake: Mistake, folder: Path) -> Planted | None:
         if isinstance(content, Path):
             (folder / content).write_text("1 2 3")
             (folder / name).symlink_to(content)
-        elif content is not GONE:
+        elif content is not REMOVED:
             (folder / name).write_text(content)
     return planted
 
 
 def change(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a document in which values at dotted paths are others, or gone."""
+    """Return a copy of a document with changed values at dotted paths. The value `REMOVED` removes a key."""
     changed: dict[str, Any] = copy.deepcopy(dict(document))
     for path, value in changes.items():
         *parents, name = path.split(".")
         target = changed
         for parent in parents:
             target = target[parent]
-        if value is GONE:
+        if value is REMOVED:
             del target[name]
         else:
             target[name] = value
     return changed
 
 
-# ---------------------------------------------------------------- asking
+class _SentError(Exception):
+    """Raised in place of sending a request that has passed all checks of its client."""
 
 
-class _LeftError(Exception):
-    """The request has passed every check of its client and was about to leave."""
+def _raise_sent(**_event: Any) -> None:
+    raise _SentError
 
 
-def _leave(**_event: Any) -> None:
-    raise _LeftError
-
-
-class Judges:
-    """Asks cloudtrain, boto3, the estimator and moto about one job at a time. moto serves at AWS_ENDPOINT_URL."""
+class Tools:
+    """Runs cloudtrain, boto3, the estimator and moto on jobs. moto serves at AWS_ENDPOINT_URL."""
 
     def __init__(self, session: Any, client: Any, sdk: Any) -> None:
         self._client = client
         self._sdk = sdk
         self._server = urlsplit(os.environ["AWS_ENDPOINT_URL"])
-        self._asked = 0
+        self._requests = 0
         session.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-        client.meta.events.register(f"before-call.{CREATE}", _leave)
+        client.meta.events.register(f"before-call.{CREATE}", _raise_sent)
 
-    def ask(self, mistake: Mistake, folder: Path) -> Answers:
-        """Plant a mistake in an empty folder and return who notices it."""
-        caught, place, said = self._cloudtrain(write_folder(mistake, folder), mistake.names, folder)
+    def check(self, mistake: Mistake, folder: Path) -> Results:
+        """Write a job with a mistake into an empty folder, and run every tool on it."""
+        caught, place, output = self._cloudtrain(write_folder(mistake, folder), mistake.file, folder)
         request = None if mistake.request is None else change(REQUEST, mistake.request)
-        return Answers(
+        return Results(
             cloudtrain=_word(caught),
             boto3=_word(None if request is None else self._boto3(request)),
             estimator=_word(None if mistake.estimator is None else self._estimator(mistake, folder)),
             moto=_word(None if request is None else self._moto(request)),
             place=place,
-            said=said,
+            output=output,
         )
 
-    def ask_all(self, mistakes: Sequence[Mistake], base: Path) -> list[Answers]:
-        """Plant each mistake in a folder of its own below an empty one."""
-        answers = []
+    def check_all(self, mistakes: Sequence[Mistake], base: Path) -> list[Results]:
+        """Check each mistake in a new folder below `base`."""
+        results = []
         for index, mistake in enumerate(mistakes):
             folder = base / str(index)
             folder.mkdir()
-            answers.append(self.ask(mistake, folder))
-        return answers
+            results.append(self.check(mistake, folder))
+        return results
 
-    def _cloudtrain(self, planted: Planted | None, names: str, folder: Path) -> tuple[bool, str, str]:
-        """Return whether the plan is refused at the planted place with a hint, the place, and what was printed."""
+    def _cloudtrain(self, planted: Planted | None, file: str, folder: Path) -> tuple[bool, str, str]:
+        """Return whether the plan fails with a hint at the place of the mistake, that place, and the output."""
         from cloudtrain.cli import run
 
         settings = ["--role", ROLE, "--bucket", BUCKET, "--region", REGION]
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
             code = run(["plan", str(folder / "job.yaml"), *settings, "--json"])
-        said = out.getvalue()
-        answer = json.loads(said)
+        output = out.getvalue()
+        report = json.loads(output)
         if code != 2:
             return False, "", f"exit code {code}"
         if planted is None:
-            text = json.dumps(answer)
-            hints = [answer.get("error", {}).get("hint"), *(p["hint"] for p in answer.get("problems", []))]
-            return names in text and any(hints), names, said
-        for problem in answer.get("problems", []):
-            if planted.holds(problem["line"], problem["column"]) and problem["hint"]:
-                return True, f"{problem['line']}:{problem['column']}", said
-        return False, "", f"planted from {planted.begin} to {planted.end}: {said}"
+            text = json.dumps(report)
+            hints = [report.get("error", {}).get("hint"), *(p["hint"] for p in report.get("problems", []))]
+            return file in text and any(hints), file, output
+        for problem in report.get("problems", []):
+            if planted.contains(problem["line"], problem["column"]) and problem["hint"]:
+                return True, f"{problem['line']}:{problem['column']}", output
+        return False, "", f"planted from {planted.begin} to {planted.end}: {output}"
 
     def _boto3(self, request: dict[str, Any]) -> bool:
         from botocore.exceptions import ParamValidationError
 
         try:
             self._client.create_training_job(**request)
-        except _LeftError:
+        except _SentError:
             return False
         except ParamValidationError:
             return True
-        raise AssertionError("the request was neither refused nor seen to leave")
+        raise AssertionError("the client neither rejected nor sent the request")
 
     def _estimator(self, mistake: Mistake, folder: Path) -> bool:
         from sagemaker.pytorch import PyTorch
@@ -225,17 +228,17 @@ class Judges:
             arguments = change(ESTIMATOR, mistake.estimator)
             estimator = PyTorch(**arguments, source_dir=str(folder), sagemaker_session=self._sdk)
             estimator.fit(**change(FIT, mistake.fit), wait=False)
-        except _LeftError:
+        except _SentError:
             return False
-        except Exception:  # noqa: BLE001 (whatever it raises: it has noticed)
+        except Exception:  # noqa: BLE001 (the SDK raises many types)
             return True
-        raise AssertionError("the request was neither refused nor seen to leave")
+        raise AssertionError("the client neither rejected nor sent the request")
 
     def _moto(self, request: dict[str, Any]) -> bool:
-        """Ask the server itself, past every check of a client."""
-        self._asked += 1
+        """Send the request without the checks of a client; return whether the server rejects it."""
+        self._requests += 1
         if request["TrainingJobName"] == REQUEST["TrainingJobName"]:
-            request = {**request, "TrainingJobName": f"{request['TrainingJobName']}-{self._asked}"}
+            request = {**request, "TrainingJobName": f"{request['TrainingJobName']}-{self._requests}"}
         scope = f"testing/20261120/{REGION}/sagemaker/aws4_request"
         headers = {
             "Content-Type": "application/x-amz-json-1.1",
@@ -251,68 +254,65 @@ class Judges:
 
 def _word(caught: bool | None) -> str:
     if caught is None:
-        return CANNOT_SAY
+        return NOT_APPLICABLE
     return CAUGHT if caught else MISSED
 
 
 @contextlib.contextmanager
-def judges() -> Iterator[Judges]:
-    """Yield the judges. The server at AWS_ENDPOINT_URL must be empty."""
+def open_tools() -> Iterator[Tools]:
+    """Yield the tools. The server at AWS_ENDPOINT_URL must be empty."""
     session = boto_session()
     client = session.client("sagemaker")
     with sdk_session(session, client) as sdk:
-        yield Judges(session, client, sdk)
+        yield Tools(session, client, sdk)
 
 
-# ---------------------------------------------------------------- the table
-
-
-def rows(answers: list[Answers]) -> list[str]:
-    """Return the table's lines: head, one line per mistake, totals."""
+def rows(results: list[Results]) -> list[str]:
+    """Return the lines of the table: head, one line per mistake, totals."""
     lines = ["| | mistake | planted | cloudtrain | boto3 | estimator | moto |", "|---|---|---|---|---|---|---|"]
-    for number, (mistake, found) in enumerate(zip(MISTAKES, answers, strict=True), start=1):
+    for number, (mistake, found) in enumerate(zip(MISTAKES, results, strict=True), start=1):
         ours = f"{found.cloudtrain}, {found.place}" if found.place else found.cloudtrain
         cells = (str(number), mistake.title, _shown(mistake), ours, found.boto3, found.estimator, found.moto)
         lines.append(f"| {' | '.join(cells)} |")
     columns = ("cloudtrain", "boto3", "estimator", "moto")
-    totals = [f"{sum(getattr(found, column) == CAUGHT for found in answers)} of {len(answers)}" for column in columns]
-    return [*lines, f"| | **noticed** | | {' | '.join(totals)} |"]
+    totals = [f"{sum(getattr(found, column) == CAUGHT for found in results)} of {len(results)}" for column in columns]
+    return [*lines, f"| | **reported** | | {' | '.join(totals)} |"]
 
 
 def _shown(mistake: Mistake) -> str:
-    """Return the planted text as it fits a cell."""
+    """Return the mistake's text, shortened to fit a cell."""
     if mistake.job is None:
-        return f"`{mistake.names}`"
+        return f"`{mistake.file}`"
     new = mistake.job[1]
     text = new[new.index("«") + 1 : new.index("»")].replace("\t", "→ ")
     text = "; ".join(line.strip() for line in text.splitlines())
     return f"`{text}`" if len(text) <= 80 else f"`{text[:40]}...`"
 
 
-def page(answers: list[Answers]) -> str:
-    """Return the whole of docs/reference/mistakes.md."""
+def page(results: list[Results]) -> str:
+    """Return the content of docs/reference/mistakes.md."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("botocore", "sagemaker", "moto"))
-    return "\n".join([_HEAD, *rows(answers), "", f"Asked with {versions}.", ""])
+    return "\n".join([_HEAD, *rows(results), "", f"Versions: {versions}.", ""])
 
 
 def table_rows(text: str) -> list[str]:
-    """Return the table's lines of a page: what must hold whatever the versions are."""
+    """Return the lines of a page that belong to the table, without the versions."""
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def main() -> None:
-    """Ask everybody, and write the page with `--write`, else print it."""
+    """Check all mistakes. Write the page with `--write`, else print it."""
     with tempfile.TemporaryDirectory() as base, serve_moto(Path(base, "moto.log")) as endpoint:
         os.environ["AWS_ENDPOINT_URL"] = endpoint
-        with judges() as asked:
-            answers = asked.ask_all(MISTAKES, Path(base))
+        with open_tools() as tools:
+            results = tools.check_all(MISTAKES, Path(base))
     if "--write" in sys.argv:
-        TABLE.write_text(page(answers))
+        TABLE.write_text(page(results))
     else:
-        print(page(answers))
-    for mistake, found in zip(MISTAKES, answers, strict=True):
+        print(page(results))
+    for mistake, found in zip(MISTAKES, results, strict=True):
         if found.cloudtrain != CAUGHT:
-            print(f"not caught by cloudtrain: {mistake.title}: {found.said}", file=sys.stderr)
+            print(f"not caught by cloudtrain: {mistake.title}: {found.output}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Serve moto on a free loopback port; the first line of standard output is its address."""
+"""Program that serves moto on a free loopback port. The first line of its standard output is the address."""
 
 import logging
 import time

@@ -1,7 +1,7 @@
 """A small transformer, trained with each kind of parallelism: real processes, real Gloo.
 
-They are forked from a server that has imported torch once, so a group of eight starts in a second. Their code must lie
-here, where the fork server can import it.
+The processes are forked from a server that has imported torch, so a group of eight starts in a second. Their code is in
+this module because the fork server must import it.
 """
 
 from __future__ import annotations
@@ -44,29 +44,30 @@ TRAIN = TrainConfig(
 )
 VOCABULARY, LENGTH, WIDTH, HEADS, BLOCKS = 16, 8, 32, 4, 4
 SIX_DIGITS = 1.5e-5
-"""Relative bound of two equal numbers in events, which have six digits: they may differ by one unit of the last.
+"""Relative tolerance for numbers in events. They have six digits and can differ by one unit in the last digit.
 
-Numbers that are summed in another order are equal in this sense only in float64. The loop reports losses and norms from
-float32, a relative error of 6e-8."""
+With another order of summation, this tolerance is sufficient only for models in float64. The training loop reports
+losses and norms from float32, which has a relative error of 6e-8."""
 ADAM_SHIFT = 1e-7
-"""Most by which AdamW moves a weight further in one step because of rounding, with float64 and a rate of at most 0.02.
+"""Largest effect of rounding on a weight in one step of AdamW, with float64 and a learning rate of at most 0.02.
 
-AdamW divides a gradient by its own size plus 1e-8. A gradient that is all rounding, up to 5e-14 where gradients are of
-size 1, moves a weight by 0.02 * 5e-14 / 1e-8. In float32 it moves it by the rate."""
+AdamW divides a gradient by its own size plus 1e-8. A gradient that consists of rounding errors only (up to 5e-14 where
+gradients are about 1) changes a weight by 0.02 * 5e-14 / 1e-8. In float32 the change is as large as the learning rate.
+"""
 _SECONDS = 180
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has left.
+    """The result of a run.
 
     Attributes:
-        losses: By step, in order; 6 digits of each.
-        grad_norms: The same, where the run clips.
-        reason: Why it failed, in one line, or None.
-        events: All of rank 0's.
-        text: What all ranks have written.
-        weights: The exported model.
+        losses: Loss of each step, in order, with 6 digits.
+        grad_norms: Gradient norm of each step, if the run clips gradients.
+        reason: Reason of the failure in one line, or None.
+        events: Events of rank 0.
+        text: Output of all ranks.
+        weights: Weights of the exported model, or None.
     """
 
     losses: list[float]
@@ -88,17 +89,17 @@ def losses(
     arguments: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Outcome:
-    """Train, and return the losses by step, or the reason why there are none.
+    """Train on several ranks; return the losses by step, or the reason of the failure.
 
     Args:
-        train: As a job would have it, `parallel` included.
-        ranks: Processes.
-        folder: Takes what they write; the model is in `model`.
+        train: Training configuration of the job, including `parallel`.
+        ranks: Number of processes.
+        folder: Folder for outputs. The model is written to `model`.
         samples: Length of the data set.
-        checkpoint: Where to save and resume; without it nothing is resumed.
-        task: Another class of this file, or of a module beside it.
-        arguments: What it is created with.
-        dtype: Of the model. Use float64 to compare with another number of ranks: its bounds follow from arithmetic.
+        checkpoint: Checkpoint configuration. By default the run starts without a checkpoint.
+        task: A subclass of `Small` to train.
+        arguments: Further arguments of the task.
+        dtype: Type of the model's parameters. Use float64 to compare runs with different numbers of ranks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("output-*"), *folder.glob("model/*")]:
@@ -120,7 +121,7 @@ def losses(
 
 
 class Windows(Dataset[torch.Tensor]):
-    """Texts of T + 1 tokens in which each is the last one's successor most of the time."""
+    """Texts of T + 1 tokens. With probability 0.8, a token is the previous one plus 1."""
 
     def __init__(self, samples: int, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -161,7 +162,7 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         normed = self.norm_1(x_BTD)
-        # A tensor-parallel rank has some of the heads.
+        # With tensor parallelism, a rank has a part of the heads.
         q, k, v = (
             project(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
@@ -199,8 +200,8 @@ class Small(Task):
         return Model(self.dropout)
 
     def datasets(self) -> Mapping[str, Dataset[Any]]:
-        held_back = {"validation": Windows(self.validates, seed=2)} if self.validates else {}
-        return {"train": Windows(self.samples), **held_back}
+        validation = {"validation": Windows(self.validates, seed=2)} if self.validates else {}
+        return {"train": Windows(self.samples), **validation}
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -232,7 +233,7 @@ def cut_evenly() -> None:
 
 
 def _finish(processes: Sequence[Any]) -> str | None:
-    """Wait for all; when one has failed, end the others. Return what happened, or None."""
+    """Wait for all processes. If one fails, kill the others and return the reason; else return None."""
     left = {process.sentinel: process for process in processes}
     problem = None
     while left and problem is None:
@@ -244,7 +245,7 @@ def _finish(processes: Sequence[Any]) -> str | None:
             problem = f"a rank ended with {next(filter(None, codes))}"
     for process in processes:
         if problem is not None:
-            process.join(1)  # the others may report the reason, too
+            process.join(1)  # other ranks may print the reason, too
             process.kill()
         process.join()
     return problem
@@ -255,12 +256,12 @@ def _read(folder: Path, problem: str | None) -> Outcome:
     events = [event for line in texts[0].splitlines() if (event := parse_event(line)) is not None]
     steps = [event for event in events if event["event"] == "step"]
     model = folder / "model" / "model.pt"
-    told = [line.removeprefix("FAILED ") for text in texts for line in text.splitlines() if line.startswith("FAILED ")]
+    reasons = [line[len("FAILED ") :] for text in texts for line in text.splitlines() if line.startswith("FAILED ")]
     return Outcome(
         [event["loss"] for event in steps],
         [event["grad_norm"] for event in steps if "grad_norm" in event],
-        # Ranks that lost another rank report only that.
-        None if problem is None else min(told or [problem], key=lambda reason: "gloo" in reason),
+        # A rank whose peer has failed reports only Gloo's error.
+        None if problem is None else min(reasons or [problem], key=lambda reason: "gloo" in reason),
         events,
         "".join(texts),
         torch.load(model, weights_only=True) if model.exists() else None,
@@ -276,7 +277,7 @@ def _rank(
     world: tuple[int, int],
     dtype: torch.dtype,
 ) -> None:
-    """Be one rank."""
+    """Run one rank, and end its process."""
     import warnings
 
     from cloudtrain_runtime.process import process_group as group

@@ -1,6 +1,6 @@
-"""The same job twice: as a job file, and as a careful user gives it to `sagemaker.pytorch.PyTorch` by hand.
+"""Jobs in two forms: as a job file, and as arguments of `sagemaker.pytorch.PyTorch`.
 
-Nothing here is read off a plan: both sides are written down beside each other, level by level, and put together.
+Both forms of each level are written by hand, so that neither depends on a plan. A case has one level of each factor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BASE = "s3://cloudtrain-test/cloudtrain"
 _JOB_TAG = {"Key": "cloudtrain:job", "Value": "demo"}
 
 DIGEST = "d" * 64
-"""Digest of the code that travels."""
+"""Digest of the code bundle."""
 
 JOB = {"name": "demo", "cluster": {"instance_type": "ml.p4d.24xlarge"}}
 SETTINGS = {"role": "arn:aws:iam::123456789012:role/training", "bucket": "cloudtrain-test", "region": "us-west-2"}
@@ -63,7 +63,7 @@ BY_HAND: Mapping[str, Any] = {
         ),
     ],
 }
-"""What every job has in common."""
+"""Arguments of the estimator that all jobs share."""
 
 _LAUNCHER = [
     "/bin/bash",
@@ -81,10 +81,10 @@ class Level:
     """One value of a factor.
 
     Attributes:
-        job: What the job file says, by dotted path.
-        settings: What the account's settings say.
-        arguments: The same as arguments of the estimator; tensorboard_output_config as arguments of its class.
-        inputs: The same as channels: arguments of `TrainingInput` by channel name.
+        job: Fields of the job file, by dotted path.
+        settings: Settings of the account.
+        arguments: Equivalent arguments of the estimator. `tensorboard_output_config` holds the arguments of its class.
+        inputs: Equivalent channels: arguments of `TrainingInput` by channel name.
     """
 
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -93,8 +93,8 @@ class Level:
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-# A field that v2 has an argument for gets its place here: as a factor of its own, or as one more level. Fields that v2
-# has none for (MaxPendingTimeInSeconds, InstancePreferences, MlflowConfig) are tested through the hook that adds them.
+# Fields that v2 of the SDK has an argument for belong here, as a new factor or a new level. Fields without an argument
+# (MaxPendingTimeInSeconds, InstancePreferences, MlflowConfig) are tested with the hook that adds them to the request.
 FACTORS: Mapping[str, Mapping[str, Level]] = {
     "distribution": {
         "torch_distributed": Level(
@@ -158,7 +158,7 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     "entry": {
         "task": Level({"code.task": "mine:Mine", "train.epochs": 3}),
         "script": Level({"code.script": "train.py"}),
-        "script-with-pipe": Level(  # a Task reads files
+        "script-with-pipe": Level(  # a Task cannot read pipes
             {"code.script": "train.py", "data.piped": {"uri": "s3://my-bucket/piped", "mode": "Pipe"}},
             inputs={"piped": {"s3_data": "s3://my-bucket/piped", "input_mode": "Pipe"}},
         ),
@@ -176,7 +176,7 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     },
     "key": {
         "none": Level(),
-        # AWS takes no volume key for types with NVMe of their own, which p4d and p4de are; `EBS` has the other kind.
+        # AWS rejects a volume key for types with local NVMe storage, such as p4d and p4de. `EBS` is a type without it.
         "of-the-account": Level(settings={"kms_key": _KEY}, arguments={"output_kms_key": _KEY}),
     },
     "tags": {
@@ -220,9 +220,12 @@ def settings(case: Case) -> dict[str, Any]:
 
 
 def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the estimator's arguments and its channels' arguments, as a user who knows what is needed gives them.
+    """Return the arguments of the estimator and of its channels for a case.
 
-    `identity` alone is the plan's: nobody computes a digest by hand.
+    Args:
+        case: The case.
+        run: Run id.
+        identity: Digest of the request in the plan, the only value that is not written by hand.
     """
     arguments = dict(BY_HAND)
     inputs: dict[str, dict[str, Any]] = {"cloudtrain": {"s3_data": f"{_BASE}/{run}/config/"}}
@@ -232,27 +235,24 @@ def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[s
     torchrun = case["distribution"] == "torch_distributed"
     isolated = "enable_network_isolation" in arguments
     arguments.setdefault("image_uri", _NEWEST if torchrun else _NEWEST_WITH_SMDDP)
-    if torchrun and not isolated:  # an isolated estimator brings this channel itself
+    if torchrun and not isolated:  # with network isolation, the estimator adds this channel itself
         inputs["code"] = {"s3_data": arguments["source_dir"]}
-    if case["entry"] != "task" or isolated:  # these cannot write to S3 themselves
+    if case["entry"] != "task" or isolated:  # a script, or a container without network, does not write to S3 itself
         arguments["checkpoint_s3_uri"] = f"{_BASE}/{run}/checkpoints"
     arguments["tags"] = [*arguments["tags"], {"Key": "cloudtrain:request", "Value": identity}]
     return arguments, inputs
 
 
-# ---------------------------------------------------------------- which cases
-
-
 def combinations(case: Case, strength: int) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield every combination of so many factors' values that a case has."""
+    """Yield every combination of `strength` values of a case."""
     return itertools.combinations(case.items(), strength)
 
 
 def cover(factors: Mapping[str, Sequence[str]], strength: int) -> list[dict[str, str]]:
-    """Return cases in which every combination of values of any `strength` factors occurs. No chance is involved.
+    """Return cases that contain every combination of values of any `strength` factors. The result is deterministic.
 
-    Greedy: each case starts from the first combination that is still missing, and every other factor takes the value
-    that brings the most missing combinations; of equals, the one whose turn it is.
+    The algorithm is greedy: each case starts with the first missing combination. Every other factor takes the value
+    that adds most missing combinations. Ties are decided in rotation.
     """
     missing = {
         tuple(zip(names, values, strict=True)): None  # a dict keeps the order
@@ -265,7 +265,7 @@ def cover(factors: Mapping[str, Sequence[str]], strength: int) -> list[dict[str,
         for factor in [name for name in factors if name not in chosen]:
             turn = len(cases) % len(factors[factor])
             values = [*factors[factor][turn:], *factors[factor][:turn]]
-            chosen[factor] = max(values, key=lambda value: _brings(chosen, factor, value, factors, missing, strength))
+            chosen[factor] = max(values, key=lambda value: _added(chosen, factor, value, factors, missing, strength))
         case = {name: chosen[name] for name in factors}
         for combination in combinations(case, strength):
             missing.pop(combination, None)
@@ -273,7 +273,7 @@ def cover(factors: Mapping[str, Sequence[str]], strength: int) -> list[dict[str,
     return cases
 
 
-def _brings(
+def _added(
     chosen: Case,
     factor: str,
     value: str,
@@ -281,7 +281,7 @@ def _brings(
     missing: Mapping[Any, None],
     strength: int,
 ) -> int:
-    """Return how many missing combinations a value of a factor would bring to what is chosen already."""
+    """Return the number of missing combinations that a value of a factor adds to the chosen values."""
     others = [name for name in factors if name in chosen]
     order = list(factors)
     count = 0
@@ -298,20 +298,20 @@ EBS = Level(
     arguments={
         "instance_type": "ml.p3.8xlarge",
         "volume_kms_key": _KEY,
-        # CUDA 13 has no kernels for its GPUs.
+        # CUDA 13 does not support the GPUs of p3.
         "image_uri": f"{_REGISTRY}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker",
     },
 )
-"""A type whose volume takes the key."""
+"""An instance type whose volume can have a key."""
 
 
 def is_refused(case: Case) -> bool:
-    """Whether the plan refuses it: a Task on several isolated instances."""
+    """Return whether the plan rejects a case: a Task with network isolation."""
     return case.get("network") == "of-the-account-and-closed" and case.get("entry") == "task"
 
 
 def _allowed(case: Case) -> list[Case]:
-    """Return the case, or the nearest ones that are not refused."""
+    """Return the case, or similar cases that the plan accepts."""
     return [{**case, "entry": "script"}, {**case, "network": "none"}] if is_refused(case) else [case]
 
 

@@ -124,7 +124,7 @@ FIELD_MEANINGS: Mapping[str, str] = {
 
 
 def pages() -> dict[Path, str]:
-    """Return each page with what it must contain."""
+    """Return the expected content of each page."""
     made = {REFERENCE / name: _with_generated_parts(REFERENCE / name) for name in ("command-line.md", "events.md")}
     return {REFERENCE / "job-yaml.md": reference_page(), **made}
 
@@ -188,13 +188,13 @@ def _rows(kind: str, fields: ObjectSchema, above: str) -> Iterator[str]:
 
 
 def item_of(check: Validator) -> Any:
-    """Return the schema of a list's items where these are objects, else None."""
+    """Return the schema of a list's items if they are objects, else None."""
     found = [cell.cell_contents for cell in getattr(check, "__closure__", None) or ()]
     return next((each for each in found if isinstance(each, ObjectSchema)), None)
 
 
 def type_of(check: Validator) -> str:
-    """Return what a check accepts, in words; found by trying it."""
+    """Return the type that a check accepts, in words. The function tries values."""
 
     def accepts(value: Any) -> bool:
         with contextlib.suppress(MismatchError):
@@ -218,7 +218,7 @@ def type_of(check: Validator) -> str:
 
 
 def main() -> None:
-    """Write the pages with `--write`, else name those that are out of date."""
+    """Write the pages with `--write`; without it, print those that are out of date."""
     for path, text in pages().items():
         if path.read_text(encoding="utf-8") == text:
             continue
