@@ -1,4 +1,4 @@
-"""The policies allow what cloudtrain calls, and nothing else: the record against the policies, both ways."""
+"""The policies of infra/ allow all recorded AWS calls, and nothing else without a reason."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.applied_policies import EXECUTION, LOOK, SUBMIT, AppliedPolicies
 from support.aws_calls import (
     CLIENT,
     CONTAINER,
@@ -28,64 +29,54 @@ from support.iam_policy import (
     as_list,
     decide,
 )
-from support.permissions import (
-    EXECUTION,
-    LOOK,
-    PAGE,
-    REASONS,
-    SUBMIT,
-    Kept,
-    Proof,
-    UnmappedError,
-    context_of,
-    planned,
-    prove,
-    requests_of,
-    with_tables,
-)
+from support.permissions import PAGE, with_tables
+from support.policy_comparison import REASONS, Comparison, compare, plan_requests
+from support.required_actions import UnmappedError, context_of, requests_of
 from support.terraform import ROOTS
 
 READING = {"check", "status", "logs", "list", "explain", "follow", "prices", "checkpoints"}
-"""Verbs that change nothing: who has the policy `look` alone must be able to use them."""
+"""Commands that change nothing. The policy `look` must be sufficient for them."""
 
 
 @pytest.fixture(scope="module")
-def kept() -> Kept:
-    return Kept.read()
+def stored() -> AppliedPolicies:
+    return AppliedPolicies.read()
 
 
 @pytest.fixture(scope="module")
-def requests(kept: Kept) -> list[dict[str, Any]]:
-    return [dict(each) for each in planned(kept)]
+def requests(stored: AppliedPolicies) -> list[dict[str, Any]]:
+    return [dict(each) for each in plan_requests(stored)]
 
 
 @pytest.fixture(scope="module")
-def proof(kept: Kept, requests: list[dict[str, Any]]) -> Proof:
-    return prove(kept, requests)
+def comparison(stored: AppliedPolicies, requests: list[dict[str, Any]]) -> Comparison:
+    return compare(stored, requests)
 
 
-def test_every_recorded_call_is_allowed(proof: Proof) -> None:
-    assert [f"{use.call}: {use.request.action} on {use.request.resource}" for use in proof.denied] == []
+def test_every_recorded_call_is_allowed(comparison: Comparison) -> None:
+    assert [f"{use.call}: {use.request.action} on {use.request.resource}" for use in comparison.denied] == []
 
 
-def test_every_unused_permission_has_a_reason(proof: Proof) -> None:
-    assert [f"{policy}: {grant}" for policy, grant in proof.unexplained()] == []
+def test_every_unused_permission_has_a_reason(comparison: Comparison) -> None:
+    assert [f"{policy}: {grant}" for policy, grant in comparison.unexplained()] == []
 
 
-def test_every_reason_is_needed(proof: Proof) -> None:
-    unused = proof.unused
+def test_every_reason_is_needed(comparison: Comparison) -> None:
+    unused = comparison.unused
     assert [reason for reason in REASONS if not any(reason.covers(*each) for each in unused)] == []
-    needed = [each for each in proof.used if any(reason.covers(*each) for reason in REASONS)]
-    assert needed == [], "a reason for what a call needs"
+    needed = [each for each in comparison.used if any(reason.covers(*each) for reason in REASONS)]
+    assert needed == [], "these grants have a reason, but a call needs them"
 
 
-def test_the_look_policy_allows_read_only_commands(kept: Kept, requests: list[dict[str, Any]], proof: Proof) -> None:
+def test_the_look_policy_allows_read_only_commands(
+    stored: AppliedPolicies, requests: list[dict[str, Any]], comparison: Comparison
+) -> None:
     denied = [
         f"{use.call}: {use.request.action}"
-        for use in proof.uses
+        for use in comparison.uses
         if use.call.who == CLIENT
         and READING & set(use.call.by)
-        and decide([kept.policies[LOOK]], use.request) != Decision.ALLOWED
+        and decide([stored.policies[LOOK]], use.request) != Decision.ALLOWED
     ]
     assert denied == []
 
@@ -99,22 +90,21 @@ def test_the_record_holds_both_sides_and_every_verb() -> None:
     assert "other" not in verbs | parts
 
 
-def test_the_page_is_up_to_date(kept: Kept, proof: Proof) -> None:
+def test_the_page_is_up_to_date(stored: AppliedPolicies, comparison: Comparison) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text, kept, proof) == text, "PYTHONPATH=tests python -m support.permissions --write"
+    assert with_tables(text, stored, comparison) == text, "PYTHONPATH=tests python -m support.permissions --write"
 
-
-# ---------------------------------------------------------------- what another evaluator says
 
 MULTIPLE = {"sagemaker:InstanceTypes", "sagemaker:VpcSubnets", "sagemaker:VpcSecurityGroupIds"}
 """Condition keys that hold lists."""
 
 
 @pytest.fixture(scope="module")
-def simulated(kept: Kept) -> Callable[[list[tuple[str, Request]]], list[str]]:
-    """Return what iam-simulate answers, which knows AWS's reference, too.
+def simulated(stored: AppliedPolicies) -> Callable[[list[tuple[str, Request]]], list[str]]:
+    """Return a function that evaluates requests with iam-simulate.
 
-    It refuses actions, resources and condition keys that there are not, or that do not go together.
+    iam-simulate contains AWS's reference. It rejects actions, resources and condition keys that do not exist, and
+    combinations that AWS does not support.
     """
     folder = os.environ.get("CLOUDTRAIN_IAM_SIMULATE", "")
     if not folder or shutil.which("node") is None:
@@ -123,11 +113,11 @@ def simulated(kept: Kept) -> Callable[[list[tuple[str, Request]]], list[str]]:
     def ask(cases: list[tuple[str, Request]]) -> list[str]:
         entries = [
             {
-                "policies": [kept.policies[name]],
+                "policies": [stored.policies[name]],
                 "action": asked.action,
                 "resource": asked.resource,
-                # KMS asks a key's own policy, too, which hands the decision to the account's.
-                "own": kept.policies["key"] if asked.action.startswith("kms:") else None,
+                # KMS also evaluates the key's policy, which delegates the decision to the account's policies.
+                "own": stored.policies["key"] if asked.action.startswith("kms:") else None,
                 "context": {key: list(each) if key in MULTIPLE else each[0] for key, each in asked.context.items()},
             }
             for name, asked in cases
@@ -148,11 +138,11 @@ def simulated(kept: Kept) -> Callable[[list[tuple[str, Request]]], list[str]]:
 
 
 def test_another_evaluator_agrees(
-    kept: Kept, proof: Proof, simulated: Callable[[list[tuple[str, Request]]], list[str]]
+    stored: AppliedPolicies, comparison: Comparison, simulated: Callable[[list[tuple[str, Request]]], list[str]]
 ) -> None:
-    asked = {repr(use.request): use.request for use in proof.uses}.values()
+    asked = {repr(use.request): use.request for use in comparison.uses}.values()
     cases = [(name, request) for request in asked for name in (EXECUTION, SUBMIT, LOOK)]
-    ours = [str(decide([kept.policies[name]], request)) for name, request in cases]
+    ours = [str(decide([stored.policies[name]], request)) for name, request in cases]
     theirs = simulated(cases)
     differing = [
         f"{name}: {request}: {one} here, {other} there"
@@ -164,13 +154,13 @@ def test_another_evaluator_agrees(
 
 
 def test_every_allowed_action_exists_in_aws(
-    kept: Kept, simulated: Callable[[list[tuple[str, Request]]], list[str]]
+    stored: AppliedPolicies, simulated: Callable[[list[tuple[str, Request]]], list[str]]
 ) -> None:
-    """Also what no call of the record asks for: network interfaces, images, keys of volumes."""
+    """Covers also actions that no recorded call needs: network interfaces, images, keys of volumes."""
     cases = [
         (name, Request(action, filled(resource), context))
         for name in (EXECUTION, SUBMIT, LOOK)
-        for statement in kept.policies[name]["Statement"]
+        for statement in stored.policies[name]["Statement"]
         if statement["Effect"] == "Allow"
         for context in [wanted_by(statement)]
         for action in as_list(statement["Action"])
@@ -192,7 +182,7 @@ def filled(text: str) -> str:
 
 
 def wanted_by(statement: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return a context that a statement's conditions are true of."""
+    """Return a context that meets a statement's conditions."""
     context = {"aws:username": ("ada",)}
     for operator, keys in statement.get("Condition", {}).items():
         for key, values in keys.items():
@@ -203,30 +193,29 @@ def wanted_by(statement: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     return context
 
 
-# ---------------------------------------------------------------- what is kept is what Terraform renders
-
-
 @pytest.mark.aws
 @pytest.mark.timeout(1800)
-def test_kept_policies_are_those_that_terraform_renders(applied: dict[str, Any], tmp_path: Path, kept: Kept) -> None:
-    rendered = Kept.of(applied["module"])
+def test_stored_policies_equal_those_that_terraform_renders(
+    applied: dict[str, Any], tmp_path: Path, stored: AppliedPolicies
+) -> None:
+    rendered = AppliedPolicies.from_terraform(applied["module"])
     path = tmp_path / "applied.json"
     path.write_text(json.dumps(applied))
-    assert vars(rendered) == {"outputs": kept.outputs, "policies": kept.policies}, (
+    assert vars(rendered) == {"outputs": stored.outputs, "policies": stored.policies}, (
         f"cp {path} /tmp && PYTHONPATH=tests python -m support.permissions --policies /tmp/applied.json"
     )
 
 
 @pytest.mark.parametrize("subnets", [("subnet-1def", "subnet-33d1"), ("subnet-ba18", "subnet-7448")])
 def test_stored_policies_do_not_depend_on_random_names(subnets: tuple[str, str]) -> None:
-    """The provider sorts the resources of a statement by their names, and leaves the values of a condition."""
+    """The provider sorts the resources of a statement by their names, but not the values of a condition."""
     statement = {"Resource": sorted(subnets, reverse=True), "Condition": {"StringEquals": {"Subnets": list(subnets)}}}
     policy = {"type": "aws_iam_policy", "name": SUBMIT, "values": {"policy": json.dumps({"Statement": [statement]})}}
     outputs = {"bucket": "train-c30f", "kms_key": "key/82d3", "subnets": list(subnets), "security_groups": []}
-    drawn = Kept.of({"outputs": outputs, "resources": [policy]})
+    rendered = AppliedPolicies.from_terraform({"outputs": outputs, "resources": [policy]})
     fixed = ["subnet-00000000000000000", "subnet-00000000000000001"]
-    assert drawn.outputs["subnets"] == fixed
-    assert drawn.policies[SUBMIT]["Statement"] == [
+    assert rendered.outputs["subnets"] == fixed
+    assert rendered.policies[SUBMIT]["Statement"] == [
         {"Resource": fixed, "Condition": {"StringEquals": {"Subnets": fixed}}}
     ]
 
@@ -236,60 +225,59 @@ def test_stored_policies_do_not_depend_on_random_names(subnets: tuple[str, str])
 @pytest.mark.parametrize("root", ROOTS)
 def test_outputs_of_every_root_allow_a_first_job(applied: dict[str, Any], root: str) -> None:
     """A job's request is within the limits of the policy of each module."""
-    own = Kept.of(applied[root])
+    own = AppliedPolicies.from_terraform(applied[root])
     create = Call(CLIENT, "sagemaker", "CreateTrainingJob", "training-job/{run}", ("Tags",))
-    requests = [dict(each) for each in planned(own, root)]
+    requests = [dict(each) for each in plan_requests(own, root)]
     assert requests
     for request in requests_of(create, own, requests):
         assert decide([own.policies[SUBMIT]], request) == Decision.ALLOWED, request
 
 
-# ---------------------------------------------------------------- the proof can fail
-
-
-def without(kept: Kept, policy: str, sid: str) -> Kept:
-    document = kept.policies[policy]
+def without(stored: AppliedPolicies, policy: str, sid: str) -> AppliedPolicies:
+    document = stored.policies[policy]
     statements = [each for each in document["Statement"] if each["Sid"] != sid]
     assert len(statements) < len(document["Statement"])
-    return dataclasses.replace(kept, policies={**kept.policies, policy: {**document, "Statement": statements}})
+    return dataclasses.replace(stored, policies={**stored.policies, policy: {**document, "Statement": statements}})
 
 
 def statements() -> list[tuple[str, str]]:
-    """Return every statement that some call needs."""
-    kept = Kept.read()
-    silent = {(reason.policy, reason.sid) for reason in REASONS if not reason.actions}
+    """Return every statement that a call needs."""
+    stored = AppliedPolicies.read()
+    with_reason = {(reason.policy, reason.sid) for reason in REASONS if not reason.actions}
     return [
         (policy, each["Sid"])
         for policy in (EXECUTION, SUBMIT, LOOK)
-        for each in kept.policies[policy]["Statement"]
-        if each["Effect"] == "Allow" and (policy, each["Sid"]) not in silent
+        for each in stored.policies[policy]["Statement"]
+        if each["Effect"] == "Allow" and (policy, each["Sid"]) not in with_reason
     ]
 
 
 def test_removing_any_statement_denies_a_recorded_call(
-    kept: Kept, requests: list[dict[str, Any]], proof: Proof
+    stored: AppliedPolicies, requests: list[dict[str, Any]], comparison: Comparison
 ) -> None:
-    """Submitters have two policies, some of whose statements allow the same."""
-    by_both = {grant for use in proof.uses if len({policy for policy, _ in use.grants}) > 1 for grant in use.grants}
+    """Submitters have two policies. Some of their statements allow the same actions."""
+    by_both = {
+        grant for use in comparison.uses if len({policy for policy, _ in use.grants}) > 1 for grant in use.grants
+    }
     missed = 0
     for policy, sid in statements():
-        is_needed = any({(name, grant.sid) for name, grant in use.grants} == {(policy, sid)} for use in proof.uses)
-        denied = prove(without(kept, policy, sid), requests).denied
+        is_needed = any({(name, grant.sid) for name, grant in use.grants} == {(policy, sid)} for use in comparison.uses)
+        denied = compare(without(stored, policy, sid), requests).denied
         assert bool(denied) == is_needed, (policy, sid)
         assert is_needed or any((name, grant.sid) == (policy, sid) for name, grant in by_both), (policy, sid)
         missed += is_needed
     assert missed > 15
 
 
-def test_a_denial_of_code_reaches_the_container(kept: Kept) -> None:
+def test_a_denial_of_code_reaches_the_container(stored: AppliedPolicies) -> None:
     writes = Call(CONTAINER, "s3", "PutObject", "{bucket}/{prefix}/code/*", by=("checkpoints",))
-    (use, *_) = prove(kept, [], {writes.key: writes}).uses
+    (use, *_) = compare(stored, [], {writes.key: writes}).uses
     assert use.decision == Decision.EXPLICIT
 
 
-def test_a_new_operation_must_be_mapped(kept: Kept) -> None:
+def test_a_new_operation_must_be_mapped(stored: AppliedPolicies) -> None:
     with pytest.raises(UnmappedError):
-        requests_of(Call(CLIENT, "sagemaker", "DeleteModel", "*"), kept, [])
+        requests_of(Call(CLIENT, "sagemaker", "DeleteModel", "*"), stored, [])
 
 
 @pytest.mark.parametrize(
@@ -304,15 +292,12 @@ def test_a_new_operation_must_be_mapped(kept: Kept) -> None:
     ],
 )
 def test_a_job_beyond_the_limits_is_denied(
-    kept: Kept, requests: list[dict[str, Any]], change: dict[str, Any], is_allowed: bool
+    stored: AppliedPolicies, requests: list[dict[str, Any]], change: dict[str, Any], is_allowed: bool
 ) -> None:
     job = "arn:aws:sagemaker:us-west-2:123456789012:training-job/x"
     for planned_request in requests:
         asked = Request("sagemaker:CreateTrainingJob", job, context_of({**planned_request, **change}))
-        assert (decide([kept.policies[SUBMIT]], asked) == Decision.ALLOWED) is is_allowed
-
-
-# ---------------------------------------------------------------- the record
+        assert (decide([stored.policies[SUBMIT]], asked) == Decision.ALLOWED) is is_allowed
 
 
 def raw(**fields: Any) -> dict[str, Any]:
@@ -383,7 +368,7 @@ def test_new_calls_are_reported(tmp_path: Path) -> None:
 
 
 def test_only_calls_of_the_product_are_recorded(aws: dict[str, str], cli: Any) -> None:
-    """The recorder itself, in a process that the command line starts, and in this one."""
+    """Checks the recording in this process, and in a process that the command line starts."""
     import boto3
 
     folder = Path(os.environ["CLOUDTRAIN_TEST_RECORD"])

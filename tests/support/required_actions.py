@@ -1,0 +1,210 @@
+"""The IAM actions that each recorded call needs.
+
+Sources: AWS's Service Authorization Reference, the API reference of S3, and SageMaker's developer guide, "Execution
+role permissions", for the calls that SageMaker makes with a job's role (2026-11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from support.applied_policies import AppliedPolicies, fill
+from support.aws_calls import Call
+from support.iam_policy import Document, Request, as_list
+
+_S3 = {
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "GetBucketLocation": "s3:GetBucketLocation",
+    "GetBucketPolicy": "s3:GetBucketPolicy",
+    "GetObject": "s3:GetObject",
+    "HeadBucket": "s3:ListBucket",
+    "HeadObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+}
+_KMS = {
+    "CompleteMultipartUpload": ("kms:Decrypt",),
+    "CreateMultipartUpload": ("kms:GenerateDataKey",),
+    "GetObject": ("kms:Decrypt",),
+    "PutObject": ("kms:GenerateDataKey",),
+    # S3 decrypts the parts of an upload to put them together (API reference of CreateMultipartUpload).
+    "UploadPart": ("kms:Decrypt", "kms:GenerateDataKey"),
+}
+_OTHERS = {
+    ("batch", "DescribeJobQueues"): ("batch:DescribeJobQueues",),
+    ("batch", "DescribeServiceEnvironments"): ("batch:DescribeServiceEnvironments",),
+    ("batch", "DescribeServiceJob"): ("batch:DescribeServiceJob",),
+    ("batch", "GetJobQueueSnapshot"): ("batch:GetJobQueueSnapshot",),
+    ("batch", "ListServiceJobs"): ("batch:ListServiceJobs",),
+    ("batch", "TerminateServiceJob"): ("batch:TerminateServiceJob",),
+    ("budgets", "DescribeBudgets"): ("budgets:ViewBudget",),
+    ("ec2", "DescribeRouteTables"): ("ec2:DescribeRouteTables",),
+    ("ec2", "DescribeSecurityGroups"): ("ec2:DescribeSecurityGroups",),
+    ("ec2", "DescribeSubnets"): ("ec2:DescribeSubnets",),
+    ("ec2", "DescribeVpcEndpoints"): ("ec2:DescribeVpcEndpoints",),
+    ("ecr", "BatchGetImage"): ("ecr:BatchGetImage",),
+    ("iam", "GetRole"): ("iam:GetRole",),
+    ("iam", "SimulatePrincipalPolicy"): ("iam:SimulatePrincipalPolicy",),
+    ("logs", "CreateLogGroup"): ("logs:CreateLogGroup",),
+    ("logs", "CreateLogStream"): ("logs:CreateLogStream",),
+    ("logs", "DescribeLogStreams"): ("logs:DescribeLogStreams",),
+    ("logs", "GetLogEvents"): ("logs:GetLogEvents",),
+    ("logs", "PutLogEvents"): ("logs:PutLogEvents",),
+    ("pricing", "GetProducts"): ("pricing:GetProducts",),
+    ("sagemaker", "DescribeTrainingJob"): ("sagemaker:DescribeTrainingJob",),
+    ("sagemaker", "ListTags"): ("sagemaker:ListTags",),
+    ("sagemaker", "ListTrainingJobs"): ("sagemaker:ListTrainingJobs",),
+    ("sagemaker", "Search"): ("sagemaker:Search",),
+    ("sagemaker", "StopTrainingJob"): ("sagemaker:StopTrainingJob",),
+    ("sagemaker", "UpdateTrainingJob"): ("sagemaker:UpdateTrainingJob",),
+    ("secretsmanager", "DescribeSecret"): ("secretsmanager:DescribeSecret",),
+    ("secretsmanager", "GetSecretValue"): ("secretsmanager:GetSecretValue",),
+    ("service-quotas", "ListAWSDefaultServiceQuotas"): ("servicequotas:ListAWSDefaultServiceQuotas",),
+    ("service-quotas", "ListServiceQuotas"): ("servicequotas:ListServiceQuotas",),
+}
+NO_PERMISSION = {("sts", "GetCallerIdentity")}
+"""Operations that AWS allows with any valid credentials, without a permission."""
+
+CONFIGURE = "configure"
+"""The command that reads an account once, when somebody sets cloudtrain up. No policy contains its calls."""
+
+_CONFIGURE = {
+    "ListBuckets": "s3:ListAllMyBuckets",
+    "GetBucketEncryption": "s3:GetEncryptionConfiguration",
+    "GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
+}
+
+
+def configure_actions(calls: Iterable[Call]) -> list[str]:
+    """Return the actions of calls that only `cloudtrain configure` makes."""
+    return [
+        _CONFIGURE.get(call.operation) or _S3.get(call.operation) or f"{call.service}:{call.operation}"
+        for call in sorted(calls)
+        if call.by == (CONFIGURE,) and (call.service, call.operation) not in NO_PERMISSION
+    ]
+
+
+class UnmappedError(Exception):
+    """A recorded operation that is missing in the tables of this module."""
+
+
+def requests_of(call: Call, applied: AppliedPolicies, requests: Sequence[Document]) -> list[Request]:
+    """Return the requests that IAM decides when a call is made.
+
+    Args:
+        call: A call of the record.
+        applied: Policies and names of the account.
+        requests: CreateTrainingJob documents that were planned with the module's outputs as settings.
+
+    Raises:
+        UnmappedError: The operation is missing in the tables.
+    """
+    pair = (call.service, call.operation)
+    if pair in NO_PERMISSION or call.by == (CONFIGURE,):
+        return []
+    if call.service in ("s3", "s3torchconnector"):
+        return _of_s3(call, applied)
+    if pair == ("sagemaker", "CreateTrainingJob"):
+        return [each for request in requests for each in _of_create(applied, request)]
+    if pair == ("batch", "SubmitServiceJob"):
+        return _of_queue(call, applied)
+    if pair not in _OTHERS:
+        raise UnmappedError(str(call))
+    arn = _arn(call, applied)
+    context = {"aws:username": (applied.names["caller"],)}
+    if call.operation in ("StopTrainingJob", "UpdateTrainingJob"):
+        context["aws:ResourceTag/cloudtrain:job"] = ("first",)
+    return [Request(action, arn, context) for action in _OTHERS[pair]]
+
+
+def _of_s3(call: Call, applied: AppliedPolicies) -> list[Request]:
+    resource = "arn:aws:s3:::" + fill(call.resource, applied)
+    context = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.3",)}
+    if call.service == "s3torchconnector":  # AWS's C library uploads in parts, and aborts uploads that fail
+        actions: tuple[str, ...] = ("s3:PutObject", "s3:AbortMultipartUpload")
+        keys: tuple[str, ...] = ("kms:Decrypt", "kms:GenerateDataKey")
+    elif call.operation in _S3:
+        actions, keys = (_S3[call.operation],), _KMS.get(call.operation, ())
+    else:
+        raise UnmappedError(str(call))
+    if call.fields:
+        raise UnmappedError(f"{call}: conditions and actions for these fields")
+    found = [Request(action, resource, context) for action in actions]
+    via = {"kms:ViaService": (f"s3.{applied.names['region']}.amazonaws.com",)}
+    encrypted_with = applied.names["data-key"] if call.resource.startswith("{data}") else applied.outputs["kms_key"]
+    return found + [Request(key, encrypted_with, via) for key in keys]
+
+
+def _of_create(applied: AppliedPolicies, request: Document) -> list[Request]:
+    job = fill("arn:aws:sagemaker:{region}:{account}:training-job/{run}", applied)
+    role = str(request["RoleArn"])
+    return [
+        Request("sagemaker:CreateTrainingJob", job, context_of(request)),
+        Request("iam:PassRole", role, {"iam:PassedToService": ("sagemaker.amazonaws.com",)}),
+        *(
+            [Request("sagemaker:AddTags", job, {"sagemaker:TaggingAction": ("CreateTrainingJob",)})]
+            if request.get("Tags")
+            else []
+        ),
+    ]
+
+
+def context_of(request: Document) -> dict[str, tuple[str, ...]]:
+    """Return the condition keys that AWS derives from a CreateTrainingJob document, without those it lacks."""
+    resources, network = request["ResourceConfig"], request.get("VpcConfig", {})
+    output, stopping = request["OutputDataConfig"], request["StoppingCondition"]
+    types = [
+        resources.get("InstanceType"),
+        *(each["InstanceType"] for each in resources.get("InstancePreferences", ())),
+    ]
+    values = {
+        "InstanceTypes": [each for each in types if each],
+        "VpcSubnets": network.get("Subnets"),
+        "VpcSecurityGroupIds": network.get("SecurityGroupIds"),
+        "OutputKmsKeyArn": output.get("KmsKeyId"),
+        "VolumeKmsKeyArn": resources.get("VolumeKmsKeyId"),
+        "InterContainerTrafficEncryption": request.get("EnableInterContainerTrafficEncryption"),
+        "MaxRuntimeInSeconds": stopping["MaxRuntimeInSeconds"],
+    }
+    return {
+        f"sagemaker:{name}": tuple(_text(each) for each in as_list(value))
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _of_queue(call: Call, applied: AppliedPolicies) -> list[Request]:
+    base = "arn:aws:batch:{region}:{account}:"
+    queue, job = fill(f"{base}job-queue/{{queue}}", applied), fill(f"{base}service-job/{{job}}", applied)
+    found = [Request("batch:SubmitServiceJob", queue), Request("batch:SubmitServiceJob", job)]
+    if "tags" in call.fields:
+        found.append(Request("batch:TagResource", job))
+    to_sagemaker = {"iam:PassedToService": ("sagemaker.amazonaws.com",)}
+    return [*found, Request("iam:PassRole", applied.outputs["role"], to_sagemaker)]
+
+
+_UNNAMED = {("batch", "DescribeServiceJob"), ("batch", "ListServiceJobs")}
+"""Calls with a resource, whose actions support no resources in policies."""
+
+
+def _arn(call: Call, applied: AppliedPolicies) -> str:
+    if (call.service, call.operation) in _UNNAMED:
+        return "*"
+    if call.service == "logs" and "log-stream" not in call.resource:
+        # The format of a log group in AWS's error messages. Policies use `:*` (CloudWatch Logs User Guide).
+        return fill(f"arn:aws:logs:{{region}}:{{account}}:{call.resource}:log-stream:", applied)
+    if call.resource == "*" or call.resource.startswith("{"):
+        return fill(call.resource, applied)
+    region = "" if call.service in ("iam", "budgets") else "{region}"
+    account = "763104351884" if call.service == "ecr" else "{account}"
+    return fill(f"arn:aws:{call.service}:{region}:{account}:{call.resource}", applied)
