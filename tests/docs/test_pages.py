@@ -25,7 +25,7 @@ PAGES = {
     if not {"decisions", "_build"} & set(path.relative_to(DOCS).parts)
 }
 GENERATED = {"reference/job-yaml.md", "reference/command-line.md", "reference/permissions.md", "reference/mistakes.md"}
-"""Pages made from code: that they name a field proves nothing."""
+"""Pages generated from code. They name every field, so they do not prove that it is explained."""
 PROSE = "\n".join(text for name, text in PAGES.items() if name not in GENERATED)
 LONGEST_PAGE_LINES = 500
 
@@ -40,8 +40,8 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
 YAML = [block for _, block in blocks("yaml")]
 JOBS = [block for block in YAML if block.startswith("name: ")]
 (FULL_JOB,) = (block for name, block in blocks("yaml") if name == "how-to/job-file.md" and block in JOBS)
-(WEATHER,) = (block for block in YAML if "capacity_after_seconds" in block)
-PARTS = [block for block in YAML if block not in JOBS and block != WEATHER]
+(FAULTS,) = (block for block in YAML if "capacity_after_seconds" in block)
+PARTS = [block for block in YAML if block not in JOBS and block != FAULTS]
 
 
 def test_full_job_validates_and_plans(cli: Cli, job: Callable[..., Path]) -> None:
@@ -70,7 +70,7 @@ def test_parts_of_a_job_validate(cli: Cli, job: Callable[..., Path], part: str) 
 
 
 def test_sandbox_faults_show_every_field() -> None:
-    document = yaml.safe_load(WEATHER)
+    document = yaml.safe_load(FAULTS)
     FaultPlan.from_document(document)
     assert list(document) == [field.name for field in dataclasses.fields(FaultPlan)]
 

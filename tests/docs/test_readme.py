@@ -1,4 +1,4 @@
-"""What the README says is true: its job file validates, its commands exist, its output is what is printed."""
+"""README.md matches the product: its job file validates, its commands exist, its output is what they print."""
 
 import re
 from collections.abc import Callable
@@ -14,10 +14,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def without_what_changes(text: str) -> list[str]:
+def stable_lines(text: str) -> list[str]:
     text = re.sub(r"-\d{6}-\d{6}-[0-9a-f]{6}", "-DATE", text)
     text = re.sub(r"\d+ files, [\d.]+ KB, sha256 [0-9a-f]{12}", "CODE", text)
-    # The source is that of the checkout; an unpacked archive has none.
+    # The source is the checkout's commit; an unpacked archive has none.
     text = re.sub(r", \d+ days old", "", text)
     return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("source ")]
 
@@ -35,7 +35,7 @@ def test_the_two_commands_come_first() -> None:
 
 
 def test_the_demo_is_the_main_job() -> None:
-    """The main job itself is run, whole, by tests/local."""
+    """tests/local runs this job to its end."""
     makefile = (REPOSITORY / "Makefile").read_text()
     assert "\n\t$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow\n" in makefile
 
@@ -58,7 +58,7 @@ def test_the_plans_output_is_real(cli: Cli) -> None:
     assert command.startswith("$ cloudtrain plan ")
     done = cli(*command.removeprefix("$ cloudtrain ").split(), cwd=REPOSITORY)
     assert done.code == 0
-    assert without_what_changes(shown) == without_what_changes(done.out)
+    assert stable_lines(shown) == stable_lines(done.out)
 
 
 def test_the_mistakes_are_real(cli: Cli, job: Callable[..., Path]) -> None:
@@ -87,5 +87,5 @@ def test_every_command_exists_with_its_options(cli: Cli, line: str) -> None:
 
 
 @pytest.mark.parametrize("name", re.findall(r"\]\((?!http)([^)#]+)", README))
-def test_every_link_leads_somewhere(name: str) -> None:
+def test_every_link_resolves(name: str) -> None:
     assert (REPOSITORY / name).exists()

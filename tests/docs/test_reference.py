@@ -27,7 +27,7 @@ KEYS = {
 
 @pytest.mark.parametrize("page", ["job-yaml.md", "command-line.md", "events.md"])
 def test_page_is_generated_from_the_code(page: str) -> None:
-    """After a change of a field, a command or an event: `make reference`."""
+    """Run `make reference` after a change of a field, a command or an event."""
     assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], "run `make reference`"
 
 
@@ -47,7 +47,7 @@ def test_every_public_name_is_documented(module: Any, page: str) -> None:
 
 
 def check_keys(documented: list[str], value: Mapping[str, Any]) -> None:
-    """Compare the documented keys with an object's: neither may have one more."""
+    """Fail unless the documented keys are exactly the object's."""
     tops = {key.partition(".")[0].removesuffix("[]") for key in documented}
     assert tops == set(value)
     for top in tops:

@@ -1,4 +1,4 @@
-"""The page on security names a test for each claim, and each of them is there."""
+"""docs/security.md names a test for each claim, and each of these tests exists."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from support.jobs import REPOSITORY
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 WITHOUT = {"What is trusted", "Reporting"}
-"""Sections that promise nothing that a test could see."""
+"""Sections without claims that a test can prove."""
 
 
 @pytest.mark.parametrize(("file", "name"), TESTS)
-def test_each_test_that_it_names_is_there(file: str, name: str) -> None:
+def test_each_named_test_exists(file: str, name: str) -> None:
     tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -23,11 +23,11 @@ def test_each_test_that_it_names_is_there(file: str, name: str) -> None:
 def test_each_section_names_a_test() -> None:
     sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
     assert len(sections) > 10
-    silent = {section.partition("\n")[0] for section in sections if "`tests/" not in section}
-    assert silent - WITHOUT == set()
+    without_test = {section.partition("\n")[0] for section in sections if "`tests/" not in section}
+    assert without_test - WITHOUT == set()
 
 
-def test_files_that_it_leads_to_are_there() -> None:
+def test_linked_files_exist() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (REPOSITORY / "docs" / link).exists(), link
 

@@ -1,4 +1,4 @@
-"""What is installed is what is pinned, and what is pinned is audited where there is a database."""
+"""The installed packages are the pinned ones, and the audit of the pinned packages reports what it skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.jobs import REPOSITORY
 
 PROGRAM = Path(__file__).with_name("audit.py")
 BROUGHT_BY_TORCH = {"torch", "sympy", "mpmath", "networkx", "setuptools", "triton"}
-"""torch is not pinned: users bring their own build, and what it needs."""
+"""Packages that are not pinned, because users install their own build of torch with its dependencies."""
 
 
 def pins() -> dict[str, str]:
@@ -32,7 +32,7 @@ def plain(name: str) -> str:
 
 
 def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
-    """Yield the distributions that one needs, as far as they are installed."""
+    """Yield a distribution and all its dependencies that are installed."""
     if (name, extras) in seen:
         return
     seen.add((name, extras))
@@ -48,8 +48,8 @@ def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str
             yield from needed(plain(requirement.name), frozenset(requirement.extras), seen)
 
 
-def test_what_is_installed_is_what_is_pinned() -> None:
-    """An audit of the pins says nothing of what else runs."""
+def test_installed_packages_are_the_pinned_ones() -> None:
+    """An audit of the pins covers only packages that are pinned."""
     found = {name for name in needed("cloudtrain", frozenset({"dev"}), set()) if name != "cloudtrain"}
     found = {name for name in found - BROUGHT_BY_TORCH if not name.startswith(("nvidia-", "cuda-"))}
     assert {"boto3", "botocore", "pydantic", "moto", "sagemaker"} <= found
@@ -77,8 +77,8 @@ def package(name: str, *advisories: str) -> dict[str, Any]:
 SKIPPED: Mapping[str, Any] = {"name": "three", "skip_reason": "Dependency not found on PyPI"}
 
 
-def test_an_advisory_is_told_and_what_was_skipped_is_no_answer(audit: ModuleType) -> None:
-    verdict = audit.judge({"dependencies": [package("one"), package("two", "PYSEC-1"), SKIPPED]})
+def test_advisories_and_skipped_packages_are_separate(audit: ModuleType) -> None:
+    verdict = audit.read_report({"dependencies": [package("one"), package("two", "PYSEC-1"), SKIPPED]})
     assert verdict == audit.Verdict(2, ("three",), ("two 1.0: PYSEC-1 (fixed in 1.1)",))
 
 
@@ -87,13 +87,13 @@ def test_an_advisory_is_told_and_what_was_skipped_is_no_answer(audit: ModuleType
     [
         ("no network", "", 0, "SKIPPED: no audit of 2 pinned packages: no network"),
         ("no network", "1", 1, "SKIPPED: no audit of 2 pinned packages: no network"),
-        ((0, ("one", "two"), ()), "", 0, "SKIPPED: no audit of 2 pinned packages: the database answers for none"),
-        ((1, ("two",), ()), "1", 0, "SKIPPED: the database does not answer for two"),
+        ((0, ("one", "two"), ()), "", 0, "SKIPPED: no audit of 2 pinned packages: the database contains none"),
+        ((1, ("two",), ()), "1", 0, "SKIPPED: the database does not contain two"),
         ((2, (), ("one 1.0: PYSEC-1",)), "", 1, "one 1.0: PYSEC-1"),
         ((2, (), ()), "1", 0, "2 packages audited, 0 advisories"),
     ],
 )
-def test_no_answer_is_never_taken_for_a_good_one(
+def test_an_audit_without_result_is_reported(
     audit: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -105,14 +105,14 @@ def test_no_answer_is_never_taken_for_a_good_one(
 ) -> None:
     (tmp_path / "pins").write_text("# made up\none==1.0\ntwo==1.0\n")
     monkeypatch.setenv("CLOUDTRAIN_AUDIT", environ)
-    monkeypatch.setattr(audit, "_ask", lambda _: verdict if isinstance(verdict, str) else audit.Verdict(*verdict))
+    monkeypatch.setattr(audit, "run_audit", lambda _: verdict if isinstance(verdict, str) else audit.Verdict(*verdict))
     assert audit.main([str(tmp_path / "pins")]) == code
     assert expected in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.environ.get("CLOUDTRAIN_AUDIT") != "1", reason="SKIPPED: needs a network; run `make audit`")
 def test_no_pinned_package_has_a_known_advisory() -> None:
-    """Outside of the guard of the tests, which allows loopback only."""
+    """Runs without the tests' network guard, which allows loopback only."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CLOUDTRAIN_TEST_GUARD")}
     done = subprocess.run(["make", "audit"], cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

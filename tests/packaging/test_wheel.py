@@ -1,4 +1,4 @@
-"""What users get: the wheel, not the source folders."""
+"""The wheel that users install, as opposed to the source folders."""
 
 import importlib.metadata
 import subprocess
@@ -44,8 +44,8 @@ def test_the_version_is_one() -> None:
     assert importlib.metadata.version("cloudtrain") == cloudtrain.__version__
 
 
-def test_the_installed_files_are_those_of_this_tree() -> None:
-    """A stale installation would test yesterday's code."""
+def test_installed_files_equal_this_tree() -> None:
+    """Otherwise the tests run on older code."""
     for package, module in (("sdk/cloudtrain", cloudtrain), ("entrypoints/cloudtrain_runtime", cloudtrain_runtime)):
         installed = Path(str(module.__file__)).parent
         for source in (REPOSITORY / package).rglob("*.py"):
