@@ -1,4 +1,4 @@
-"""The SageMaker backend against moto over HTTP, every other socket denied."""
+"""The SageMaker backend against moto over HTTP. All other sockets are denied."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def enum(name: str) -> set[str]:
     return set(botocore.session.get_session().get_service_model("sagemaker").shape_for(name).enum)
 
 
-def test_the_mappings_are_total() -> None:
+def test_every_status_of_aws_is_mapped() -> None:
     assert set(ACTIVE_STATES) == enum("SecondaryStatus")
     assert set(FINAL_STATES) | {"InProgress", "Stopping"} == enum("TrainingJobStatus")
 
@@ -103,7 +103,7 @@ def test_status_list_and_stop(cli: Cli, submitted: str) -> None:
     assert stopped.code == 0, stopped.err
 
 
-def test_a_run_that_is_not_there(cli: Cli, aws: dict[str, str]) -> None:
+def test_a_missing_run_is_reported(cli: Cli, aws: dict[str, str]) -> None:
     done = cli("status", "digits-261120-101500-1a2b3c")
     assert done.code == 2
     assert "SageMaker has no training job" in done.err
@@ -111,7 +111,7 @@ def test_a_run_that_is_not_there(cli: Cli, aws: dict[str, str]) -> None:
 
 @pytest.fixture
 def logged(submitted: str) -> str:
-    """Write what two hosts would log."""
+    """Write log lines of two hosts; return the run."""
     logs = client("logs")
     logs.create_log_group(logGroupName=LOG_GROUP)
     lines = {
@@ -147,7 +147,7 @@ def test_logs_come_from_cloudwatch_each_line_once(cli: Cli, logged: str) -> None
 
 
 def test_followed_logs_repeat_nothing(logged: str) -> None:
-    """The contract is proven in test_logs.py; this is that a server written by others reads it in the same way."""
+    """test_logs.py proves more with our own server. This test shows the same behaviour with moto."""
     stream = LogStream(list_streams(client("logs"), (logged,)).names[0])
     assert len(stream.read_page(client("logs"))) == 4
     assert stream.read_page(client("logs")) == []
@@ -174,7 +174,7 @@ def test_status_reads_progress_from_the_log(cli: Cli, logged: str) -> None:
     assert content["last_checkpoint"]["age_seconds"] < 300
 
 
-def test_what_aws_refuses_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
+def test_an_error_of_aws_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
     job = EXAMPLES / "digits" / "job.yaml"
     done = cli("submit", job, "--skip-check", environ={"CLOUDTRAIN_BUCKET": "not-there"})
     assert done.code == 3
@@ -183,7 +183,7 @@ def test_what_aws_refuses_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
     assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
 
 
-def test_an_aws_that_cannot_be_reached_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
+def test_an_unreachable_aws_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
     environ = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ=environ)
     assert done.code == 3
@@ -191,7 +191,7 @@ def test_an_aws_that_cannot_be_reached_is_exit_code_3(cli: Cli, aws: dict[str, s
     assert "Traceback" not in done.err
 
 
-def test_world_size_is_the_plans_before_the_first_event(cli: Cli, aws: dict[str, str]) -> None:
+def test_world_size_comes_from_the_plan_before_any_event(cli: Cli, aws: dict[str, str]) -> None:
     shape = ("--instances", "2", "--set", "cluster.processes_per_instance=1")
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", *shape, "--json", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
     assert done.json["world_size"] == 2
@@ -201,7 +201,7 @@ def test_world_size_is_the_plans_before_the_first_event(cli: Cli, aws: dict[str,
     assert cli("status", run, "--json").json["world_size"] is None
 
 
-def test_local_data_travels_to_the_bucket(cli: Cli, aws: dict[str, str], job: Callable[..., Path]) -> None:
+def test_local_data_is_uploaded_to_the_bucket(cli: Cli, aws: dict[str, str], job: Callable[..., Path]) -> None:
     path = job(
         "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {train: numbers}\n",
         train_py="",
@@ -214,7 +214,7 @@ def test_local_data_travels_to_the_bucket(cli: Cli, aws: dict[str, str], job: Ca
 
 
 def test_the_network_guard_works() -> None:
-    """If this could connect, none of these tests would prove that nothing else does."""
+    """Without the guard, no test would prove that the product makes no other connections."""
     import socket
 
     with pytest.raises(PermissionError, match="tests may not"):

@@ -1,4 +1,4 @@
-"""`cloudtrain configure` with an account: what it finds, what it refuses, what it asks on a terminal."""
+"""`cloudtrain configure` with an account: candidates, rejected values, and questions on a terminal."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.aws
 
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
-STRANGER = '[{"StringEquals": {"aws:SourceAccount": "999999999999"}}]'
+OTHER_ACCOUNT = '[{"StringEquals": {"aws:SourceAccount": "999999999999"}}]'
 KEY = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/12345678-1234-1234-1234-123456789012"
 DENIED = Answer(
     b"<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>",
@@ -44,7 +44,7 @@ def client(service: str, **options: Any) -> Any:
 
 @pytest.fixture
 def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """An account with roles and buckets of every kind, and nothing in the environment but credentials."""
+    """Serve an account with roles and buckets of every kind; leave only credentials in the environment."""
     s3, iam = client("s3"), client("iam")
     west = {"LocationConstraint": "us-west-2"}
     s3.create_bucket(Bucket="plain-bucket", CreateBucketConfiguration=west)
@@ -80,7 +80,7 @@ def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
     assert candidates_by_name(found["role"]) == {
         "training": (True, ""),
         "function": (False, "does not trust sagemaker.amazonaws.com, so SageMaker cannot assume it"),
-        "stranger": (False, f"trusts SageMaker only under conditions that this job does not satisfy: {STRANGER}"),
+        "stranger": (False, f"trusts SageMaker only under conditions that this job does not satisfy: {OTHER_ACCOUNT}"),
         "linked": (False, "belongs to an AWS service"),
     }
     assert candidates_by_name(found["bucket"]) == {
@@ -94,7 +94,7 @@ def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
     assert found["role"].unanswered == found["bucket"].unanswered == ""
 
 
-def test_every_bucket_is_asked_for_by_its_owner(front: Front) -> None:
+def test_every_bucket_request_names_the_owner(front: Front) -> None:
     cloudtrain.find_candidates("us-west-2")
     about = [
         each for each in front.requests if each.operation.startswith(("GET /", "HEAD /")) and "-" in each.operation
@@ -105,14 +105,14 @@ def test_every_bucket_is_asked_for_by_its_owner(front: Front) -> None:
         assert headers["x-amz-expected-bucket-owner"] == ACCOUNT, request.operation
 
 
-def test_of_many_roles_the_first_are_looked_at(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_roles_are_examined(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.preflight.account.MAX_ROLES", 2)
     found = cloudtrain.find_candidates("us-west-2")["role"]
     assert len(found.found) == 2
     assert (found.unanswered, found.fix) == ("only 2 roles were examined", "give the role's ARN")
 
 
-def test_what_may_not_be_seen_is_said(front: Front) -> None:
+def test_missing_permissions_are_reported(front: Front) -> None:
     front.say("ListRoles", DENIED)
     front.say("GET /", DENIED)
     front.say("HEAD /plain-bucket", Answer(b"", 403))
@@ -129,7 +129,7 @@ def test_what_may_not_be_seen_is_said(front: Front) -> None:
 
 
 def network() -> dict[str, str]:
-    """Make two networks; return ids of a subnet and a group of each."""
+    """Create two VPCs; return the ids of a subnet and a security group of each."""
     ec2 = client("ec2")
     made = {}
     for name in ("one", "two"):
@@ -142,7 +142,7 @@ def network() -> dict[str, str]:
 GOOD = {"role": ROLE, "bucket": "cloudtrain-test", "region": "us-west-2"}
 
 
-def test_true_values_are_stored(front: Front) -> None:
+def test_valid_values_are_stored(front: Front) -> None:
     made = network()
     checks: list[Any] = []
     values = {**GOOD, "subnets": made["subnet one"], "security_groups": made["group one"]}
@@ -156,17 +156,17 @@ def test_true_values_are_stored(front: Front) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"role": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, "there is no role nobody"),
+        ({"role": f"arn:aws:iam::{ACCOUNT}:role/missing"}, "there is no role missing"),
         ({"role": f"arn:aws:iam::{ACCOUNT}:role/function"}, "the role does not trust sagemaker.amazonaws.com"),
         ({"role": "arn:aws:iam::999999999999:role/training"}, "the role belongs to account 999999999999"),
         ({"bucket": "european-bucket"}, "european-bucket is in eu-west-1, the job in us-west-2"),
-        ({"bucket": "nobodys-bucket"}, "there is no bucket nobodys-bucket"),
+        ({"bucket": "missing-bucket"}, "there is no bucket missing-bucket"),
         ({"subnets": "subnet-01234567", "security_groups": "group one"}, "1 subnet not in us-west-2"),
         ({"subnets": "subnet one,subnet two", "security_groups": "group one"}, "the subnets are in 2 VPCs"),
         ({"subnets": "subnet one", "security_groups": "group two"}, "not in the subnets' VPC"),
     ],
 )
-def test_untrue_values_are_refused_with_their_fix(front: Front, wrong: dict[str, str], message: str) -> None:
+def test_invalid_values_are_rejected_with_a_fix(front: Front, wrong: dict[str, str], message: str) -> None:
     made = network()
     values = {
         name: ",".join(made.get(part, part) for part in value.split(",")) for name, value in {**GOOD, **wrong}.items()
@@ -180,7 +180,7 @@ def test_untrue_values_are_refused_with_their_fix(front: Front, wrong: dict[str,
     assert cloudtrain.configure(values, offline=True).changes
 
 
-def test_what_may_not_be_asked_is_stored_and_said(cli: Cli, front: Front) -> None:
+def test_values_that_cannot_be_checked_are_stored_with_a_note(cli: Cli, front: Front) -> None:
     front.say("GetRole", DENIED)
     front.say("HEAD /cloudtrain-test", Answer(b"", 403))
     done = cli("configure", "--set", f"role={ROLE}", "--bucket", "cloudtrain-test", "--region", "us-west-2")
@@ -189,7 +189,7 @@ def test_what_may_not_be_asked_is_stored_and_said(cli: Cli, front: Front) -> Non
     assert "could not check bucket: cloudtrain-test cannot be read" in done.err
 
 
-def test_without_credentials_nothing_is_asked(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_no_request_is_sent(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     done = cli("configure", "--set", f"role={ROLE}", "--json")
@@ -200,7 +200,7 @@ def test_without_credentials_nothing_is_asked(cli: Cli, front: Front, monkeypatc
     assert profile_file(os.environ).exists()
 
 
-def test_an_address_that_is_none_is_told(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_endpoint_url_is_reported(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
     found = cloudtrain.find_candidates("us-west-2")
     assert found["role"].fix == found["bucket"].fix == "write AWS_ENDPOINT_URL as http://host:port"
@@ -220,7 +220,7 @@ def answer(shown: Terminal, *answers: tuple[str, str]) -> None:
         shown.press(f"{text}\n".encode())
 
 
-def test_it_asks_and_shows_what_fits(front: Front) -> None:
+def test_it_asks_and_shows_suitable_values(front: Front) -> None:
     shown = terminal("--profile", "team")
     until(lambda: shown.shows("region [us-west-2]"), 60)
     shown.press(b"us-wst-2\n")
@@ -254,7 +254,7 @@ def test_it_asks_and_shows_what_fits(front: Front) -> None:
     }
 
 
-def test_it_asks_for_plain_values_where_nothing_may_be_seen(front: Front) -> None:
+def test_it_asks_for_values_if_the_account_cannot_be_listed(front: Front) -> None:
     for operation in ("ListRoles", "GET /", "GetRole"):
         front.say(operation, DENIED)
     shown = terminal()
@@ -274,7 +274,7 @@ def test_it_asks_for_plain_values_where_nothing_may_be_seen(front: Front) -> Non
     assert load_settings(os.environ).bucket == "cloudtrain-test"
 
 
-def test_ctrl_c_and_no_leave_all_as_it_was(front: Front) -> None:
+def test_ctrl_c_and_no_change_nothing(front: Front) -> None:
     shown = terminal()
     until(lambda: shown.shows("region [us-west-2]"), 60)
     shown.press(b"\x03")
@@ -290,7 +290,7 @@ def test_ctrl_c_and_no_leave_all_as_it_was(front: Front) -> None:
     assert load_settings(os.environ).bucket == "cloudtrain-test"
 
 
-def test_a_first_plan_and_check_need_nothing_but_the_profile(cli: Cli, front: Front, tmp_path: Path) -> None:
+def test_a_profile_is_enough_for_plan_and_check(cli: Cli, front: Front, tmp_path: Path) -> None:
     cloudtrain.configure(GOOD, profile="team")
     (tmp_path / "job.yaml").write_text(
         "name: first\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n"

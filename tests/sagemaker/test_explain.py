@@ -1,4 +1,7 @@
-"""`explain` of runs on SageMaker: status, log and run.json over HTTP. moto's jobs do not fail: the front says so."""
+"""`explain` for runs on SageMaker: status, log and run.json over HTTP.
+
+moto's jobs never fail, so a server in front of moto reports the failures.
+"""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +39,7 @@ def run(front: Front, cli: Cli) -> str:
 
 
 def fail(front: Front, aws: dict[str, str], run: str, reason: str) -> None:
-    """Let DescribeTrainingJob say that the job has failed; all else is moto's."""
+    """Make DescribeTrainingJob report a failed job; moto answers all other operations."""
     job: dict[str, Any] = boto3.client("sagemaker", endpoint_url=aws["AWS_ENDPOINT_URL"]).describe_training_job(
         TrainingJobName=run
     )
@@ -59,7 +62,7 @@ def log(run: str, host: str, *lines: tuple[int, str]) -> None:
     logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
 
 
-def test_the_first_in_time_of_two_hosts(cli: Cli, front: Front, aws: dict[str, str], run: str) -> None:
+def test_the_earliest_failure_of_two_hosts_is_the_cause(cli: Cli, front: Front, aws: dict[str, str], run: str) -> None:
     fail(front, aws, run, "AlgorithmError: rank 0 on algo-1 (local rank 0) failed: ...")
     boto3.client("logs").create_log_group(logGroupName=LOG_GROUP)
     log(
@@ -92,9 +95,7 @@ def test_sagemakers_own_reason_needs_no_log(cli: Cli, front: Front, aws: dict[st
     assert "(now ml." in done.json["action"]
 
 
-def test_a_config_that_cannot_be_read_only_takes_values_away(
-    cli: Cli, front: Front, aws: dict[str, str], run: str
-) -> None:
+def test_an_unreadable_config_only_removes_values(cli: Cli, front: Front, aws: dict[str, str], run: str) -> None:
     fail(front, aws, run, "ClientError: Data download failed:S3 key: s3://b/k matched no files on s3")
     described = boto3.client("sagemaker").describe_training_job(TrainingJobName=run)
     channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in described["InputDataConfig"]}

@@ -1,4 +1,4 @@
-"""`cloudtrain list`: what is asked of AWS, how many calls it takes, and that each filter means the same everywhere."""
+"""`cloudtrain list`: the calls to AWS that it makes, and the meaning of each filter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATES = dict(zip(STATUSES, ("SUCCEEDED", "FAILED", "RUNNING", "STOPPED", "STOPP
 
 
 def job_of(index: int) -> dict[str, Any]:
-    """Return what is known of the job that was created `index` hours before NOW; every tenth is not cloudtrain's."""
+    """Return the summary of a job created `index` hours before NOW. cloudtrain did not submit every tenth job."""
     created = NOW - timedelta(hours=index)
     name = f"{'gpt' if index % 2 else 'digits'}-{created:%y%m%d-%H%M%S}-{index:06x}"
     status = STATUSES[index % len(STATUSES)]
@@ -45,35 +45,36 @@ JOBS = [job_of(index) for index in range(COUNT)]
 OURS = [job for job in JOBS if not job["TrainingJobName"].startswith("pytorch")]
 
 
-def asked_of_sagemaker(account: Front) -> list[str]:
-    """Return the calls to SageMaker; S3 is asked once which queues of AWS Batch were ever sent to."""
+def sagemaker_calls(account: Front) -> list[str]:
+    """Return the calls to SageMaker. The one call to S3 lists the AWS Batch queues that were used."""
     others = [operation for operation in account.seen if operation.startswith("GET ")]
     assert others in ([], ["GET /cloudtrain-test"])
     return [operation for operation in account.seen if operation not in others]
 
 
-def list_as_aws_does(request: Request) -> Answer:
-    """Answer ListTrainingJobs by its API reference: times and names are filtered before a page is cut, status after."""
-    asked = json.loads(request.body)
+def answer_list_training_jobs(request: Request) -> Answer:
+    """Answer ListTrainingJobs as documented: time and name filter before a page is cut, the status afterwards."""
+    wanted = json.loads(request.body)
     found = [
         job
         for job in JOBS
-        if asked.get("NameContains", "") in job["TrainingJobName"]
-        and asked.get("CreationTimeAfter", 0) < job["CreationTime"] < asked.get("CreationTimeBefore", 1e12)
+        if wanted.get("NameContains", "") in job["TrainingJobName"]
+        and wanted.get("CreationTimeAfter", 0) < job["CreationTime"] < wanted.get("CreationTimeBefore", 1e12)
     ]
-    assert (asked["SortBy"], asked["SortOrder"]) == ("CreationTime", "Descending")
-    start, size = int(asked.get("NextToken", 0)), asked.get("MaxResults", 10)
-    page = [job for job in found[start : start + size] if asked.get("StatusEquals") in (None, job["TrainingJobStatus"])]
+    assert (wanted["SortBy"], wanted["SortOrder"]) == ("CreationTime", "Descending")
+    start, size = int(wanted.get("NextToken", 0)), wanted.get("MaxResults", 10)
+    status = wanted.get("StatusEquals")
+    page = [job for job in found[start : start + size] if status in (None, job["TrainingJobStatus"])]
     more = {"NextToken": str(start + size)} if start + size < len(found) else {}
     return Answer.json({"TrainingJobSummaries": page, **more})
 
 
 @pytest.fixture
 def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """An account with many jobs."""
+    """Serve an account with many jobs."""
     with Front(aws["AWS_ENDPOINT_URL"]).serve() as front:
         monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
-        front.rules["ListTrainingJobs"] = list_as_aws_does
+        front.rules["ListTrainingJobs"] = answer_list_training_jobs
         yield front
 
 
@@ -89,18 +90,18 @@ def expected(*indexes: int) -> list[str]:
     return [job_of(index)["TrainingJobName"] for index in indexes]
 
 
-def test_only_as_many_pages_are_asked_as_are_shown(account: Front, cli: Cli) -> None:
+def test_only_the_shown_pages_are_fetched(account: Front, cli: Cli) -> None:
     assert names(most=20) == [job["TrainingJobName"] for job in OURS[:20]]
-    assert asked_of_sagemaker(account) == ["ListTrainingJobs"]
+    assert sagemaker_calls(account) == ["ListTrainingJobs"]
     account.seen.clear()
     assert len(names(most=91)) == 91
-    assert asked_of_sagemaker(account) == ["ListTrainingJobs"] * 2
+    assert sagemaker_calls(account) == ["ListTrainingJobs"] * 2
     account.seen.clear()
     assert names() == [job["TrainingJobName"] for job in OURS]
-    assert asked_of_sagemaker(account) == ["ListTrainingJobs"] * 3
+    assert sagemaker_calls(account) == ["ListTrainingJobs"] * 3
     account.seen.clear()
     done = cli("list", "--sagemaker")
-    assert asked_of_sagemaker(account) == ["ListTrainingJobs"]
+    assert sagemaker_calls(account) == ["ListTrainingJobs"]
     lines = done.out.splitlines()
     assert lines[0].split() == ["run", "state", "submitted", "(UTC)", "took"]
     assert [line.split()[0] for line in lines[1:]] == [f"sagemaker:{job['TrainingJobName']}" for job in OURS[:20]]
@@ -109,34 +110,34 @@ def test_only_as_many_pages_are_asked_as_are_shown(account: Front, cli: Cli) -> 
     assert done.err.startswith("more: ")
 
 
-def test_nothing_is_asked_before_the_first_run_is_wanted(account: Front) -> None:
+def test_no_call_is_made_before_the_first_run_is_read(account: Front) -> None:
     runs = cloudtrain.list_runs(local=False)
-    assert asked_of_sagemaker(account) == []
+    assert sagemaker_calls(account) == []
     next(runs)
-    assert asked_of_sagemaker(account) == ["ListTrainingJobs"]
+    assert sagemaker_calls(account) == ["ListTrainingJobs"]
 
 
-def asked(front: Front) -> list[dict[str, Any]]:
+def request_documents(front: Front) -> list[dict[str, Any]]:
     return [json.loads(request.body) for request in front.requests if request.body]
 
 
 def test_names(account: Front, cli: Cli) -> None:
     assert names(RunFilter(name="digits"), 3) == expected(0, 2, 4)
-    assert asked(account)[0]["NameContains"] == "digits"
+    assert request_documents(account)[0]["NameContains"] == "digits"
     account.seen.clear()
     assert names(RunFilter(name="no such name")) == []
-    assert asked_of_sagemaker(account) == [], "AWS would refuse the text"
+    assert sagemaker_calls(account) == [], "AWS would refuse the text"
     done = cli("list", "--sagemaker", "--name", "nothing")
     assert (done.code, done.out) == (0, "no run matches\n")
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_states_over_pages_that_hold_none(account: Front, status: str) -> None:
+def test_states_are_found_behind_pages_without_them(account: Front, status: str) -> None:
     state = State(STATES[status])
     found = names(RunFilter(states=frozenset({state})))
     assert found == [job["TrainingJobName"] for job in OURS if job["TrainingJobStatus"] == status]
-    sent = {each.get("StatusEquals") for each in asked(account)}
-    # These two have more than one status at AWS, so they are told apart here.
+    sent = {each.get("StatusEquals") for each in request_documents(account)}
+    # Each of these two states has several statuses at AWS, so the client filters them.
     assert sent == {None if state in (State.STOPPING, State.STOPPED) else status}
 
 
@@ -145,14 +146,16 @@ def test_several_states(account: Front) -> None:
     assert names(wanted, 4) == expected(0, 1, 5, 6)
 
 
-def test_times_and_that_the_borders_count(account: Front, cli: Cli) -> None:
+def test_since_is_inclusive_and_until_is_exclusive(account: Front, cli: Cli) -> None:
     wanted = RunFilter(since=NOW - timedelta(hours=4), until=NOW - timedelta(hours=1))
     assert names(wanted) == expected(2, 3, 4)
-    assert asked_of_sagemaker(account) == ["ListTrainingJobs"]
+    assert sagemaker_calls(account) == ["ListTrainingJobs"]
     done = cli("list", "--sagemaker", "--since", "2026-11-19", "--until", "2026-11-19", "-n", "50", "--json")
     assert [run["run"] for run in done.json["runs"]] == expected(*(each for each in range(13, 37) if each % 10 != 9))
     cli("list", "--sagemaker", "--since", "2d")
-    assert asked(account)[-1]["CreationTimeAfter"] == pytest.approx(datetime.now(UTC).timestamp() - 2 * 86400, abs=60)
+    assert request_documents(account)[-1]["CreationTimeAfter"] == pytest.approx(
+        datetime.now(UTC).timestamp() - 2 * 86400, abs=60
+    )
 
 
 def create(name: str, **tags: str) -> None:
@@ -169,25 +172,25 @@ def create(name: str, **tags: str) -> None:
     )
 
 
-def test_tags_are_one_search_and_tell_more(account: Front, cli: Cli) -> None:
+def test_tags_are_found_by_one_search(account: Front, cli: Cli) -> None:
     create("digits-261120-101500-1a2b3c", team="vision", stage="test")
     create("digits-261120-101501-1a2b3c", team="vision")
     create("other-job", team="vision", stage="test")
     create("digits-261120-101502-1a2b3c", team="language", stage="test")
     account.seen.clear()
     done = cli("list", "--sagemaker", "--tag", "team=vision", "--tag", "stage=test", "--json")
-    assert asked_of_sagemaker(account) == ["Search"]
+    assert sagemaker_calls(account) == ["Search"]
     (run,) = done.json["runs"]
     assert run["run"] == "digits-261120-101500-1a2b3c"
     assert (run["instance_type"], run["instances"], run["state"]) == ("ml.g5.xlarge", 2, "SUCCEEDED")
     assert "2 x ml.g5.xlarge" in cli("list", "--sagemaker", "--tag", "stage=test").out
 
 
-def test_a_search_carries_every_filter(account: Front) -> None:
+def test_a_search_contains_every_filter(account: Front) -> None:
     account.say("Search", Answer.json({"Results": []}))
     wanted = RunFilter("gpt", frozenset({State.RUNNING, State.FAILED}), {"team": "vision", "empty": ""}, NOW, NOW)
     assert names(wanted) == []
-    (sent,) = asked(account)
+    (sent,) = request_documents(account)
     filters = {(each["Name"], each["Operator"], each.get("Value")) for each in sent["SearchExpression"]["Filters"]}
     assert filters == {
         ("Tags.team", "Equals", "vision"),
@@ -200,7 +203,7 @@ def test_a_search_carries_every_filter(account: Front) -> None:
     assert (sent["SortBy"], sent["SortOrder"], sent["MaxResults"]) == ("CreationTime", "Descending", 100)
 
 
-def test_an_account_that_does_not_answer_hides_no_local_runs(account: Front, cli: Cli) -> None:
+def test_a_denied_account_hides_no_local_runs(account: Front, cli: Cli) -> None:
     account.say("ListTrainingJobs", Answer.denied())
     account.say("Search", Answer.denied())
     done = cli("list")
@@ -212,7 +215,7 @@ def test_an_account_that_does_not_answer_hides_no_local_runs(account: Front, cli
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("--state", "RUNING", 'there is no such state\n  did you mean "RUNNING"?'),
         ("--state", "x", "one of: QUEUED, STARTING, RUNNING"),
@@ -221,8 +224,8 @@ def test_an_account_that_does_not_answer_hides_no_local_runs(account: Front, cli
         ("--until", "2026-13-01", "--until: expected a duration"),
     ],
 )
-def test_a_mistake_is_the_users(account: Front, cli: Cli, option: str, value: str, told: str) -> None:
+def test_invalid_options_are_exit_code_2(account: Front, cli: Cli, option: str, value: str, message: str) -> None:
     done = cli("list", option, value)
     assert done.code == 2
-    assert told in done.err
-    assert asked_of_sagemaker(account) == []
+    assert message in done.err
+    assert sagemaker_calls(account) == []

@@ -1,4 +1,4 @@
-"""Reading and following logs: each line once and in order, against a CloudWatch with the faults of the real one."""
+"""Reading and following logs: each line once and in order, against a server with CloudWatch's faults."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ from cloudtrain_runtime.contract import format_event
 
 RUN = "digits-261120-101500-1a2b3c"
 SCALE = 0.002
-"""10 ms instead of 5 s."""
+"""Factor of all waits: 10 ms instead of 5 s."""
 
 Service = Callable[..., tuple[CloudWatch, Any]]
 
@@ -43,7 +43,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serving(account: None) -> Iterator[Service]:
-    """Serve a CloudWatch; give it and a client that retries nothing itself."""
+    """Return a function that serves a CloudWatch and returns it with a client that does not retry."""
     import boto3
     from botocore.config import Config
 
@@ -107,7 +107,7 @@ def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None
     def write(host: str, late: float) -> None:
         time.sleep(late)
         for begin in range(0, counts[host], 500):
-            # The writer's clock steps back in the middle; each batch can be read a little later than the last.
+            # The writer's clock steps back in the middle. Each batch becomes readable after a delay.
             at = time.time() - (3600 if begin > counts[host] // 2 else 0)
             service.write(stream(host), numbered(host, begin, begin + 500), at=at, delay=0.005)
             time.sleep(0.01)
@@ -133,7 +133,7 @@ def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None
     assert messages[1].startswith("recovered after ")
 
 
-def test_what_was_ingested_late_is_waited_for_after_the_end(serving: Service) -> None:
+def test_late_lines_are_waited_for_after_the_end(serving: Service) -> None:
     service, client = serving()
     service.write(stream("algo-1"), ["first"])
     service.write(stream("algo-1"), ["the reason of the failure"], delay=0.02)
@@ -142,7 +142,7 @@ def test_what_was_ingested_late_is_waited_for_after_the_end(serving: Service) ->
 
 
 def test_a_job_that_ended_long_ago_is_not_waited_for(serving: Service) -> None:
-    """15 s of quiet are owed to CloudWatch's delay, and that is over: by AWS's clock, which is not ours."""
+    """Following waits 15 s after the end for late lines. By AWS's clock, which differs from ours, they are over."""
     service, client = serving(clock_ahead=86400.0)
     service.streams = {}
     service.write(stream("algo-1"), numbered("algo-1", 0, 5))
@@ -169,7 +169,7 @@ def test_streams_of_later_attempts_are_found(serving: Service) -> None:
     assert [line.text for line in lines] == ["last words of the first attempt"]
 
 
-def test_a_group_that_is_not_there_yet_is_waited_for(serving: Service) -> None:
+def test_a_log_group_created_later_is_waited_for(serving: Service) -> None:
     service, client = serving()
     job = Job()
 
@@ -183,7 +183,7 @@ def test_a_group_that_is_not_there_yet_is_waited_for(serving: Service) -> None:
 
 
 @pytest.mark.parametrize("only", [ALL_LINES, LogFilter(since=timedelta(minutes=10))])
-def test_tokens_that_ended_lose_and_repeat_nothing(serving: Service, only: LogFilter) -> None:
+def test_expired_tokens_lose_and_repeat_no_line(serving: Service, only: LogFilter) -> None:
     service, client = serving(Faults(empty=0.2, short=0.3, after=0), page_events=50)
     service.write(stream("algo-1"), numbered("old", 0, 20), at=time.time() - 3600)
     service.write(stream("algo-1"), numbered("algo-1", 0, 400))
@@ -206,7 +206,7 @@ def test_a_host_whose_clock_steps_back_keeps_its_order(serving: Service) -> None
     assert [line.text for line in JobLogs(client).read(RUN, ALL_LINES, ended)] == numbered("algo-1", 0, 16)
 
 
-def test_a_followed_run_survives_an_outage_and_tells_it_once(serving: Service) -> None:
+def test_an_outage_while_following_is_reported_once(serving: Service) -> None:
     service, client = serving()
     service.write(stream("algo-1"), ["before"])
     messages: list[str] = []
@@ -215,34 +215,34 @@ def test_a_followed_run_survives_an_outage_and_tells_it_once(serving: Service) -
     assert next(lines).text == "before"
     service.down = True
 
-    def heal() -> None:
+    def recover() -> None:
         time.sleep(0.5)
         service.write(stream("algo-1"), ["after"])
         service.down = False
         job.end()
 
-    threading.Thread(target=heal).start()
+    threading.Thread(target=recover).start()
     assert [line.text for line in lines] == ["after"]
     assert len(messages) == 2, messages
     assert "retrying" in messages[0]
 
 
-def test_a_job_that_cannot_be_looked_at_does_not_hold_its_log_up(serving: Service) -> None:
+def test_an_unreadable_job_does_not_delay_its_log(serving: Service) -> None:
     service, client = serving()
-    answers = iter([JobSnapshot("Training", has_ended=False)])
+    snapshots = iter([JobSnapshot("Training", has_ended=False)])
 
-    def look() -> JobSnapshot:
-        for answer in answers:
-            return answer
+    def describe() -> JobSnapshot:
+        for snapshot in snapshots:
+            return snapshot
         raise UnreachableError("could not describe the training job: no response")
 
-    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, look)
+    lines = JobLogs(client, scale=SCALE).follow(RUN, ALL_LINES, describe)
     for i in range(5):
         service.write(stream("algo-1"), [f"line {i}"])
         assert next(lines).text == f"line {i}"
 
 
-def test_what_never_answered_is_an_error_at_once(serving: Service) -> None:
+def test_a_service_that_never_answered_is_an_error_at_once(serving: Service) -> None:
     service, client = serving()
     service.down = True
     retries: list[str] = []
@@ -253,7 +253,7 @@ def test_what_never_answered_is_an_error_at_once(serving: Service) -> None:
     assert retries == []
 
 
-def test_a_refusal_ends_a_tail(serving: Service) -> None:
+def test_a_denied_job_ends_following(serving: Service) -> None:
     service, client = serving(limits={"GetLogEvents": 0})
     service.write(stream("algo-1"), ["a"])
 
@@ -279,8 +279,8 @@ def test_hosts_are_merged_in_the_order_of_time(serving: Service) -> None:
     ]
 
 
-def test_one_look_at_a_host_that_never_stops_printing_ends(serving: Service) -> None:
-    """However fast we read, there is always one page more."""
+def test_reading_a_log_that_grows_all_the_time_ends(serving: Service) -> None:
+    """The host prints faster than we read, so there is always another page."""
     service, client = serving(page_events=500)
     now = int(time.time() * 1000)
     service.make(stream("algo-1"), 10**9, lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)))
@@ -289,7 +289,7 @@ def test_one_look_at_a_host_that_never_stops_printing_ends(serving: Service) -> 
     assert [line.text for line in found] == [str(i) for i in range(len(found))]
 
 
-def test_since_a_while_ago_is_told_by_the_clock_of_aws(serving: Service) -> None:
+def test_since_is_relative_to_the_clock_of_aws(serving: Service) -> None:
     service, client = serving(clock_ahead=5 * 3600.0)
     service.write(stream("algo-1"), ["old"], at=service.now() - 900)
     service.write(stream("algo-1"), ["new"], at=service.now() - 300)
@@ -298,7 +298,7 @@ def test_since_a_while_ago_is_told_by_the_clock_of_aws(serving: Service) -> None
     assert [line.text for line in tail(client, ended, only=only)] == ["new"]
 
 
-def test_more_hosts_than_a_page_of_streams_holds(serving: Service) -> None:
+def test_hosts_on_several_pages_of_streams_are_read(serving: Service) -> None:
     service, client = serving()
     for i in range(1, 121):
         service.write(stream(f"algo-{i}"), [f"host {i}"])
@@ -308,7 +308,7 @@ def test_more_hosts_than_a_page_of_streams_holds(serving: Service) -> None:
 
 @pytest.fixture
 def cloudwatch(account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudWatch]:
-    """Serve what a command needs to find a run of the account."""
+    """Serve a CloudWatch that commands find by AWS_ENDPOINT_URL, with the jobs that the test adds."""
     service = CloudWatch()
     with serve(service) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -326,7 +326,7 @@ def test_the_backend_follows_to_the_end_of_the_job(cloudwatch: CloudWatch) -> No
     assert [line.text for line in lines] == ["b"]
 
 
-def test_status_reads_progress_and_lists_streams_seldom(cloudwatch: CloudWatch) -> None:
+def test_status_reads_progress_and_lists_streams_once(cloudwatch: CloudWatch) -> None:
     cloudwatch.run(RUN)
     cloudwatch.write(stream("algo-1"), [format_event("step", {"step": 7, "loss": 0.5, "epoch": 0})])
     backend = SageMakerBackend(Settings(region="us-west-2"))
@@ -334,7 +334,7 @@ def test_status_reads_progress_and_lists_streams_seldom(cloudwatch: CloudWatch) 
     assert cloudwatch.calls["DescribeLogStreams"] == 1
 
 
-def test_a_run_without_a_log_and_one_that_is_not_there(cloudwatch: CloudWatch) -> None:
+def test_a_run_without_a_log_is_empty_and_a_missing_run_fails(cloudwatch: CloudWatch) -> None:
     cloudwatch.run(RUN)
     backend = SageMakerBackend(Settings(region="us-west-2"))
     assert list(backend.logs(RUN)) == []
@@ -362,7 +362,7 @@ def test_json_is_one_object_and_filters_hold(cli: Cli, cloudwatch: CloudWatch) -
     assert len(texts("--since", "1h")) == 5
 
 
-def test_json_stays_one_object_when_aws_goes_away_in_the_middle(cli: Cli, cloudwatch: CloudWatch) -> None:
+def test_json_is_one_object_if_aws_fails_in_the_middle(cli: Cli, cloudwatch: CloudWatch) -> None:
     cloudwatch.run(RUN, "Completed", "Completed")
     cloudwatch.make(stream("algo-1"), 50_000, lambda i: (1_770_000_000_000 + i, f"line {i}", 0))
     cloudwatch.faults = Faults(errors=1.0, after=3)
@@ -380,14 +380,14 @@ def test_an_empty_log_as_json(cli: Cli, cloudwatch: CloudWatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--grep", "a(b"), "missing ), unterminated subpattern at character 2"),
         (("--since", "yesterday"), "expected a duration such as 10m or a time"),
         (("--rank", "-1"), "-1 is not in the range"),
     ],
 )
-def test_what_cannot_be_meant_is_exit_code_2(cli: Cli, options: tuple[str, str], said: str) -> None:
+def test_invalid_options_are_exit_code_2(cli: Cli, options: tuple[str, str], message: str) -> None:
     done = cli("logs", RUN, *options)
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err

@@ -1,4 +1,4 @@
-"""The rendered request equals what a real estimator sends: by hand for a matrix of jobs, and through our own hook."""
+"""The rendered request equals what a real estimator sends: one built by hand, and cloudtrain's own."""
 
 import copy
 import dataclasses
@@ -76,7 +76,7 @@ def plan_of(job: Callable[..., Path]) -> PlanOf:
 
 
 def canonical(document: Any) -> Any:
-    """Sort lists of named things, whose order means nothing to AWS."""
+    """Sort lists of objects, whose order has no meaning for AWS."""
     if isinstance(document, dict):
         return {key: canonical(value) for key, value in document.items()}
     if isinstance(document, list) and document and isinstance(document[0], dict):
@@ -84,16 +84,16 @@ def canonical(document: Any) -> Any:
     return document
 
 
-class Hand:
-    """Builds real estimators from arguments that a user writes, and sees what they put on the wire."""
+class Estimators:
+    """Real estimators built from a user's arguments, with a record of the documents that they send."""
 
     def __init__(self, sdk: Any, client: Any) -> None:
         self._sdk = sdk
         self.client = client
         self.bodies: list[dict[str, Any]] = []
-        client.meta.events.register(f"before-call.{CREATE}", self._note)
+        client.meta.events.register(f"before-call.{CREATE}", self._record)
 
-    def _note(self, params: Mapping[str, Any], **_event: Any) -> None:
+    def _record(self, params: Mapping[str, Any], **_event: Any) -> None:
         self.bodies.append(json.loads(params["body"]))
 
     def fit(self, case: Case, run: str, identity: str, **changes: Any) -> dict[str, Any]:
@@ -115,8 +115,8 @@ class Hand:
 
 
 @pytest.fixture(scope="module")
-def hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hand]:
-    """One server and one session for all: they cost more than the jobs."""
+def estimators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estimators]:
+    """Share one server and one session, because starting them takes longer than the jobs."""
     folder = tmp_path_factory.mktemp("parity")
     with serve_moto(folder / "moto.log") as endpoint, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -125,7 +125,7 @@ def hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hand]:
         session = boto_session()
         client = session.client("sagemaker")
         with sdk_session(session, client) as sdk:
-            yield Hand(sdk, client)
+            yield Estimators(sdk, client)
 
 
 def name_of(case: Case) -> str:
@@ -133,21 +133,23 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_a_job_equals_what_an_estimator_built_by_hand_sends(hand: Hand, plan_of: PlanOf, case: Case) -> None:
+def test_a_job_equals_what_an_estimator_built_by_hand_sends(
+    estimators: Estimators, plan_of: PlanOf, case: Case
+) -> None:
     run = f"demo-261120-101500-{CASES.index(dict(case)):06x}"
     plan = plan_of(job_text(case), account=Settings(**settings(case)), run=run)
-    sent = hand.fit(case, run, plan.identity)
+    sent = estimators.fit(case, run, plan.identity)
     assert list(compare(plan.request, sent)) == []
     assert canonical(plan.request) == canonical(sent)
 
 
-def test_the_key_of_a_volume_is_sent_where_aws_takes_one(hand: Hand, plan_of: PlanOf) -> None:
+def test_the_key_of_a_volume_is_sent_where_aws_takes_one(estimators: Estimators, plan_of: PlanOf) -> None:
     case = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {"key": "of-the-account"}
     run = "demo-261120-101500-eb5000"
     overrides = [f"{path}={value}" for path, value in EBS.job.items()]
     plan = plan_of(job_text(case), overrides, account=Settings(**settings(case)), run=run)
     assert "VolumeKmsKeyId" in plan.request["ResourceConfig"]
-    assert canonical(plan.request) == canonical(hand.fit(case, run, plan.identity, **EBS.arguments))
+    assert canonical(plan.request) == canonical(estimators.fit(case, run, plan.identity, **EBS.arguments))
 
 
 def test_every_value_and_every_three_values_together_occur() -> None:
@@ -164,12 +166,12 @@ def test_every_value_and_every_three_values_together_occur() -> None:
 
 
 def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
-    """A level that leaves no trace would prove nothing."""
+    """The cases of a value that does not change the request would prove nothing."""
     base = {factor: next(iter(values)) for factor, values in FACTORS.items()}
 
     def request_of(case: Case) -> dict[str, Any]:
         request = plan_of(job_text(case), account=Settings(**settings(case))).request
-        # Of any two requests that differ this tag differs, too.
+        # This tag contains a digest of the request, so it always differs.
         return {**request, "Tags": [tag for tag in request["Tags"] if tag["Key"] != "cloudtrain:request"]}
 
     plain = request_of(base)
@@ -214,13 +216,13 @@ FIELDS = (
 )
 
 _NAMES = ("ChannelName", "Key", "Name")
-"""What list items are compared by: one without its name is another item."""
+"""Fields that identify the items of a list. An item without its name counts as another item."""
 
 Leaf = tuple[str | int, ...]
 
 
 def leaves(document: Any, path: Leaf = ()) -> Iterator[Leaf]:
-    """Yield the path of every value that is no container."""
+    """Yield the path of every value that is neither a mapping nor a list."""
     if isinstance(document, dict | list):
         for key, value in document.items() if isinstance(document, dict) else enumerate(document):
             yield from leaves(value, (*path, key))
@@ -229,18 +231,18 @@ def leaves(document: Any, path: Leaf = ()) -> Iterator[Leaf]:
 
 
 def planted(document: dict[str, Any], path: Leaf) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield copies of a document with one difference at a path, and what it is: changed, gone, or one more beside."""
-    for kind in ("changed", "gone", "one more"):
+    """Yield copies of a document with one difference at a path, after its kind: changed, removed or added."""
+    for kind in ("changed", "removed", "added"):
         copied = copy.deepcopy(document)
         target: Any = copied
         for key in path[:-1]:
             target = target[key]
         value = target[path[-1]]
-        if kind == "gone":
+        if kind == "removed":
             del target[path[-1]]
-        elif kind == "one more" and isinstance(target, list):
+        elif kind == "added" and isinstance(target, list):
             target.append("surprise")
-        elif kind == "one more":
+        elif kind == "added":
             target["Surprise"] = "surprise"
         else:
             target[path[-1]] = (not value) if isinstance(value, bool) else value + type(value)(1)
@@ -257,18 +259,18 @@ def test_the_full_job_has_every_field(plan_of: PlanOf) -> None:
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: str) -> None:
-    """Whatever value of the plan is changed, taken away or added to, the guard stops the call and names it."""
+    """The guard stops the call and names the value, whether it was changed, removed or added."""
     documents = [full_plan(plan_of), full_plan(plan_of, {**FULL, "capacity": "warm"})]
     for sent in [document for document in documents if field in document]:
         for path in leaves(sent[field], (field,)):
             for kind, plan in planted(sent, path):
                 found = list(compare(plan, sent))
                 assert found, (path, kind)
-                # What is added beside a top-level value is another top-level field.
+                # A value added beside a top-level value is another top-level field.
                 assert all(
-                    line.startswith("Surprise" if kind == "one more" and path == (field,) else field) for line in found
+                    line.startswith("Surprise" if kind == "added" and path == (field,) else field) for line in found
                 )
-                if kind == "gone" and path[-1] not in _NAMES and isinstance(path[-1], str):
+                if kind == "removed" and path[-1] not in _NAMES and isinstance(path[-1], str):
                     assert path[-1] in found[0]
                 with pytest.raises(DriftError) as caught:
                     DriftGuard(plan)(copy.deepcopy(sent))
@@ -276,25 +278,25 @@ def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: s
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_drift_stops_the_estimator_before_it_sends(hand: Hand, plan_of: PlanOf, field: str) -> None:
-    """The guard stands where the backend puts it, and the estimator is built by hand: nothing is read off the plan."""
+def test_drift_stops_the_estimator_before_it_sends(estimators: Estimators, plan_of: PlanOf, field: str) -> None:
+    """The guard is registered as in the backend. The estimator is built by hand, so it takes nothing from the plan."""
     run = f"planted-261120-101500-{FIELDS.index(field):06x}"
     request = full_plan(plan_of, run=run)
     identity = next(tag["Value"] for tag in request["Tags"] if tag["Key"] == "cloudtrain:request")
     _, plan = next(planted(request, next(leaves(request[field], (field,)))))
     guard = DriftGuard(plan)
     event = f"provide-client-params.{CREATE}"
-    hand.client.meta.events.register(event, guard)
-    before = len(hand.bodies)
+    estimators.client.meta.events.register(event, guard)
+    before = len(estimators.bodies)
     try:
         with pytest.raises(DriftError) as caught:
-            hand.fit(FULL, run, identity)
+            estimators.fit(FULL, run, identity)
     finally:
-        hand.client.meta.events.unregister(event, guard)
+        estimators.client.meta.events.unregister(event, guard)
     _, *differences = caught.value.message.splitlines()
     assert differences
     assert all(line.strip().startswith(field) for line in differences)
-    assert len(hand.bodies) == before
+    assert len(estimators.bodies) == before
 
 
 VARIANTS: dict[str, tuple[str, list[str]]] = {
@@ -310,7 +312,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     ),
     "older-framework": (TASK, ["cluster.framework=2.8"]),
     "cpu": (TASK, ["cluster.instance_type=ml.m5.xlarge"]),
-    # What v2 has no argument for; the hook adds it.
+    # v2 has no argument for this field; the hook adds it.
     "preferences": (
         TASK.replace("instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"),
         [],
@@ -322,7 +324,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """A moto account through our own backend's calls, and the requests that leave it."""
+    """A session of a moto account, and the CreateTrainingJob requests that it has sent."""
 
     session: Any
     client: Any
@@ -347,27 +349,27 @@ def test_our_own_estimator_sends_the_plan(plan_of: PlanOf, account: Account) -> 
     assert len(account.requests) == len(VARIANTS)
 
 
-def test_the_sdk_never_makes_or_asks_for_a_bucket_of_its_own(
+def test_the_sdk_uses_neither_its_own_bucket_nor_telemetry(
     plan_of: PlanOf, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name, sagemaker-REGION-ACCOUNT, can be guessed: somebody else may have taken it before. Nor does it tell."""
+    """The bucket's name, sagemaker-REGION-ACCOUNT, can be guessed, so another account may own it."""
+    import requests
     from sagemaker.session import Session
-    from sagemaker.telemetry import telemetry_logging
 
-    asked: list[str] = []
-    for name in ("default_bucket", "_create_s3_bucket_if_it_does_not_exist", "create_bucket_for_not_exist_error"):
+    called: list[str] = []
+    for name in ("default_bucket", "create_bucket_for_not_exist_error"):
         assert hasattr(Session, name)
-        monkeypatch.setattr(Session, name, lambda *_, name=name, **__: asked.append(name))
-    monkeypatch.setattr(telemetry_logging, "_send_telemetry_request", lambda *_, **__: asked.append("telemetry"))
+        monkeypatch.setattr(Session, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(requests.Session, "send", lambda *_, **__: called.append("telemetry"))
     calls: list[str] = []
     account.session.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
     for index, variant in enumerate(VARIANTS.values()):
         send_by_estimator(plan_of(*variant, run=f"demo-261120-101500-{index:06x}"), account.session, account.client)
-    assert (asked, calls) == ([], [])
+    assert (called, calls) == ([], [])
 
 
 @pytest.mark.parametrize("case", CASES[::8], ids=name_of)
-def test_our_own_estimator_sends_what_the_one_by_hand_does(plan_of: PlanOf, account: Account, case: Case) -> None:
+def test_our_own_estimator_sends_what_a_hand_built_one_does(plan_of: PlanOf, account: Account, case: Case) -> None:
     plan = plan_of(job_text(case), account=Settings(**settings(case)))
     send_by_estimator(plan, account.session, account.client)
     assert canonical(account.requests[-1]) == canonical(plan.request)
@@ -391,7 +393,7 @@ def test_our_own_estimator_sends_what_the_one_by_hand_does(plan_of: PlanOf, acco
 def test_what_the_estimator_decides_itself_must_equal_the_plan(
     plan_of: PlanOf, account: Account, path: tuple[str, ...], value: Any, expected: str | None
 ) -> None:
-    """What the estimator takes from the plan follows it."""
+    """A value that the estimator takes from the plan cannot differ."""
     plan = plan_of(*VARIANTS["torch_distributed"])
     target = plan.request
     for part in path[:-1]:
@@ -433,13 +435,8 @@ def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[st
     plan = plan_of(*VARIANTS["preferences"], account)
     archive = tmp_path / "sourcedir.tar.gz"
     archive.write_bytes(b"code")
-    backend = SageMakerBackend(account)
+    session = boto_session()
     requests: list[dict[str, Any]] = []
-    backend._aws.client("sagemaker").meta.events.register(  # noqa: SLF001 (the one seam where a request can be seen)
-        f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params)
-    )
-    # moto's answer to a request without InstanceType is beside the point: what was sent counts.
-    try:
-        backend.submit(plan, Bundle(archive, plan.bundle))
-    finally:
-        assert requests == [plan.request]
+    session.events.register(f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params))
+    SageMakerBackend(account, session=session).submit(plan, Bundle(archive, plan.bundle))
+    assert requests == [plan.request]

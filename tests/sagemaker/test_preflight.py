@@ -1,7 +1,4 @@
-"""The checks of an account, over HTTP: each thing is broken on purpose, and exactly its check fails with its fix.
-
-moto answers what it has; a server in front of it answers policy simulation, quotas, and what moto lets pass.
-"""
+"""All checks of an account together, and the commands that run them."""
 
 import json
 import re
@@ -61,7 +58,7 @@ def client(service: str, **options: Any) -> Any:
 
 @pytest.fixture
 def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """An account in which everything is as the job needs it."""
+    """Serve an account that has everything that the job needs."""
     with Front(aws["AWS_ENDPOINT_URL"]).serve() as front:
         monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
         front.rules["SimulatePrincipalPolicy"] = simulation()
@@ -78,7 +75,7 @@ def put(key: str, body: bytes = b"", bucket: str = "cloudtrain-test") -> None:
 
 @pytest.fixture
 def checks(job: Callable[..., Path]) -> Callable[..., dict[str, Check]]:
-    """Check a job with these settings of it; return the checks by name."""
+    """Return a function that checks a job with overrides and returns the checks by name."""
 
     def check(*overrides: str, text: str = JOB) -> dict[str, Check]:
         path = job(text, mine_py="class Mine(Task):\n    def __init__(self): ...\n", train_py="")
@@ -99,7 +96,7 @@ def only_failure(found: dict[str, Check], name: str) -> Check:
     return found[name]
 
 
-def test_a_well_set_account_passes_every_check(account: Front, checks: Checks) -> None:
+def test_a_correct_account_passes_every_check(account: Front, checks: Checks) -> None:
     found = checks()
     assert {name: str(each.result) for name, each in found.items()} == dict.fromkeys(
         (
@@ -147,13 +144,13 @@ def test_a_role_that_is_missing(account: Front, checks: Checks, monkeypatch: pyt
     words = shlex.split(failure.fix)
     assert words[:5] == ["aws", "iam", "create-role", "--role-name", "vision"]
     assert words[5:7] == ["--path", "/teams/"]
-    # What the fix makes is what the check accepts.
+    # The check accepts the role that the fix creates.
     client("iam").create_role(RoleName=words[4], Path=words[6], AssumeRolePolicyDocument=words[8])
     again = checks()
     assert (again["role"].result, again["trust"].result) == (Result.PASS, Result.PASS)
 
 
-def test_an_arn_that_is_no_role(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_role_arn_is_rejected(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ROLE", "training")
     with pytest.raises(SpecError, match="CLOUDTRAIN_ROLE  role: 'training' has a form that AWS refuses"):
         checks()
@@ -188,7 +185,7 @@ def test_trust(account: Front, checks: Checks, document: dict[str, Any], result:
         words = shlex.split(only_failure(found, "trust").fix)
         assert words[:3] == ["aws", "iam", "update-assume-role-policy"]
         iam.update_assume_role_policy(RoleName=words[4], PolicyDocument=words[6])
-        assert checks()["trust"].result == ("fail" if document["Statement"][0]["Effect"] == "never" else "pass")
+        assert checks()["trust"].result == "pass"
 
 
 def test_a_permission_that_is_missing(account: Front, checks: Checks) -> None:
@@ -230,7 +227,7 @@ def test_a_conditional_denial_is_no_failure(account: Front, checks: Checks) -> N
 def test_policies_are_simulated_with_the_requests_values(
     account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A policy that bounds types, subnets, key and time can only be simulated with the values that AWS compares."""
+    """A policy that limits types, subnets, key or time needs the values that AWS compares with it."""
     key = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/one"
     monkeypatch.setenv("CLOUDTRAIN_KMS_KEY", key)
     monkeypatch.setenv("CLOUDTRAIN_SUBNETS", "subnet-1,subnet-2")
@@ -258,7 +255,7 @@ def test_policies_are_simulated_with_the_requests_values(
 
 
 def facts_of(request: Request) -> dict[str, list[str]]:
-    """Return the context that a simulation is asked with."""
+    """Return the context keys of a request to simulate policies."""
     form = parse_qs(request.body.decode())
     names = {key: value[0] for key, value in form.items() if key.endswith(".ContextKeyName")}
     return {
@@ -321,7 +318,7 @@ def test_a_bucket_in_another_region(account: Front, checks: Checks, monkeypatch:
 
 
 def refuse_owner(request: Request) -> Answer | None:
-    """S3 refuses a bucket whose owner is not the expected one; moto does not look."""
+    """Deny a request with an expected owner, as S3 does if another account owns the bucket. moto ignores it."""
     return Answer(b"", 403) if "x-amz-expected-bucket-owner" in request.headers else None
 
 
@@ -406,7 +403,7 @@ def listing(count: int, size: int, *, truncated: bool = False) -> Answer:
     return Answer(text.encode(), 200, {"Content-Type": "application/xml"})
 
 
-def data_is(front: Front, answer: Answer) -> None:
+def serve_listing(front: Front, answer: Answer) -> None:
     client("s3").create_bucket(Bucket="large", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     front.rules["GET /large"] = lambda request: answer
 
@@ -415,7 +412,7 @@ LARGE = "data.train={uri: 's3://large/numbers/'}"
 
 
 def test_a_volume_that_is_too_small(account: Front, checks: Checks) -> None:
-    data_is(account, listing(4, 70 * 10**9))
+    serve_listing(account, listing(4, 70 * 10**9))
     failure = only_failure(checks(LARGE), "volume")
     assert "280.0 GB are downloaded to each instance" in failure.detail
     assert "cluster.volume: 300GB" in failure.fix
@@ -427,12 +424,12 @@ def test_a_volume_that_is_too_small(account: Front, checks: Checks) -> None:
 
 
 def test_local_nvme_replaces_the_volume(account: Front, checks: Checks) -> None:
-    data_is(account, listing(4, 70 * 10**9))
+    serve_listing(account, listing(4, 70 * 10**9))
     assert checks(LARGE, "cluster.instance_type=ml.p4d.24xlarge")["volume"].result is Result.PASS
 
 
 def test_a_long_listing_is_a_lower_bound(account: Front, checks: Checks) -> None:
-    data_is(account, listing(2, 10**6, truncated=True))
+    serve_listing(account, listing(2, 10**6, truncated=True))
     found = checks(LARGE)
     assert "at least 2 objects" in found["data.train"].detail
     assert found["volume"].result is Result.UNKNOWN
@@ -486,8 +483,8 @@ def test_the_resumed_checkpoint_is_reported(account: Front, checks: Checks) -> N
     save(10)
     save(20, run="newer")
     save(30, size=4)  # incomplete: a file has another size than its manifest says
-    put("saved/step-00000040/model.pt", b"123")  # never finished
-    put(f"{save(50)}/damaged.json", b"{}")  # set aside
+    put("saved/step-00000040/model.pt", b"123")  # without a manifest
+    put(f"{save(50)}/damaged.json", b"{}")  # marked as damaged
     assert checks()["checkpoints"].detail == "will resume from step 20 of run newer"
     save(30, attempt="1a2b3c4d")
     assert checks()["checkpoints"].detail == "will resume from step 30 of run other"
@@ -523,7 +520,7 @@ def test_foreign_objects(account: Front, checks: Checks) -> None:
     failure = only_failure(checks(), "checkpoints")
     assert "such as saved/photo.jpg" in failure.detail
     assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
-    assert checks(text=SCRIPT)["checkpoints"].result is Result.PASS  # a script's may have any name
+    assert checks(text=SCRIPT)["checkpoints"].result is Result.PASS  # a script's checkpoints may have any name
 
 
 def test_never_beside_another_runs_checkpoints(account: Front, checks: Checks) -> None:
@@ -533,7 +530,7 @@ def test_never_beside_another_runs_checkpoints(account: Front, checks: Checks) -
 
 
 def test_the_checkpoint_folder_of_a_running_run(account: Front, checks: Checks) -> None:
-    """Two runs in one folder keep the newest checkpoints of both together, which are the other's."""
+    """Each run keeps the newest checkpoints of its folder, so two runs would delete each other's."""
     save(10, run="other")
     start_job("other", 1)  # ends at once, in moto
     assert "from step 10 of run other" in checks()["checkpoints"].detail
@@ -548,12 +545,12 @@ def test_the_checkpoint_folder_of_a_running_run(account: Front, checks: Checks) 
         assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
         assert only_failure(checks(resumed), "checkpoints").detail == failure.detail
         elsewhere = checks("checkpoint.uri=s3://cloudtrain-test/mine", resumed)["checkpoints"]
-        assert elsewhere.result is Result.PASS  # reading beside it is no harm
+        assert elsewhere.result is Result.PASS  # reading while the other run writes is safe
     account.say("DescribeTrainingJob", Answer.denied())
     assert "sagemaker:DescribeTrainingJob" in checks()["checkpoints"].detail
 
 
-def test_resume_from_a_place(account: Front, checks: Checks) -> None:
+def test_resume_from_a_uri(account: Front, checks: Checks) -> None:
     resume = "checkpoint.resume=s3://cloudtrain-test/elsewhere"
     assert "no complete checkpoint" in only_failure(checks(resume), "checkpoints").detail
     save(7, place="elsewhere")
@@ -599,7 +596,7 @@ def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks:
     assert "no complete checkpoint" in only_failure(checks(resume, text=SCRIPT), "checkpoints").detail
     isolated = checks(
         resume, "cluster.network.isolation=true", "cluster.instances=1"
-    )  # where SageMaker copies checkpoints of a Task, too
+    )  # SageMaker copies the checkpoints of an isolated Task, as it does for a script
     assert "no complete checkpoint" in only_failure(isolated, "checkpoints").detail
     put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
     assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
@@ -651,8 +648,8 @@ def start_job(name: str, instances: int, **more: Any) -> None:
     )
 
 
-def still_runs(request: Request) -> Answer | None:
-    """List jobs as running that have ended in moto, where they end at once."""
+def list_as_running(request: Request) -> Answer | None:
+    """List two jobs as running, because in moto a job ends at once."""
     asked = json.loads(request.body)
     if asked.get("StatusEquals") != "InProgress":
         return Answer.json({"TrainingJobSummaries": []})
@@ -665,7 +662,7 @@ def still_runs(request: Request) -> Answer | None:
 def test_what_is_in_use_counts_by_kind(account: Front, checks: Checks) -> None:
     start_job("busy", 6)
     start_job("spot", 5, EnableManagedSpotTraining=True)
-    account.rules["ListTrainingJobs"] = still_runs
+    account.rules["ListTrainingJobs"] = list_as_running
     assert "6 of 8 in use, the job needs 2" in checks()["quota"].detail
     failure = only_failure(checks("cluster.instances=3"), "quota")
     assert "aws sagemaker stop-training-job --training-job-name busy" in failure.fix
@@ -764,7 +761,7 @@ QUEUE = {
 POLICY = {"schedulingPolicyArn": f"arn:aws:batch:us-west-2:{ACCOUNT}:scheduling-policy/p"}
 
 
-def batch_says(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_INSTANCES") -> None:
+def serve_queues(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_INSTANCES") -> None:
     front.say("POST /v1/describejobqueues", Answer.json({"jobQueues": queues}))
     limits = [{"capacityUnit": unit, "maxCapacity": 2}]
     environment = {
@@ -787,7 +784,7 @@ def batch_says(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_INST
 def test_a_queue_that_accepts_the_job(
     account: Front, checks: Checks, queue: str, changes: dict[str, Any], detail: str
 ) -> None:
-    batch_says(account, [{**QUEUE, **changes}])
+    serve_queues(account, [{**QUEUE, **changes}])
     found = checks(f"cluster.queue={queue}")
     assert {name for name, each in found.items() if each.result is not Result.PASS} == set()
     assert found["queue"].detail == detail
@@ -807,22 +804,22 @@ def test_a_queue_that_accepts_the_job(
 def test_a_queue_that_rejects_the_job(
     account: Front, checks: Checks, queue: str, changes: dict[str, Any], detail: str
 ) -> None:
-    batch_says(account, [{**QUEUE, **changes}])
+    serve_queues(account, [{**QUEUE, **changes}])
     assert only_failure(checks(f"cluster.queue={queue}"), "queue").detail == detail
 
 
 def test_a_queue_that_is_missing_or_too_small(account: Front, checks: Checks) -> None:
     assert not {"queue", "queue capacity"} & set(checks())
     assert not any("/v1/" in name for name in account.seen)
-    batch_says(account, [])
+    serve_queues(account, [])
     found = checks("cluster.queue=ml")
     assert "there is no job queue ml in us-west-2" in only_failure(found, "queue").detail
     assert found["queue capacity"].result is Result.UNKNOWN
-    batch_says(account, [QUEUE])
+    serve_queues(account, [QUEUE])
     failure = only_failure(checks("cluster.queue=ml", "cluster.instances=3"), "queue capacity")
     assert failure.detail == "ml has capacity for 2 instances, the job needs 3"
     assert failure.fix.startswith("--instances 2")
-    batch_says(account, [QUEUE], unit="ml.m5.xlarge")
+    serve_queues(account, [QUEUE], unit="ml.m5.xlarge")
     assert checks("cluster.queue=ml")["queue capacity"].result is Result.UNKNOWN
 
 
@@ -834,7 +831,7 @@ def test_a_queue_without_permission_is_unknown(account: Front, checks: Checks) -
 
 
 def test_what_the_caller_and_the_role_need_for_a_queue(account: Front, checks: Checks) -> None:
-    batch_says(account, [QUEUE])
+    serve_queues(account, [QUEUE])
     account.rules["SimulatePrincipalPolicy"] = simulation({"batch:SubmitServiceJob": "implicitDeny"})
     failure = only_failure(checks("cluster.queue=ml"), "caller")
     assert f"batch:SubmitServiceJob on arn:aws:batch:us-west-2:{ACCOUNT}:job-queue/ml" in failure.detail
@@ -845,7 +842,7 @@ def test_what_the_caller_and_the_role_need_for_a_queue(account: Front, checks: C
 # ---------------------------------------------------------------- image
 
 
-def test_images(account: Front, checks: Checks) -> None:
+def test_own_images(account: Front, checks: Checks) -> None:
     uri = f"{ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com/mine:1"
     own = f"cluster.image={uri}"
     assert "create-repository --repository-name mine" in only_failure(checks(own), "image").fix
@@ -878,7 +875,7 @@ def test_an_unusable_image_uri_is_rejected_by_the_plan(
         checks(f"cluster.image={image}")
 
 
-def test_aws_own_image_is_looked_up_and_else_taken_from_the_list(account: Front, checks: Checks) -> None:
+def test_an_image_of_aws_is_looked_up_or_found_in_the_list(account: Front, checks: Checks) -> None:
     account.say("BatchGetImage", Answer.denied())
     assert "in AWS's list of 20" in checks()["image"].detail
     failures = [{"imageId": {"imageTag": "x"}, "failureCode": "ImageNotFound", "failureReason": "x"}]
@@ -890,7 +887,7 @@ def test_aws_own_image_is_looked_up_and_else_taken_from_the_list(account: Front,
 
 
 class Vpc:
-    """A network in moto: two subnets, a security group, a way to S3."""
+    """A VPC in moto with a subnet and a security group; methods add what a test needs."""
 
     def __init__(self) -> None:
         self.ec2 = client("ec2")
@@ -922,7 +919,7 @@ def vpc(account: Front) -> Vpc:
     return Vpc()
 
 
-def test_a_network_that_is_well_set(vpc: Vpc, checks: Checks) -> None:
+def test_a_correct_network_passes(vpc: Vpc, checks: Checks) -> None:
     vpc.add_endpoint()
     vpc.allow_itself("ingress", "egress")
     found = checks(vpc.override(), "cluster.instance_type=ml.p4d.24xlarge")
@@ -950,7 +947,7 @@ def test_a_group_without_reference_to_itself(vpc: Vpc, checks: Checks) -> None:
     assert f"authorize-security-group-ingress --group-id {vpc.group}" in fix
     assert f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={vpc.group}}}]" in fix
     vpc.allow_itself("ingress")
-    # With EFA a rule for all addresses does not count; without, the default rule for outbound traffic does.
+    # EFA needs a rule for the group itself. Without EFA, the default rule for outbound traffic is enough.
     assert "egress" in only_failure(checks(*efa), "security groups").fix
     assert checks(vpc.override())["security groups"].result is Result.PASS
     assert checks(*efa, "cluster.instances=1")["security groups"].result is Result.PASS
@@ -1023,8 +1020,8 @@ def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: 
 # ---------------------------------------------------------------- all together
 
 
-def test_all_checks_ask_at_the_same_time(account: Front, checks: Checks) -> None:
-    """Each of the first requests is answered only when eight are there: one after the other, none would ever be."""
+def test_all_checks_run_in_parallel(account: Front, checks: Checks) -> None:
+    """The first eight requests are answered together. Sequential requests would time out."""
     account.meeting = threading.Barrier(8, action=lambda: setattr(account, "meeting", None), timeout=60)
     found = checks()
     assert {each.result for each in found.values()} == {Result.PASS}
@@ -1033,7 +1030,7 @@ def test_all_checks_ask_at_the_same_time(account: Front, checks: Checks) -> None
 def test_checks_without_an_answer_in_time_are_unknown(account: Front, job: Callable[..., Path], checks: Checks) -> None:
     import boto3
 
-    checks()  # what answers for AWS loads its services when they are first asked
+    checks()  # moto loads a service at the first request, which takes seconds
     open_again = threading.Event()
     account.rules["DescribeBudgets"] = lambda request: open_again.wait(60) and None
     settings = cloudtrain.find_settings()
@@ -1152,7 +1149,7 @@ def test_account_page_names_every_action() -> None:
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3),
     ],
 )
-def test_broken_configuration_is_reported_in_a_sentence(
+def test_broken_configuration_is_reported_without_traceback(
     account: Front, cli: Cli, environ: dict[str, str], code: int
 ) -> None:
     done = cli("check", EXAMPLES / "digits" / "job.yaml", environ=environ)

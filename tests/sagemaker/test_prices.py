@@ -72,7 +72,7 @@ CATALOG = [
 
 
 class PriceList:
-    """What the server answers, and what it was asked."""
+    """The server's contents, and the requests that it received."""
 
     def __init__(self) -> None:
         self.products = list(CATALOG)
@@ -80,14 +80,14 @@ class PriceList:
         self.errors: list[str] = []
         """Error types of the next answers."""
         self.raw: bytes | None = None
-        """The whole answer, instead of products."""
-        self.asked: list[dict[str, Any]] = []
+        """The body of the next answers, instead of products."""
+        self.requests: list[dict[str, Any]] = []
 
     def answer(self, target: str, request: dict[str, Any]) -> tuple[int, bytes]:
         """Return status and body for one call."""
         assert target == "AWSPriceListService.GetProducts"
         assert request["ServiceCode"] == "AmazonSageMaker"
-        self.asked.append(request)
+        self.requests.append(request)
         if self.errors:
             error = {"__type": f"com.amazonaws.pricing.v20171015#{self.errors.pop(0)}", "message": "no"}
             return 400, json.dumps(error).encode()
@@ -107,13 +107,13 @@ class PriceList:
             described = json.loads(text)["product"]
             values = {**described["attributes"], "productFamily": described["productFamily"]}
         except (ValueError, KeyError, TypeError):
-            return True  # what is broken is sent to everyone
+            return True  # a malformed entry matches every filter
         return all(f["Type"] == "TERM_MATCH" and values.get(f["Field"]) == f["Value"] for f in filters)
 
 
 @pytest.fixture
 def price_list(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceList]:
-    """Serve a price list on loopback, which boto3 in every process of the test finds by its environment."""
+    """Serve a price list on loopback. boto3 finds it by the environment in every process of the test."""
     served = PriceList()
 
     class Handler(BaseHTTPRequestHandler):
@@ -127,7 +127,7 @@ def price_list(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceList]:
             self.wfile.write(body)
 
         def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -150,7 +150,7 @@ def price_list(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceList]:
 
 @pytest.fixture
 def file() -> Path:
-    """Return where a refresh writes."""
+    """Return the file that a refresh writes."""
     return Path.home() / ".config" / "cloudtrain" / "prices.json"
 
 
@@ -166,8 +166,8 @@ def test_a_refresh_takes_the_training_prices_of_all_pages(cli: Cli, price_list: 
     assert done.json["region"] == "eu-west-1"
     assert done.json["age_days"] == 0
     assert done.json["as_of"] == datetime.now(UTC).date().isoformat()
-    assert [request.get("NextToken") for request in price_list.asked] == [None, "3", "6", "9"]
-    assert list(file.parent.iterdir()) == [file]  # nothing half-written beside it
+    assert [request.get("NextToken") for request in price_list.requests] == [None, "3", "6", "9"]
+    assert list(file.parent.iterdir()) == [file]  # no temporary file is left
 
 
 def test_a_table_for_people(cli: Cli, price_list: PriceList) -> None:
@@ -193,7 +193,7 @@ def test_refresh_updates_one_region_only(cli: Cli, price_list: PriceList, file: 
     assert cli("prices", "--region", "eu-west-1", "--json").json["prices"]["ml.p4d.24xlarge"]["usd_per_hour"] == 27.5
 
 
-def test_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_REGION", "eu-west-1")
     refreshed = refresh_prices(today=TODAY)
     assert refreshed == known_prices()
@@ -203,23 +203,23 @@ def test_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> No
     assert refreshed.usd_per_hour("ml.p5.48xlarge", "us-west-2") == 63.296
 
 
-def test_of_two_offers_the_dearer_one_counts(price_list: PriceList) -> None:
+def test_the_highest_of_several_offers_counts(price_list: PriceList) -> None:
     price_list.products = [product("EU-Train:ml.g5.xlarge", usd) for usd in ("1.5", "1.7", "1.6")]
     assert refresh_prices("eu-west-1").usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.7
 
 
-def test_one_throttled_call_is_tried_again(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_throttled_call_is_retried(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     price_list.errors = ["ThrottlingException"]
     assert cli("prices", "--region", "eu-west-1", "--refresh").code == 0
-    assert len(price_list.asked) == 5
+    assert len(price_list.requests) == 5
 
 
 @pytest.mark.parametrize(
     ("error", "hint"),
     [("AccessDeniedException", "pricing:GetProducts"), ("ThrottlingException", "try again in a minute")],
 )
-def test_what_aws_refuses(cli: Cli, price_list: PriceList, file: Path, error: str, hint: str) -> None:
+def test_an_error_of_aws_has_a_hint(cli: Cli, price_list: PriceList, file: Path, error: str, hint: str) -> None:
     price_list.errors = [error]
     done = cli("prices", "--region", "eu-west-1", "--refresh")
     assert done.code == 3
@@ -228,24 +228,24 @@ def test_what_aws_refuses(cli: Cli, price_list: PriceList, file: Path, error: st
     assert not file.exists()
 
 
-def test_no_credentials(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_needs_credentials(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     done = cli("prices", "--refresh", "--json")
     assert done.code == 3
     assert "there are no AWS credentials" in done.json["error"]["message"]
-    assert price_list.asked == []
-    assert cli("prices").code == 0  # what is known needs none
+    assert price_list.requests == []
+    assert cli("prices").code == 0  # known prices need no credentials
 
 
-def test_a_profile_that_is_not_there(cli: Cli, price_list: PriceList) -> None:
-    done = cli("prices", "--refresh", environ={"AWS_PROFILE": "nobody"})
+def test_a_missing_aws_profile_is_reported(cli: Cli, price_list: PriceList) -> None:
+    done = cli("prices", "--refresh", environ={"AWS_PROFILE": "missing-profile"})
     assert done.code == 3
-    assert "nobody" in done.err
+    assert "missing-profile" in done.err
     assert "Traceback" not in done.err
 
 
-def test_nobody_listens(cli: Cli, price_list: PriceList) -> None:
+def test_an_unreachable_endpoint_is_exit_code_3(cli: Cli, price_list: PriceList) -> None:
     done = cli("prices", "--refresh", environ={"AWS_ENDPOINT_URL_PRICING": "http://127.0.0.1:9"})
     assert done.code == 3
     assert "could not read the price list" in done.err
@@ -266,7 +266,7 @@ def test_nobody_listens(cli: Cli, price_list: PriceList) -> None:
         ),
     ],
 )
-def test_an_entry_that_is_not_as_documented_writes_nothing(price_list: PriceList, file: Path, broken: str) -> None:
+def test_a_malformed_entry_writes_nothing(price_list: PriceList, file: Path, broken: str) -> None:
     refresh_prices("eu-west-1", today=TODAY)
     before = file.read_text()
     price_list.products = [*CATALOG, broken]
@@ -276,7 +276,7 @@ def test_an_entry_that_is_not_as_documented_writes_nothing(price_list: PriceList
 
 
 @pytest.mark.parametrize("raw", [b"<html>hello</html>", b"{}", b'{"PriceList": []}'])
-def test_a_page_that_is_not_as_documented(cli: Cli, price_list: PriceList, file: Path, raw: bytes) -> None:
+def test_a_malformed_page_is_exit_code_3(cli: Cli, price_list: PriceList, file: Path, raw: bytes) -> None:
     price_list.raw = raw
     done = cli("prices", "--region", "eu-west-1", "--refresh")
     assert done.code == 3
@@ -303,10 +303,10 @@ def test_a_region_without_prices(cli: Cli, price_list: PriceList) -> None:
     }
 
 
-def test_china_has_a_price_list_of_its_own(price_list: PriceList) -> None:
+def test_a_region_of_china_is_rejected_without_a_request(price_list: PriceList) -> None:
     with pytest.raises(CloudError, match="CNY"):
         refresh_prices("cn-north-1")
-    assert price_list.asked == []
+    assert price_list.requests == []
 
 
 def test_a_broken_file_is_named_and_not_overwritten(cli: Cli, price_list: PriceList, file: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_broken_file_is_named_and_not_overwritten(cli: Cli, price_list: PriceL
     assert file.read_text() == '{"sources": {}'
 
 
-def test_a_folder_that_cannot_be_written(price_list: PriceList, file: Path) -> None:
+def test_an_unwritable_folder_is_reported(price_list: PriceList, file: Path) -> None:
     file.parent.parent.mkdir()
     file.parent.write_text("a file where the folder should be")
     with pytest.raises(SettingsError, match="cannot be"):

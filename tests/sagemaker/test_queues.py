@@ -1,4 +1,4 @@
-"""What an AWS Batch service job says, in a training job's words, and the document that an estimator makes for one."""
+"""AWS Batch service jobs described as training jobs, and the document that an estimator renders for a queue."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def state_of(job: Mapping[str, Any]) -> State:
     return map_state(job["TrainingJobStatus"], job["SecondaryStatus"])
 
 
-def test_the_mapping_is_total() -> None:
+def test_every_status_of_aws_batch_is_mapped() -> None:
     enum = set(botocore.session.get_session().get_service_model("batch").shape_for("ServiceJobStatus").enum)
     assert set(TRAINING_JOB_STATUSES) == enum
     assert set(WAITING) | set(ENDED) < enum
@@ -136,7 +136,7 @@ def test_ends_before_a_training_job(fields: dict[str, Any], state: State, reason
     assert (job["TrainingEndTime"] - BEGAN).total_seconds() == 5
 
 
-def test_a_training_job_says_more_than_its_service_job() -> None:
+def test_a_training_jobs_status_precedes_the_service_jobs() -> None:
     transition = {"Status": "Starting", "StartTime": BEGAN, "StatusMessage": "Starting"}
     job = described(
         "SCHEDULED",
@@ -154,7 +154,7 @@ def test_a_training_job_says_more_than_its_service_job() -> None:
 @pytest.mark.parametrize(
     ("status", "job", "fields", "state"),
     [
-        # AWS Batch may try again: it has not given up.
+        # AWS Batch may retry, so the run has not ended.
         ("STARTING", training("Failed", "Failed", FailureReason="CapacityError: none"), {}, State.QUEUED),
         ("RUNNING", training("Stopped", "Stopped"), {}, State.QUEUED),
         ("RUNNING", training("Completed", "Completed"), {}, State.SUCCEEDED),
@@ -162,7 +162,7 @@ def test_a_training_job_says_more_than_its_service_job() -> None:
         ("FAILED", training("Failed", "Failed", FailureReason="AlgorithmError: x"), {}, State.FAILED),
         ("FAILED", training("Stopped", "Stopped"), {}, State.STOPPED),
         ("FAILED", training("Stopped", "MaxRuntimeExceeded"), {}, State.STOPPED),
-        # Stopped while it waited for capacity, after an attempt that had found none.
+        # Stopped while it waited for capacity, after an attempt without capacity.
         (
             "FAILED",
             training("Failed", "Failed", FailureReason="CapacityError: none"),
@@ -177,7 +177,7 @@ def test_a_training_job_says_more_than_its_service_job() -> None:
         ),
     ],
 )
-def test_what_counts_where_the_two_differ(
+def test_states_if_training_job_and_service_job_differ(
     status: str, job: dict[str, Any], fields: dict[str, Any], state: State
 ) -> None:
     assert state_of(described(status, job, **fields)) is state
@@ -218,7 +218,7 @@ def test_a_document_that_differs_is_never_sent(aws: dict[str, str], plan: Plan) 
     session = boto_session()
     with settings_checked_once(), pytest.raises(DriftError, match="ProfilerConfig: not planned") as caught:
         render_by_estimator(replace(plan, request=request), session, session.client("sagemaker"))
-    assert "StoppingCondition" not in str(caught.value)  # read off the request, so the estimator follows it
+    assert "StoppingCondition" not in str(caught.value)  # the estimator takes it from the request
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fron
         yield served
 
 
-def test_a_run_without_a_queue_asks_aws_batch_nothing(front: Front) -> None:
+def test_a_run_without_a_queue_does_not_call_aws_batch(front: Front) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
     with pytest.raises(RunNotFoundError):
         backend.status(RUN)
@@ -236,7 +236,7 @@ def test_a_run_without_a_queue_asks_aws_batch_nothing(front: Front) -> None:
     assert not any("/v1/" in name for name in front.seen)
 
 
-def test_without_a_bucket_nothing_is_looked_for(front: Front) -> None:
+def test_without_a_bucket_no_queue_is_searched(front: Front) -> None:
     backend = SageMakerBackend(Settings(region="us-west-2"))
     with pytest.raises(RunNotFoundError):
         backend.status(RUN)
@@ -251,7 +251,7 @@ def put_plan(text: str) -> None:
     boto3.client("s3").put_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{RUN}/plan.json", Body=text.encode())
 
 
-def test_a_refusal_of_aws_batch_is_told(front: Front, plan: Plan) -> None:
+def test_a_denied_call_of_aws_batch_is_reported(front: Front, plan: Plan) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
     put_plan(plan.to_file())
     front.rules["POST /v1/listservicejobs"] = lambda _request: Answer.denied()
@@ -259,14 +259,14 @@ def test_a_refusal_of_aws_batch_is_told(front: Front, plan: Plan) -> None:
         backend.status(RUN)
 
 
-def test_who_may_not_look_for_queues_sees_the_other_runs(front: Front) -> None:
+def test_other_runs_are_listed_if_queues_cannot_be_read(front: Front) -> None:
     denied = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
     front.rules["GET /cloudtrain-test"] = lambda _request: Answer(denied, 403, {"Content-Type": "text/xml"})
     assert list(SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2")).list()) == []
     assert "GET /cloudtrain-test" in front.seen
 
 
-def test_a_plan_that_is_none_is_no_plan_of_a_queue(front: Front) -> None:
+def test_a_malformed_plan_has_no_queue(front: Front) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
     for text in ("", "[]", "{}", '{"queue": 3, "request": {}}', '{"queue": null}'):
         put_plan(text)

@@ -1,4 +1,4 @@
-"""The SageMaker SDK is imported in the background, without side effects and without useless waits."""
+"""The background import of the SageMaker SDK: no side effects, and no waiting for it in vain."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PARTS = {
     "pytorch/estimator": "PyTorch = 'found'",
     "session": "Session = None",
 }
-"""What is imported of the SDK."""
+"""Modules of the SDK that cloudtrain imports."""
 
 
 def run(program: str, folder: Path | None = None) -> str:
-    """Run a program in a process of its own; return what it prints."""
+    """Run a program in a separate process; return its standard output."""
     path = os.pathsep.join([*([str(folder)] if folder else []), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -44,11 +44,11 @@ def run(program: str, folder: Path | None = None) -> str:
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> Callable[..., Path]:
+def fake_sdk(tmp_path: Path) -> Callable[..., Path]:
     """Write a package `sagemaker` that is found before the real one; return its folder."""
 
     def write(**parts: str) -> Path:
-        folder = tmp_path / "stand-in"
+        folder = tmp_path / "fake-sdk"
         for name, text in {**PARTS, **parts}.items():
             path = folder / "sagemaker" / f"{name}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,10 @@ def stand_in(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def endless(stand_in: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, str], Path]:
+def endless(fake_sdk: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, str], Path]:
     """Create an SDK whose import never ends; return its environment, and a file that exists once it has started."""
     begun = tmp_path / "begun"
-    folder = stand_in(__init__=f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n")
+    folder = fake_sdk(__init__=f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}, begun
 
 
@@ -76,9 +76,7 @@ def test_a_submit_that_fails_does_not_wait_for_the_import(
     assert begun.exists()
 
 
-def test_a_job_that_is_wrong_starts_no_import(
-    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
-) -> None:
+def test_an_invalid_job_starts_no_import(cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]) -> None:
     environ, begun = endless
     assert cli("submit", JOB, "--set", "train.epochs=none", environ=environ).code == 2
     assert cli("submit", JOB, "--set", "code.directory=not-there", environ=environ).code == 2
@@ -108,35 +106,35 @@ def test_a_submit_prints_its_own_lines_only(cli: Cli, aws: dict[str, str]) -> No
 
 
 def test_last_lines_are_flushed_to_a_block_buffered_output(aws: dict[str, str]) -> None:
-    """The process ends without the interpreter's shutdown, which flushes else."""
+    """The process exits without the interpreter's shutdown, which would flush them."""
     words = f"{command()} submit {JOB} --skip-check --json | cat"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=120)
     assert json.loads(done.stdout)["backend"] == "sagemaker"
     assert "stop sagemaker:" in done.stderr
 
 
-def test_the_import_changes_nothing_that_others_see(aws: dict[str, str]) -> None:
+def test_the_import_has_no_side_effects(aws: dict[str, str]) -> None:
     program = """
 import boto3, gc, json, logging, sys
 from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_import
 
-def seen():
+def global_state():
     names = ("", "sagemaker", "sagemaker.config", "botocore", "boto3")
     loggers = [(logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in names]
     return sys.stdout, sys.excepthook, logging.getLogger().level, loggers, gc.isenabled(), gc.get_freeze_count()
 
-before = seen()
+before = global_state()
 start_import()
-print("printed beside the import")
+print("printed during the import")
 sdk = load_sdk()
 assert "sagemaker.pytorch" in sys.modules
-assert seen() == before, (seen(), before)
+assert global_state() == before, (global_state(), before)
 """
-    assert run(program) == "printed beside the import\n"
+    assert run(program) == "printed during the import\n"
 
 
-def test_only_output_of_the_import_is_dropped(stand_in: Callable[..., Path]) -> None:
-    folder = stand_in(
+def test_only_output_of_the_import_is_dropped(fake_sdk: Callable[..., Path]) -> None:
+    folder = fake_sdk(
         inputs="import threads\nprint('greetings')\nthreads.importing.set()\nthreads.printed.wait(60)\n"
         "print('farewell')\nTrainingInput = None\n"
     )
@@ -155,8 +153,8 @@ print("mine, too")
     assert run(program, folder) == "mine\nmine, too\n"
 
 
-def test_an_import_that_fails_beside_others_is_made_again_alone(stand_in: Callable[..., Path]) -> None:
-    folder = stand_in(
+def test_a_failed_background_import_is_repeated(fake_sdk: Callable[..., Path]) -> None:
+    folder = fake_sdk(
         inputs="import threading\nif threading.current_thread() is not threading.main_thread():\n"
         "    raise ImportError('cannot import name TrainingInput from partially initialized module')\n"
         "TrainingInput = None\n"
@@ -165,15 +163,15 @@ def test_an_import_that_fails_beside_others_is_made_again_alone(stand_in: Callab
     assert run(program, folder) == "found\n"
 
 
-def test_an_sdk_of_another_version_is_told(cli: Cli, aws: dict[str, str], stand_in: Callable[..., Path]) -> None:
-    folder = stand_in(inputs="")
+def test_an_sdk_of_another_version_is_reported(cli: Cli, aws: dict[str, str], fake_sdk: Callable[..., Path]) -> None:
+    folder = fake_sdk(inputs="")
     environ = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
     done = cli("submit", JOB, "--skip-check", environ=environ)
     assert done.code == 2
     assert "needs sagemaker 2.x" in done.err
 
 
-def test_only_our_own_settings_are_not_checked_again(aws: dict[str, str]) -> None:
+def test_only_our_own_settings_skip_a_second_validation(aws: dict[str, str]) -> None:
     program = """
 import boto3
 from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, load_sdk, suppress_output

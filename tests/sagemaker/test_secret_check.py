@@ -1,4 +1,4 @@
-"""The check of a job's secrets, over HTTP: whether they are there, and whether the role may read them."""
+"""The check of a job's secrets, over HTTP: whether they exist, and whether the role may read them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fron
 
 @pytest.fixture
 def check(job: Callable[..., Path]) -> Callable[..., Check]:
-    """Check the job with these changes; return the one check of its secrets."""
+    """Return a function that checks the job with overrides and returns the check of its secrets."""
 
-    def ask(*overrides: str) -> Check:
+    def run_check(*overrides: str) -> Check:
         found = cloudtrain.check(cloudtrain.validate(job(JOB, train_py=""), overrides))
         (check,) = [each for each in found if each.name == "secrets"]
         return check
 
-    return ask
+    return run_check
 
 
 def store(**fields: Any) -> None:
@@ -63,7 +63,7 @@ def test_a_secret_that_the_role_may_read_passes_and_is_not_read(front: Front, ch
 def test_missing_secret_fails_with_the_command_to_create_it(check: Callable[..., Check]) -> None:
     found = check()
     assert found.result is Result.FAIL
-    assert found.detail == "AGAIN: there is no secret team/wandb in us-west-2"  # the first that names it
+    assert found.detail == "AGAIN: there is no secret team/wandb in us-west-2"  # the first variable that names it
     assert found.fix.startswith("aws secretsmanager create-secret --region us-west-2 --name team/wandb --secret-string")
     store()
     assert "no version with the stage OLD" in check("code.env.AGAIN={secret: team/wandb, stage: OLD}").detail
@@ -83,7 +83,7 @@ def test_a_role_that_may_not_read_it_fails_with_the_grant(front: Front, check: C
     assert '"Action": ["secretsmanager:GetSecretValue"]' in found.fix
 
 
-def test_who_may_not_look_is_told_what_that_needs(front: Front, check: Callable[..., Check]) -> None:
+def test_the_permission_that_the_check_lacks_is_reported(front: Front, check: Callable[..., Check]) -> None:
     front.say("DescribeSecret", Answer.denied())
     found = check()
     assert found.result is Result.UNKNOWN
@@ -91,6 +91,6 @@ def test_who_may_not_look_is_told_what_that_needs(front: Front, check: Callable[
 
 
 @pytest.mark.usefixtures("front")
-def test_a_job_without_secrets_is_not_asked_about_them(job: Callable[..., Path]) -> None:
+def test_a_job_without_secrets_has_no_such_check(job: Callable[..., Path]) -> None:
     found = cloudtrain.check(cloudtrain.validate(job(JOB, train_py=""), ["code.env={}"]))
     assert "secrets" not in {each.name for each in found}

@@ -1,4 +1,4 @@
-"""Uploads against moto over HTTP: clients are killed, interrupted and refused in the middle of them."""
+"""Uploads against moto over HTTP. Clients are killed, interrupted and denied in the middle of an upload."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def keys(endpoint: str | None = None) -> list[str]:
     return [key for key in found if not key.startswith("cloudtrain/requests/")]
 
 
-def begun(endpoint: str) -> list[str]:
+def unfinished_uploads(endpoint: str) -> list[str]:
     """Return the keys of multipart uploads that were neither completed nor aborted."""
     found = s3(endpoint).list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
     return [upload["Key"] for upload in found]
@@ -59,32 +59,32 @@ def begun(endpoint: str) -> list[str]:
 
 @pytest.fixture
 def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """Stand between every client of the test and moto, whose own address is `aws`."""
+    """Put a server between moto and every client of the test. `aws` has the address of moto itself."""
     with Front(aws["AWS_ENDPOINT_URL"]).serve() as served:
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
         monkeypatch.setenv("CLOUDTRAIN_TRANSPORT", "boto3")
         yield served
 
 
-class Held:
-    """The upload of a job's archive: two parts are let through, the others wait, until the test releases them."""
+class PausedUpload:
+    """A paused upload of a job's archive: two parts pass, the others wait until the test releases them."""
 
     def __init__(self, front: Front, key: str) -> None:
         self.front = front
         self.reached, self.released = threading.Event(), threading.Event()
         self.answer: Answer | None = None
-        self._operation, self._let_through = f"PUT /{BUCKET}/{key}", threading.Semaphore(2)
+        self._operation, self._passing = f"PUT /{BUCKET}/{key}", threading.Semaphore(2)
         front.rules[self._operation] = self._rule
 
     def _rule(self, _: Request) -> Answer | None:
-        if self._let_through.acquire(blocking=False):
+        if self._passing.acquire(blocking=False):
             return None
         self.reached.set()
         self.released.wait(60)
         return self.answer
 
-    def let_go(self) -> None:
-        """Hand on what waits and what comes."""
+    def resume(self) -> None:
+        """Pass on the waiting parts and all later ones."""
         del self.front.rules[self._operation]
         self.released.set()
 
@@ -99,21 +99,21 @@ def large(job: Callable[..., Path], cli: Cli) -> tuple[Path, str]:
 
 
 @contextlib.contextmanager
-def submitting(path: Path, held: Held) -> Iterator[subprocess.Popen[str]]:
-    """Submit in a process of its own; the block begins in the middle of the upload."""
+def submitting(path: Path, paused: PausedUpload) -> Iterator[subprocess.Popen[str]]:
+    """Submit in a separate process. The block begins in the middle of the upload."""
     words = [str(command()), "submit", str(path), "--skip-check"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert held.reached.wait(60)
+        assert paused.reached.wait(60)
         yield process
     finally:
-        held.released.set()
+        paused.released.set()
         process.kill()
         process.communicate()
 
 
-def handled(process: subprocess.Popen[str]) -> bool:
-    """Tell whether a process has taken the signals that were sent to it."""
+def has_received_signals(process: subprocess.Popen[str]) -> bool:
+    """Return whether a process has received the signals that were sent to it."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     pending = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return all(int(mask, 16) == 0 for mask in pending)
@@ -122,13 +122,13 @@ def handled(process: subprocess.Popen[str]) -> bool:
 def test_killed_upload_leaves_no_object(front: Front, aws: dict[str, str], large: tuple[Path, str], cli: Cli) -> None:
     path, key = large
     moto = aws["AWS_ENDPOINT_URL"]
-    held = Held(front, key)
-    with submitting(path, held) as process:
+    paused = PausedUpload(front, key)
+    with submitting(path, paused) as process:
         process.send_signal(signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
-        held.let_go()
+        paused.resume()
     assert keys(moto) == []
-    assert begun(moto) == [key]  # only a rule of the bucket can remove what a killed client leaves
+    assert unfinished_uploads(moto) == [key]  # only a lifecycle rule can remove what a killed client leaves
 
     front.seen.clear()
     done = cli("submit", path, "--skip-check", "--json")
@@ -142,30 +142,30 @@ def test_killed_upload_leaves_no_object(front: Front, aws: dict[str, str], large
 
 def test_ctrl_c_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str], large: tuple[Path, str]) -> None:
     path, key = large
-    held = Held(front, key)
-    with submitting(path, held) as process:
+    paused = PausedUpload(front, key)
+    with submitting(path, paused) as process:
         process.send_signal(signal.SIGINT)
-        until(lambda: handled(process))
-        held.let_go()
+        until(lambda: has_received_signals(process))
+        paused.resume()
         _, output = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert keys(aws["AWS_ENDPOINT_URL"]) == []
-    assert begun(aws["AWS_ENDPOINT_URL"]) == []
+    assert unfinished_uploads(aws["AWS_ENDPOINT_URL"]) == []
     assert f"DELETE /{BUCKET}/{key}" in front.seen
 
 
 def test_a_refusal_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str], large: tuple[Path, str]) -> None:
     path, key = large
-    held = Held(front, key)
-    with submitting(path, held) as process:
-        held.answer = DENIED
-        held.released.set()
+    paused = PausedUpload(front, key)
+    with submitting(path, paused) as process:
+        paused.answer = DENIED
+        paused.released.set()
         _, output = process.communicate(timeout=60)
     assert process.returncode == 3, output
     assert "could not upload the code: AWS says AccessDenied" in output
     assert keys(aws["AWS_ENDPOINT_URL"]) == []
-    assert begun(aws["AWS_ENDPOINT_URL"]) == []
+    assert unfinished_uploads(aws["AWS_ENDPOINT_URL"]) == []
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_an_archive_of_another_size_is_replaced(aws: dict[str, str], archive: Pa
 
 @pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
 def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, files: int) -> None:
-    """A lifecycle rule takes code by its age, and a job that has just been submitted may need it for weeks."""
+    """A lifecycle rule deletes code by its age, but the submitted job may need it for weeks."""
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
     headers = {"Last-Modified": modified, "ETag": '"0"'}
     front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", Answer(b"archive", 200, headers))
@@ -205,7 +205,7 @@ def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, fi
 
 @pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
 def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path, days: int, files: int) -> None:
-    """From wherever it is resumed: the archive is taken from S3 itself."""
+    """The archive is read from S3, so any machine can resume the run."""
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
     there = Answer(b"archive", 200, {"Last-Modified": modified, "ETag": '"0"'})
     for method in ("HEAD", "GET"):
@@ -218,21 +218,21 @@ def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path,
     assert not files or body_of("code/sourcedir.tar.gz") == b"archive"
 
 
-def test_an_earlier_runs_archive_that_is_gone_is_told(aws: dict[str, str], tmp_path: Path) -> None:
+def test_a_deleted_archive_of_an_earlier_run_is_reported(aws: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"was deleted from s3://{BUCKET}/code/sourcedir.tar.gz") as raised:
         Uploads(s3()).renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
     assert "cloudtrain submit JOB --set checkpoint.resume=RUN" in raised.value.hint
 
 
-def test_archive_that_s3_may_not_describe_is_kept(front: Front, tmp_path: Path) -> None:
+def test_an_archive_without_permission_to_read_it_is_kept(front: Front, tmp_path: Path) -> None:
     front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", DENIED)
     uploads = Uploads(s3())
     uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
     assert uploads.send() == UploadResult(files=0, bytes=0, kept=1)
 
 
-def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data: Path) -> None:
-    """S3 answers 403 instead of 404 then."""
+def test_uploads_need_no_permission_to_list(front: Front, archive: Path, data: Path) -> None:
+    """Without this permission S3 answers 403 instead of 404."""
     for operation in (f"HEAD /{BUCKET}/code/sourcedir.tar.gz", f"GET /{BUCKET}"):
         front.say(operation, DENIED)
     assert send(archive).files == 1
@@ -241,8 +241,8 @@ def test_who_may_not_list_uploads_all_the_same(front: Front, archive: Path, data
     assert uploads.send().files == 3
 
 
-def test_another_ones_bucket_is_not_written_to(aws: dict[str, str], archive: Path) -> None:
-    """That every call names the owner is what can be seen: moto does not look at it."""
+def test_every_upload_request_names_the_buckets_owner(aws: dict[str, str], archive: Path) -> None:
+    """S3 refuses a bucket of another owner. moto does not, so the test checks the requests."""
     named: Counter[str] = Counter()
     client = s3()
     client.meta.events.register(
@@ -272,7 +272,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_uploaded_but_for_what_lies_there(aws: dict[str, str], data: Path) -> None:
+def test_only_missing_and_changed_files_are_uploaded(aws: dict[str, str], data: Path) -> None:
     put("run/data/one", b"1")
     put("run/data/deep/two", b"torn file")
     uploads = Uploads(s3())
@@ -319,7 +319,7 @@ def test_a_folder_without_files_is_refused(aws: dict[str, str], tmp_path: Path) 
         Uploads(s3()).add_folder(tmp_path / "empty", f"s3://{BUCKET}/run/data")
 
 
-def test_a_file_that_vanishes_is_told(aws: dict[str, str], data: Path) -> None:
+def test_a_file_deleted_before_its_upload_is_reported(aws: dict[str, str], data: Path) -> None:
     uploads = Uploads(s3())
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")
     (data / "one").unlink()
@@ -327,7 +327,7 @@ def test_a_file_that_vanishes_is_told(aws: dict[str, str], data: Path) -> None:
         uploads.send()
 
 
-def test_a_name_that_s3_cannot_hold_is_told(aws: dict[str, str], data: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported(aws: dict[str, str], data: Path) -> None:
     (data / os.fsdecode(b"caf\xe9")).write_text("latin 1")
     with pytest.raises(UserError, match="not UTF-8"):
         Uploads(s3()).add_folder(data, f"s3://{BUCKET}/run/data")
