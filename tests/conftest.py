@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from support.aws_calls import RECORD, unknown_calls
+from support.iam_roles import PERMISSIONS, TRUST
 from support.jobs import (
     Cli,
     Finished,
@@ -29,11 +30,6 @@ settings.register_profile("cloudtrain", settings.default, deadline=None)
 settings.load_profile("cloudtrain")
 
 GUARD = Path(__file__).parent / "guard"
-TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
-}
-PERMISSIONS = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:*"], "Resource": "*"}]}
 
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TRUST
 from support.aws_frontend import Answer, Front
+from support.iam_roles import TRUST
 from support.jobs import (
     Cli,
     Terminal,

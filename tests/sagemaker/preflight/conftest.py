@@ -1,0 +1,43 @@
+"""Fixtures of preflight checks: an account over HTTP, and a function that checks a job.
+
+moto answers the requests that it supports. A server in front of moto answers policy simulation, quotas, and what moto
+does not check. Each test breaks one thing, and exactly one check fails with a fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.aws_frontend import Front, quotas, simulation
+from support.preflight import ENOUGH, JOB, put
+
+import cloudtrain
+from cloudtrain.preflight import Check
+
+
+@pytest.fixture
+def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """Serve an account that has everything that the job needs."""
+    with Front(aws["AWS_ENDPOINT_URL"]).serve() as front:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
+        front.rules["SimulatePrincipalPolicy"] = simulation()
+        front.say("ListServiceQuotas", quotas(ENOUGH))
+        front.say("ListAWSDefaultServiceQuotas", quotas({}))
+        for name in ("one", "two", "three"):
+            put(f"numbers/{name}", b"12345")
+        yield front
+
+
+@pytest.fixture
+def checks(job: Callable[..., Path]) -> Callable[..., dict[str, Check]]:
+    """Return a function that checks a job with overrides and returns the checks by name."""
+
+    def check(*overrides: str, text: str = JOB) -> dict[str, Check]:
+        path = job(text, mine_py="class Mine(Task):\n    def __init__(self): ...\n", train_py="")
+        found = cloudtrain.check(cloudtrain.validate(path, overrides))
+        assert len({each.name for each in found}) == len(found)
+        return {each.name: each for each in found}
+
+    return check
