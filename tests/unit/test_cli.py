@@ -364,7 +364,7 @@ def test_the_progress_bar_needs_a_terminal_and_long_work(monkeypatch: pytest.Mon
         monkeypatch.setattr("sys.stderr", terminal)
         with console.progress_bar("reading the code") as show:
             show(1, 2)
-        monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
+        monkeypatch.setattr(console, "PROGRESS_DELAY_SECONDS", 0.0)
         with console.progress_bar("packing the code") as show:
             show(1, 2)
             show(2, 2)
@@ -378,7 +378,7 @@ def test_the_progress_bar_disappears_and_reappears(monkeypatch: pytest.MonkeyPat
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr("sys.stderr", terminal)
-        monkeypatch.setattr(console, "_PROGRESS_AFTER_SECONDS", 0.0)
+        monkeypatch.setattr(console, "PROGRESS_DELAY_SECONDS", 0.0)
         with console.progress_bar("packing the code") as show:
             for done, total in ((1, 2), (2, 2), (1, 3)):
                 show(done, total)

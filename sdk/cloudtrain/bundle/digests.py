@@ -19,7 +19,7 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
-_TICK_NS = 2 * 10**9
+CLOCK_TICK_NS = 2 * 10**9
 """Resolution of the coarsest file system clock in use, FAT's."""
 _MIN_CACHED_BYTES, _MIN_CACHED_FILES = 16 * 10**6, 1000
 """Smaller folders are read so fast that a cache file is not worth writing."""
@@ -76,7 +76,7 @@ class Digests:
         digest = read_digest(path, name if target is None else target)
         self._read_bytes += digest.size
         self._read_files += 1
-        if max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - _TICK_NS and digest.size == status.st_size:
+        if max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - CLOCK_TICK_NS and digest.size == status.st_size:
             self._kept[name] = (stamp, digest)
         return digest
 

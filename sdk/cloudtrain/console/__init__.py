@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from cloudtrain.errors import UntrustedSettingsError
 
-_PROGRESS_AFTER_SECONDS = 1.0
+PROGRESS_DELAY_SECONDS = 1.0
+"""Time after which a progress bar appears."""
 
 
 def print_json(content: Mapping[str, Any]) -> None:
@@ -154,7 +155,7 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal started, bar, task
         now = time.monotonic()
         started = now if started is None else started
-        if bar is None and now - started >= _PROGRESS_AFTER_SECONDS and sys.stderr.isatty():
+        if bar is None and now - started >= PROGRESS_DELAY_SECONDS and sys.stderr.isatty():
             bar = _start_bar()
             task = bar.add_task(safe(text), total=total, completed=done)
         if bar is not None and task is not None:
