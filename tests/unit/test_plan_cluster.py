@@ -1,0 +1,231 @@
+"""The cluster, distribution and image that a plan chooses, and the combinations that it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from support.plans import PlanOf, local, refusal
+
+from cloudtrain.catalog import service_limits
+
+
+def test_auto_explains_its_choice(plan_of: PlanOf) -> None:
+    plan = plan_of()
+    assert plan.cluster.distribution == "torch_distributed"
+    assert plan.cluster.launcher == "cloudtrain"
+    assert len(plan.decisions) == 2
+
+
+@pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
+def test_mpi_distributions_take_the_newest_image_that_has_smddp(plan_of: PlanOf, distribution: str) -> None:
+    plan = plan_of(f"cluster.distribution={distribution}")
+    assert "pytorch-training:2.5.1-gpu" in plan.image
+    assert plan.cluster.launcher == "toolkit"
+    assert "ContainerEntrypoint" not in plan.request["AlgorithmSpecification"]
+
+
+@pytest.mark.parametrize("instance_type", ["ml.p5e.48xlarge", "ml.g6.48xlarge", "ml.m5.xlarge"])
+def test_smddp_on_the_wrong_instance_is_refused(plan_of: PlanOf, instance_type: str) -> None:
+    text = refusal(plan_of, "cluster.distribution=smdistributed", f"cluster.instance_type={instance_type}")
+    assert f"does not support {instance_type}; use torch_distributed, or one of ml.p4d.24xlarge" in text
+
+
+def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
+    text = refusal(plan_of, "cluster.distribution=pytorchddp", 'cluster.framework="2.13"')
+    assert 'has no SMDDP and no mpi4py, which pytorchddp needs; use framework: "2.5"' in text
+
+
+def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
+    assert 'did you mean "2.13"?' in refusal(plan_of, 'cluster.framework="2.14"')
+
+
+def test_trainium_is_refused(plan_of: PlanOf) -> None:
+    assert "no GPU that PyTorch" in refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge")
+
+
+def test_unknown_instance_type_is_refused(plan_of: PlanOf) -> None:
+    assert 'did you mean "ml.p4d.24xlarge"?' in refusal(plan_of, "cluster.instance_type=ml.p4d.24xlrge")
+
+
+def test_instance_type_missing_in_the_catalog_is_a_warning(plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = service_limits.instance_types()
+    monkeypatch.setattr(service_limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
+    plan = plan_of("cluster.instance_type=ml.p9.48xlarge")
+    assert any("newer than cloudtrain's catalog" in warning for warning in plan.warnings)
+    assert plan.cluster.processes_per_instance is None
+
+
+def test_a_cpu_instance_gets_the_cpu_image(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.instance_type=ml.m5.xlarge")
+    assert "-cpu-" in plan.image
+    assert plan.cluster.backend == "gloo"
+    assert plan.cluster.processes_per_instance == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "instances", "processes", "backend"),
+    [(0, 2, 2, "gloo"), (4, 2, 2, "nccl"), (8, 1, 8, "nccl"), (1, 2, 1, "gloo"), (1, 1, 1, "nccl"), (3, 2, 1, "nccl")],
+)
+def test_local_runs_use_the_available_gpus(
+    plan_of: PlanOf, gpus: int, instances: int, processes: int, backend: str
+) -> None:
+    plan = plan_of(f"cluster.instances={instances}", **local(gpus))
+    assert (plan.cluster.processes_per_instance, plan.cluster.backend) == (processes, backend)
+
+
+def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.distribution=smdistributed", **local())
+    assert any("a local run uses torchrun" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["cluster.distribution=smdistributed", "cluster.instance_type=ml.p5e.48xlarge"], "does not support ml.p5e"),
+        (["cluster.distribution=pytorchddp", "cluster.framework=2.8"], "has no SMDDP"),
+        (
+            [
+                "cluster.distribution=smdistributed",
+                "cluster.image=763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker",
+            ],
+            "cluster.image: the PyTorch 2.13 image has no SMDDP",
+        ),
+        (
+            ["train.parallel.data=fsdp", "cluster.framework=2.5"],
+            "train.parallel.data: data: fsdp needs PyTorch 2.6, and the container has 2.5",
+        ),
+        (
+            ["train.parallel.tensor=2", "cluster.distribution=smdistributed"],
+            "train.parallel.tensor: tensor: 2 needs PyTorch 2.6, and the container has 2.5; use distribution",
+        ),
+        (
+            ["train.parallel={tensor: 3, pipeline: 2}"],
+            "tensor 3 x pipeline 2 does not divide the 16 ranks; their",
+        ),
+        (
+            ["train.parallel={data: fsdp, shard: 3}"],
+            "train.parallel.shard: shard 3 does not divide the 16 data ranks; it must be one of 1, 2, 4, 8, 16",
+        ),
+        (
+            ["data.train={uri: s3://bucket/x, mode: Pipe}"],
+            "data.train.mode: a Task reads a channel's files",
+        ),
+        (
+            ["train.parallel={pipeline: 4}", "train.accumulate=3"],
+            "1f1b with 4 stages needs accumulate 4 or more, and it is 3; set train.accumulate to 16, or",
+        ),
+        (
+            ["train.parallel={pipeline: 4, schedule: zero_bubble}", "train.accumulate=6"],
+            "train.parallel.schedule: zero_bubble needs an accumulate that 4 stages divide, and it is 6",
+        ),
+        (
+            ["train.parallel={pipeline: 2, schedule: zero_bubble}", "train.compile=true"],
+            "train.parallel.schedule: zero_bubble does not work with train.compile",
+        ),
+        (
+            ["train.parallel={pipeline: 2, static_graph: true}"],
+            "train.parallel.static_graph: it does not work with a pipeline",
+        ),
+        (["tracking.mlflow=https://mlflow.example.com"], "tracking.mlflow: MLflow is supported for scripts only"),
+        (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
+        (
+            ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
+            "cluster.prefer: one image cannot support types",
+        ),
+        (["cluster={prefer: [ml.p4d.24xlarge, ml.trn1.32xlarge]}"], "cluster.prefer[1]: ml.trn1.32xlarge has no GPU"),
+        (
+            ["cluster={prefer: [ml.p4d.24xlarge, ml.p5.48xlarge], distribution: smdistributed}"],
+            "SMDDP library, which does not support ml.p5.48xlarge",
+        ),
+    ],
+)
+def test_unsupported_combinations_are_refused_with_the_reason(
+    plan_of: PlanOf, overrides: list[str], expected: str
+) -> None:
+    text = refusal(plan_of, *overrides)
+    assert expected in text
+    assert all(problem.partition("; ")[2] for problem in text.splitlines()), "each has a hint"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["cluster.instance_type=ml.g5.xlarge"], "ml.g5.xlarge has no EFA: its 2 instances exchange gradients by TCP"),
+        (["cluster.framework=2.6"], "AWS no longer patches the PyTorch 2.6 image (since 2026-01-29)"),
+        (
+            ["cluster.processes_per_instance=4"],
+            "4 ranks use 4 of the 8 GPUs of ml.p4d.24xlarge; all",
+        ),
+        (["train={steps: 100}", "checkpoint.every=500 steps"], "the run ends after 100 steps, before the first"),
+        (
+            ["train={steps: 100, evaluate: {every: 200 steps}}"],
+            "ends after 100 steps, before the first evaluation",
+        ),
+        (["checkpoint.every=10h", "limits.runtime=1h"], "checkpoint.every is longer than limits.runtime"),
+    ],
+)
+def test_unfavourable_settings_are_warnings(plan_of: PlanOf, overrides: list[str], expected: str) -> None:
+    assert any(expected in warning for warning in plan_of(*overrides).warnings)
+
+
+def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> None:
+    assert plan_of().warnings == ()
+    assert any("of local NVMe" in warning for warning in plan_of("cluster.volume=200GB").warnings)
+    assert plan_of("cluster.instances=1", "cluster.instance_type=ml.g5.xlarge").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "framework"),
+    [("ml.p3.2xlarge", "2.8"), ("ml.g5.xlarge", "2.13"), ("ml.p6-b200.48xlarge", "2.13")],
+)
+def test_newest_image_with_kernels_for_the_gpu_is_chosen(plan_of: PlanOf, instance_type: str, framework: str) -> None:
+    plan = plan_of(f"cluster.instance_type={instance_type}")
+    assert any(f"framework: PyTorch {framework}," in decision for decision in plan.decisions)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["cluster.instance_type=ml.p3.2xlarge", "cluster.framework=2.13"],
+            "CUDA 13.3 has no kernels for V100; these",
+        ),
+        (
+            ["cluster.instance_type=ml.p6-b200.48xlarge", "cluster.framework=2.5"],
+            "CUDA 12.4 has no kernels for B200",
+        ),
+        (["cluster.instance_type=ml.p2.xlarge"], "has no kernels for K80; none of AWS's images has them"),
+        (["cluster.image=hello"], 'cluster.image: SageMaker pulls images from ECR only, got "hello"'),
+        (["cluster.image=''"], "cluster.image: SageMaker pulls images from ECR only"),
+        (
+            ["cluster.image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"],
+            "the image is in eu-west-1, but the job is in us-west-2; push it to us-west-2",
+        ),
+        (
+            ["cluster.image=763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker"],
+            "this image has no CUDA, but the instance type has GPUs",
+        ),
+    ],
+)
+def test_unusable_images_are_refused(plan_of: PlanOf, overrides: list[str], expected: str) -> None:
+    assert expected in refusal(plan_of, *overrides)
+
+
+def test_an_image_may_be_named_by_its_digest(plan_of: PlanOf) -> None:
+    uri = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train@sha256:{'a' * 64}"
+    plan = plan_of(f"cluster.image={uri}")
+    assert (plan.image, plan.request["AlgorithmSpecification"]["TrainingImage"]) == (uri, uri)
+
+
+@pytest.mark.parametrize(
+    ("digest", "expected"),
+    [
+        ("sha256:" + "a" * 63, "cluster.image: a sha256 digest has 64 hexadecimal digits, got 63"),
+        ("sha256:" + "A" * 64, "cluster.image: a sha256 digest has 64 digits of 0-9 and a-f, got "),
+        ("sha512:" + "a" * 128, 'cluster.image: the digest must begin with "sha256:", got "sha512:'),
+        ("", 'cluster.image: the digest must begin with "sha256:", got ""'),
+        ("a" * 64, 'cluster.image: the digest must begin with "sha256:"'),
+    ],
+)
+def test_a_malformed_digest_is_reported(plan_of: PlanOf, digest: str, expected: str) -> None:
+    uri = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train@{digest}"
+    assert expected in refusal(plan_of, f"cluster.image={uri}")

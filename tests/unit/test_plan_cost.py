@@ -1,0 +1,87 @@
+"""The cost and the runtime of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.plans import SETTINGS, PlanOf, refusal
+
+from cloudtrain.console.plans import print_plan
+
+
+def test_the_estimate_counts_the_time_to_stop(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = plan_of("limits.runtime=10h").cost
+    assert cost.usd_per_hour == pytest.approx(50.5026)
+    assert cost.max_usd == pytest.approx(506.71), "ten hours and two minutes"
+    print_plan(plan_of("limits.runtime=10h"))
+    shown = capsys.readouterr().out
+    assert "\nruntime       stopped after 10h\n" in shown
+    assert "50.50 USD per hour, estimated 506.71 USD at its time limit (" in shown
+
+
+def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> None:
+    plan = plan_of("limits.cost=100 USD")
+    assert plan.request["StoppingCondition"]["MaxRuntimeInSeconds"] == plan.max_runtime_seconds
+    assert plan.cost.max_usd is not None
+    assert 99.9 < plan.cost.max_usd <= 100, "with two minutes to stop"
+    assert any("its estimated cost stays within 100 USD" in decision for decision in plan.decisions)
+
+
+def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
+    assert "0.1 USD pays for 0s" in refusal(plan_of, "limits.cost=0.1 USD")
+    unpriced = dataclasses.replace(SETTINGS, region="eu-west-1")
+    assert "the cost cannot be limited" in refusal(plan_of, "limits.cost=10 USD", settings=unpriced)
+
+
+def test_cost_limit_never_shortens_a_requested_runtime(plan_of: PlanOf) -> None:
+    text = refusal(plan_of, "limits={runtime: 10h, cost: 100 USD}")
+    assert "100 USD pays for 1h56m of 50.50 USD per hour, 2m to stop after it; limits.runtime is 10h" in text
+    assert "raise it to 507 USD, or lower limits.runtime to 116m" in text
+    assert plan_of("limits={runtime: 10h, cost: 507 USD}").max_runtime_seconds == 36000
+
+
+def test_spot_estimate_uses_on_demand_price_and_max_wait(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.spot={max_wait: 20h}", "limits.runtime=10h")
+    assert plan.cost.max_usd == pytest.approx((20 + 120 / 3600) * 50.502572, abs=0.01)
+    plan = plan_of("cluster.spot=true", "limits.cost=100 USD")
+    assert plan.max_wait_seconds == plan.max_runtime_seconds
+    assert plan.cost.max_usd is not None
+    assert plan.cost.max_usd <= 100
+    text = refusal(plan_of, "cluster.spot={max_wait: 30h}", "limits.cost=500 USD")
+    assert "cluster.spot.max_wait is 1d6h" in text
+
+
+def test_a_warm_pool_is_paid_for(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.keep_alive=1h", "limits.runtime=1h")
+    assert plan.cost.max_usd == pytest.approx((2 + 120 / 3600) * 50.502572, abs=0.01)
+    assert plan.cost.warm_pool_usd == pytest.approx(50.502572, abs=0.01)
+    assert plan.warnings == plan_of().warnings
+    assert plan_of().cost.warm_pool_usd == 0
+    assert plan_of("cluster.keep_alive=1h", "limits.cost=100 USD").max_runtime_seconds == 7128 - 3600 - 120
+
+
+def test_a_warm_pool_of_more_than_the_guide_allows_is_a_warning(plan_of: PlanOf) -> None:
+    assert any(
+        "AWS documents at most 1h; its API accepts 2h" in each for each in plan_of("cluster.keep_alive=2h").warnings
+    )
+
+
+def test_the_most_expensive_preference_bounds_the_cost(plan_of: PlanOf) -> None:
+    cheap = plan_of("cluster={prefer: [ml.g5.xlarge]}").cost.usd_per_hour
+    both = plan_of("cluster={prefer: [ml.g5.xlarge, ml.g5.8xlarge]}").cost.usd_per_hour
+    assert cheap is not None
+    assert both is not None
+    assert both > 2 * cheap
+
+
+def test_a_plan_has_the_length_that_is_known(plan_of: PlanOf) -> None:
+    length = plan_of("train={steps: 1000, batch_size: 16}", "checkpoint.every=300 steps").length
+    assert (length.steps, length.samples, length.checkpoints) == (1000, 1000 * 16 * 16, 4)
+    length = plan_of("limits.runtime=1h").length
+    assert (length.steps, length.epochs, length.checkpoints) == (None, 3, 7)
+
+
+def test_a_default_runtime_is_reduced_to_max_wait(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.spot={max_wait: 2h}")
+    assert (plan.max_runtime_seconds, plan.max_wait_seconds) == (7200, 7200)
