@@ -16,12 +16,7 @@ CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time"
 
 LONG_TEST_NAMES: frozenset[str] = frozenset()
 LONG_FILES: frozenset[str] = frozenset()
-TIMED_TESTS = frozenset(
-    {
-        "test_a_stale_index_costs_little",
-        "test_a_storage_that_never_answers_is_told_and_holds_nobody",
-    }
-)
+TIMED_TESTS: frozenset[str] = frozenset()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

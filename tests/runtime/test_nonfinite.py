@@ -28,7 +28,7 @@ NAN = float("nan")
 
 
 def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool) -> tuple[list[float], NonfiniteGuard]:
-    """Take steps with these gradients; return the rate of each, and what guarded them. The batches are numbers."""
+    """Take a step for each gradient; return the learning rate of each step, and the guard. Batches are step numbers."""
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
@@ -43,20 +43,20 @@ def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool
         model.weight.grad = torch.full_like(model.weight, gradient)
         before = model.weight.detach().clone()
         rates.append(float(optimizer.param_groups[0]["lr"]))
-        moves_on = guard.step(number, torch.tensor(gradient), model.weight.grad.norm())
+        advances_schedule = guard.step(number, torch.tensor(gradient), model.weight.grad.norm())
         assert torch.equal(before, model.weight.detach()) == (not math.isfinite(gradient))
-        if moves_on:
+        if advances_schedule:
             rate.step()
     guard.settle()
     return rates, guard
 
 
-def test_a_step_left_out_on_the_device_is_known_one_step_later(tmp_path: Path) -> None:
+def test_a_step_skipped_on_the_device_is_known_a_step_later(tmp_path: Path) -> None:
     gradients = [1.0, NAN, NAN, 1.0, 1.0, NAN, 1.0, 1.0]
-    at_once, host = guarded(tmp_path, gradients, 2, on_device=False)
-    later, device = guarded(tmp_path, gradients, 2, on_device=True)
-    assert at_once == pytest.approx([0.1, 0.099, 0.099, 0.099, 0.098, 0.097, 0.097, 0.096])
-    assert later == pytest.approx([0.1, 0.099, 0.098, 0.098, 0.098, 0.097, 0.096, 0.096])
+    host_rates, host = guarded(tmp_path, gradients, 2, on_device=False)
+    device_rates, device = guarded(tmp_path, gradients, 2, on_device=True)
+    assert host_rates == pytest.approx([0.1, 0.099, 0.099, 0.099, 0.098, 0.097, 0.097, 0.096])
+    assert device_rates == pytest.approx([0.1, 0.099, 0.098, 0.098, 0.098, 0.097, 0.096, 0.096])
     assert host.state_dict() == device.state_dict() == {"in_row": 0, "skipped": 3, "owed": 0}
 
 
@@ -71,7 +71,7 @@ def test_too_many_nonfinite_steps_end_the_run_with_the_batch(on_device: bool, tm
     assert math.isnan(content["loss"])
 
 
-def test_the_row_goes_on_after_a_resume(tmp_path: Path) -> None:
+def test_a_resume_continues_the_count_of_nonfinite_steps(tmp_path: Path) -> None:
     _, first = guarded(tmp_path, [NAN], 1, on_device=True)
     state = json.loads(json.dumps(first.state_dict()))
     assert state == {"in_row": 1, "skipped": 1, "owed": 1}
@@ -81,7 +81,7 @@ def test_the_row_goes_on_after_a_resume(tmp_path: Path) -> None:
         _ = [rest.step(2, torch.tensor(NAN), torch.tensor(NAN)), rest.settle()]
 
 
-def test_what_is_not_finite_is_never_the_best() -> None:
+def test_a_nonfinite_metric_is_never_the_best() -> None:
     train = replace(TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max"))
     best = BestTracker.of(train, ["train", "validation"])
     assert best is not None
@@ -94,40 +94,40 @@ def test_what_is_not_finite_is_never_the_best() -> None:
     assert (again.latest.step, again.latest.value, again.latest.place) == (3, 0.6, "s3://bucket/other")
 
 
-def test_an_analysis_tells_each_class(tmp_path: Path) -> None:
+def test_an_analysis_has_the_metrics_of_each_class(tmp_path: Path) -> None:
     pairs = Counter({(0, 0): 8, (0, 1): 2, (1, 1): 5, (1, 0): 1, (2, 0): 4, (-100, 1): 9})
     metrics = {"validation": {"loss": 0.25}, "test": {"loss": 0.5, "accuracy": 0.65}}
     analysis = ClassificationAnalysis(pairs, ["cat", "dog", "b|rd", "never"], split="test", step=70, metrics=metrics)
     lines = analysis.write(tmp_path).read_text().splitlines()
-    told = json.loads((tmp_path / "analysis.json").read_text())
-    assert (told["samples"], told["step"], told["split"]) == (20, 70, "test")
-    assert told["accuracy"] == pytest.approx(13 / 20)
-    assert told["confusion"] == [[8, 2, 0, 0], [1, 5, 0, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
-    cat, dog, bird, never = told["classes"]
+    found = json.loads((tmp_path / "analysis.json").read_text())
+    assert (found["samples"], found["step"], found["split"]) == (20, 70, "test")
+    assert found["accuracy"] == pytest.approx(13 / 20)
+    assert found["confusion"] == [[8, 2, 0, 0], [1, 5, 0, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
+    cat, dog, bird, never = found["classes"]
     assert (cat["precision"], cat["recall"], cat["f1"], cat["support"]) == pytest.approx((8 / 13, 0.8, 16 / 23, 10))
     assert (dog["name"], dog["precision"], dog["recall"]) == ("dog", pytest.approx(5 / 7), pytest.approx(5 / 6))
     assert (bird["precision"], bird["recall"], bird["f1"], bird["support"]) == (None, 0.0, 0.0, 4)
     assert (never["precision"], never["recall"], never["f1"], never["support"]) == (None, None, None, 0)
-    assert told["averages"]["macro"]["recall"] == pytest.approx((0.8 + 5 / 6) / 3)
-    assert told["averages"]["weighted"]["recall"] == pytest.approx(13 / 20)
-    assert told["most_confused"][0] == {"true": "b|rd", "predicted": "cat", "count": 4}
+    assert found["averages"]["macro"]["recall"] == pytest.approx((0.8 + 5 / 6) / 3)
+    assert found["averages"]["weighted"]["recall"] == pytest.approx(13 / 20)
+    assert found["most_confused"][0] == {"true": "b|rd", "predicted": "cat", "count": 4}
     assert "| test | 0.5 | 0.65 |" in lines
     assert "| cat | 0.6154 | 0.8000 | 0.6957 | 10 |" in lines
     assert "| **b/rd** | 4 | 0 | 0 | 0 |" in lines
 
 
-def test_many_classes_are_told_without_a_matrix(tmp_path: Path) -> None:
+def test_an_analysis_of_many_classes_has_no_matrix(tmp_path: Path) -> None:
     pairs = Counter({(kind, kind if kind % 2 else 0): 1 for kind in range(1500)})
     analysis = ClassificationAnalysis(pairs, [], split="validation", step=1, metrics={"validation": {"loss": 1.0}})
     assert "Confusion matrix" not in analysis.write(tmp_path).read_text()
-    told = json.loads((tmp_path / "analysis.json").read_text())
-    assert told["confusion"] is None
-    assert len(told["classes"]) == 1500
-    assert len(told["most_confused"]) == 20
+    found = json.loads((tmp_path / "analysis.json").read_text())
+    assert found["confusion"] is None
+    assert len(found["classes"]) == 1500
+    assert len(found["most_confused"]) == 20
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_the_rate_rises_and_falls(schedule: str) -> None:
+def test_the_learning_rate_warms_up_and_decays(schedule: str) -> None:
     train = replace(TRAIN, schedule=schedule, warmup_steps=4)
     shares = [learning_rate_factor(step, train, 20) for step in range(21)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
@@ -136,7 +136,7 @@ def test_the_rate_rises_and_falls(schedule: str) -> None:
         assert set(shares[3:]) == {1.0}
     else:
         assert all(later < earlier for earlier, later in itertools.pairwise(shares[4:]))
-        assert shares[12] == pytest.approx(0.5)  # half of the way
+        assert shares[12] == pytest.approx(0.5)  # half of the decay
         assert shares[20] == pytest.approx(0.0, abs=1e-12)
 
 
@@ -154,17 +154,17 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deterministic")
 def test_an_operation_without_a_deterministic_form_is_named() -> None:
-    def act(values: torch.Tensor) -> Any:
+    def put_twice(values: torch.Tensor) -> Any:
         with determinism.explain_nondeterminism():
             return values.put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
 
     with pytest.raises(JobError, match=r"train.deterministic: put_ has no deterministic form"):
-        act(torch.zeros(3))
+        put_twice(torch.zeros(3))
     with pytest.raises(RuntimeError, match="of another kind"), determinism.explain_nondeterminism():
         raise RuntimeError("of another kind")
 
 
-def test_what_cublas_reads_is_set_once() -> None:
+def test_the_users_cublas_workspace_is_kept() -> None:
     environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     determinism.configure_cublas(environ)
     assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}

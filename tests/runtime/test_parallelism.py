@@ -1,7 +1,7 @@
-"""The table of docs/reference/parallel-layouts.md, cell by cell: each layout makes the steps of a single process.
+"""The table of docs/reference/parallel-layouts.md: each layout gives the losses of a single process.
 
-Each layout is run in two of its four ways; `CLOUDTRAIN_MATRIX=whole` runs all of them.
-To write the table anew, with what each cell gives: `python tests/runtime/test_parallelism.py`, and read the diff.
+Each layout runs in two of its four combinations of precision and accumulation; `CLOUDTRAIN_MATRIX=whole` runs all.
+To generate the table again, run `python tests/runtime/test_parallelism.py`, and review the diff.
 """
 
 import os
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY / "tests"))
 
-import torch  # noqa: E402 (a script must find them first)
+import torch  # noqa: E402 (as a script, sys.path must be set first)
 from support.parallel_training import SIX_DIGITS, TRAIN, Outcome, losses  # noqa: E402
 from support.training import Steady  # noqa: E402
 
@@ -28,9 +28,9 @@ from cloudtrain_runtime.contract import ParallelConfig  # noqa: E402
 PAGE = REPOSITORY / "docs" / "reference" / "parallel-layouts.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 GLOBAL_BATCH = 16
-WAYS = (("fp32", 1), ("fp32", 4), ("bf16", 4), ("fp16", 4))
+COMBINATIONS = (("fp32", 1), ("fp32", 4), ("bf16", 4), ("fp16", 4))
 BOUNDS = {"fp32": SIX_DIGITS, "bf16": torch.finfo(torch.bfloat16).eps, "fp16": torch.finfo(torch.float16).eps}
-"""Relative, of losses and gradient norms: the distance of two neighbouring numbers of the precision."""
+"""Relative tolerance of losses and gradient norms: the distance of two neighbouring numbers of the precision."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Layout:
         changed = {key: value for key, value in vars(own).items() if value != getattr(default, key)}
         given = {"data": own.data, **changed} if own.data == "fsdp" or not changed else changed
         if "bucket_bytes" in given:
-            given = {"bucket": f"{given['bucket_bytes'] // 1000}KB"}  # as the job says it
+            given = {"bucket": f"{given['bucket_bytes'] // 1000}KB"}  # the name of the field in job.yaml
         words = [f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in given.items()]
         return f"`{{{', '.join(words)}}}`" + (", activation checkpointing" if self.recomputes else "")
 
@@ -78,12 +78,12 @@ def layouts() -> list[Layout]:
 
 
 def precision_of(layout: Layout, precision: str) -> str:
-    """Return the lowest precision that a step of the layout goes through."""
+    """Return the lowest precision in which a step of the layout computes or communicates."""
     return "bf16" if layout.parallel.compress == "bf16" else precision
 
 
 def run(layout: Layout, precision: str, accumulate: int, folder: Path) -> Outcome:
-    """Train with AdamW in float64, or with SGD in a lower precision: AdamW amplifies rounding without a bound."""
+    """Train with AdamW in float64, or with SGD in a lower precision, because AdamW amplifies rounding errors."""
     shares = layout.ranks // layout.parallel.group_size
     train = replace(
         TRAIN,
@@ -100,7 +100,7 @@ def run(layout: Layout, precision: str, accumulate: int, folder: Path) -> Outcom
 
 @cache
 def single(is_exact: bool) -> Outcome:
-    """Return what one process makes of the same samples without accumulation: in float64, or with SGD in float32."""
+    """Train one process on the same samples without accumulation: in float64, or with SGD in float32."""
     train = replace(TRAIN, accumulate=1, batch_size=GLOBAL_BATCH)
     with tempfile.TemporaryDirectory() as folder:
         if is_exact:
@@ -109,7 +109,7 @@ def single(is_exact: bool) -> Outcome:
 
 
 def verdict(outcome: Outcome, layout: Layout, precision: str) -> str:
-    """Return `passed`, or why not."""
+    """Return `passed`, or the reason why the layout differs or is rejected."""
     lowest = precision_of(layout, precision)
     if outcome.reason is not None:
         return re.sub(r"^\w+Error: ", "", outcome.reason).replace("|", "/")
@@ -122,17 +122,17 @@ def verdict(outcome: Outcome, layout: Layout, precision: str) -> str:
 
 def cells() -> Iterator[tuple[Layout, str, int]]:
     for layout in layouts():
-        for precision, accumulate in WAYS:
+        for precision, accumulate in COMBINATIONS:
             yield layout, precision, accumulate
 
 
 def cells_to_run() -> Iterator[tuple[Layout, str, int]]:
-    """Yield fp32 with accumulation and one other way of each layout, another one than of the layout before."""
-    always, *others = sorted(WAYS, key=lambda way: way != ("fp32", 4))
+    """Yield, for each layout, fp32 with accumulation and one of the other combinations in turn."""
+    always, *others = sorted(COMBINATIONS, key=lambda each: each != ("fp32", 4))
     for number, layout in enumerate(layouts()):
-        is_whole = os.environ.get("CLOUDTRAIN_MATRIX") == "whole"
-        for way in [always, *(others if is_whole else [others[number % len(others)]])]:
-            yield layout, *way
+        runs_all = os.environ.get("CLOUDTRAIN_MATRIX") == "whole"
+        for combination in [always, *(others if runs_all else [others[number % len(others)]])]:
+            yield layout, *combination
 
 
 def documented() -> dict[tuple[str, int, str, int], str]:
@@ -141,23 +141,23 @@ def documented() -> dict[tuple[str, int, str, int], str]:
     found = {}
     for line in table.strip().splitlines()[2:]:
         name, ranks, *verdicts = (cell.strip() for cell in line.strip("|").split(" | "))
-        found |= {(name, int(ranks), *way): text for way, text in zip(WAYS, verdicts, strict=True)}
+        found |= {(name, int(ranks), *each): text for each, text in zip(COMBINATIONS, verdicts, strict=True)}
     return found
 
 
 def test_the_table_has_each_layout() -> None:
-    assert list(documented()) == [(layout.name, layout.ranks, *way) for layout, *way in cells()]
+    assert list(documented()) == [(layout.name, layout.ranks, *rest) for layout, *rest in cells()]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("layout", "precision", "accumulate"),
     [
-        pytest.param(layout, *way, id="-".join(map(str, (layout.name.strip("`"), layout.ranks, *way))))
-        for layout, *way in cells_to_run()
+        pytest.param(layout, *rest, id="-".join(map(str, (layout.name.strip("`"), layout.ranks, *rest))))
+        for layout, *rest in cells_to_run()
     ],
 )
-def test_it_makes_the_steps_of_a_single_process(
+def test_a_layout_gives_the_losses_of_a_single_process(
     layout: Layout, precision: str, accumulate: int, tmp_path: Path
 ) -> None:
     expected = documented()[layout.name, layout.ranks, precision, accumulate]
@@ -166,11 +166,12 @@ def test_it_makes_the_steps_of_a_single_process(
 
 def write() -> None:
     """Run every cell and write the table."""
-    lines = ["| `train.parallel` | ranks | " + " | ".join(f"{way[0]}, accumulate {way[1]}" for way in WAYS) + " |"]
-    lines.append("|" + "---|" * (2 + len(WAYS)))
+    heads = [f"{precision}, accumulate {accumulate}" for precision, accumulate in COMBINATIONS]
+    lines = ["| `train.parallel` | ranks | " + " | ".join(heads) + " |"]
+    lines.append("|" + "---|" * (2 + len(COMBINATIONS)))
     for layout in layouts():
         row = []
-        for precision, accumulate in WAYS:
+        for precision, accumulate in COMBINATIONS:
             with tempfile.TemporaryDirectory() as folder:
                 row.append(verdict(run(layout, precision, accumulate, Path(folder)), layout, precision))
         lines.append(f"| {layout.name} | {layout.ranks} | " + " | ".join(row) + " |")

@@ -1,4 +1,4 @@
-"""Pipelines: how a model is split, and what they compute, save and reject."""
+"""Pipeline parallelism: how a model is split into stages, and what a pipeline computes, saves and rejects."""
 
 import itertools
 import math
@@ -47,22 +47,22 @@ from cloudtrain_runtime.errors import TaskError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SAMPLES = 3 * 16 + 7
-"""Of an epoch: three whole steps, and one that shares 7 samples out to fewer and smaller micro-batches."""
+"""Samples of an epoch: three full steps, and one step of 7 samples with fewer and smaller micro-batches."""
 
 
 def job(accumulate: int = 4, **parallel: Any) -> TrainConfig:
     return replace(TRAIN, accumulate=accumulate, parallel=ParallelConfig(**parallel))
 
 
-def close(outcome: Outcome, expected: Sequence[float]) -> bool:
+def has_losses(outcome: Outcome, expected: Sequence[float]) -> bool:
     assert outcome.reason is None, outcome.text
     return outcome.losses == pytest.approx(expected, rel=SIX_DIGITS)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One process."""
-    outcome = losses(job(), 1, tmp_path_factory.mktemp("alone"), samples=SAMPLES, dtype=torch.float64)
+def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The outcome of a single process."""
+    outcome = losses(job(), 1, tmp_path_factory.mktemp("single"), samples=SAMPLES, dtype=torch.float64)
     assert len(outcome.losses) == 20
     assert outcome.losses[-1] < 0.6 * outcome.losses[0]
     return outcome
@@ -77,19 +77,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         (4, {"data": "ddp"}),
         (4, {"data": "fsdp"}),
     ],
-    ids=["alone", "ddp", "fsdp"],
+    ids=["pipeline", "ddp", "fsdp"],
 )
-def test_a_pipeline_makes_the_steps_of_one_process(
-    schedule: str, ranks: int, parallel: Mapping[str, Any], alone: Outcome, tmp_path: Path
+def test_a_pipeline_gives_the_losses_of_one_process(
+    schedule: str, ranks: int, parallel: Mapping[str, Any], single: Outcome, tmp_path: Path
 ) -> None:
     accumulate = 2 if "data" in parallel else 4
     train = job(accumulate, pipeline=2, schedule=schedule, **parallel)
     outcome = losses(train, ranks, tmp_path, samples=SAMPLES, dtype=torch.float64)
-    assert close(outcome, alone.losses)
-    assert outcome.grad_norms == pytest.approx(alone.grad_norms, rel=SIX_DIGITS)
+    assert has_losses(outcome, single.losses)
+    assert outcome.grad_norms == pytest.approx(single.grad_norms, rel=SIX_DIGITS)
     assert outcome.weights is not None
-    assert alone.weights is not None
-    assert set(outcome.weights) == set(alone.weights)
+    assert single.weights is not None
+    assert set(outcome.weights) == set(single.weights)
 
 
 @pytest.mark.processes
@@ -101,37 +101,39 @@ def test_a_pipeline_makes_the_steps_of_one_process(
         (4, 3, {"pipeline": 2, "schedule": "gpipe"}),
         (8, 2, {"pipeline": 2, "tensor": 2, "data": "fsdp", "schedule": "zero_bubble"}),
     ],
-    ids=["four stages", "six micro-batches", "three micro-batches", "everything"],
+    ids=["four stages", "six micro-batches", "three micro-batches", "all dimensions"],
 )
-def test_other_sizes(ranks: int, accumulate: int, parallel: Mapping[str, Any], tmp_path: Path) -> None:
+def test_other_sizes_give_the_losses_of_one_process(
+    ranks: int, accumulate: int, parallel: Mapping[str, Any], tmp_path: Path
+) -> None:
     train = replace(job(accumulate, **parallel), steps=8)
     data_ranks = ranks // train.parallel.group_size
-    single = replace(job(accumulate * data_ranks), steps=8)
-    expected = losses(single, 1, tmp_path / "alone", samples=67, dtype=torch.float64)
-    outcome = losses(train, ranks, tmp_path / "spread", samples=67, dtype=torch.float64)
-    assert close(outcome, expected.losses)
+    one_process = replace(job(accumulate * data_ranks), steps=8)
+    expected = losses(one_process, 1, tmp_path / "single", samples=67, dtype=torch.float64)
+    outcome = losses(train, ranks, tmp_path / "pipeline", samples=67, dtype=torch.float64)
+    assert has_losses(outcome, expected.losses)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_reduced_precision(precision: str, tmp_path: Path) -> None:
+def test_reduced_precision_gives_the_same_losses(precision: str, tmp_path: Path) -> None:
     options = {"precision": precision, "steps": 8, "learning_rate": 0.3}
-    alone = losses(replace(job(), **options), 1, tmp_path / "alone", task=Steady)  # type: ignore[arg-type]
-    spread = replace(job(pipeline=2), **options)  # type: ignore[arg-type]
-    outcome = losses(spread, 2, tmp_path / "spread", task=Steady)
-    assert outcome.losses == pytest.approx(alone.losses, rel=torch.finfo(PRECISIONS[precision]).eps)
+    single = losses(replace(job(), **options), 1, tmp_path / "single", task=Steady)  # type: ignore[arg-type]
+    pipeline = replace(job(pipeline=2), **options)  # type: ignore[arg-type]
+    outcome = losses(pipeline, 2, tmp_path / "pipeline", task=Steady)
+    assert outcome.losses == pytest.approx(single.losses, rel=torch.finfo(PRECISIONS[precision]).eps)
 
 
 @pytest.mark.processes
-def test_links_pass_on_tensors_of_any_shape_and_see_no_padding(alone: Outcome, tmp_path: Path) -> None:
+def test_modules_exchange_tensors_of_any_shape_unpadded(single: Outcome, tmp_path: Path) -> None:
     for schedule in ("1f1b", "interleaved"):
         train = job(pipeline=2, schedule=schedule)
         outcome = losses(train, 2, tmp_path / schedule, samples=SAMPLES, task=Twisted, dtype=torch.float64)
-        assert close(outcome, alone.losses)
+        assert has_losses(outcome, single.losses)
 
 
 @pytest.mark.processes
-def test_the_time_in_the_stages_is_no_wait_for_data(tmp_path: Path) -> None:
+def test_time_in_pipeline_stages_is_not_data_time(tmp_path: Path) -> None:
     outcome = losses(replace(job(pipeline=2), steps=4), 2, tmp_path)
     steps = [event for event in outcome.events if event["event"] == "step"]
     assert steps, outcome.text
@@ -139,8 +141,8 @@ def test_the_time_in_the_stages_is_no_wait_for_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_evaluation_goes_through_the_stages(tmp_path: Path) -> None:
-    def measured(train: TrainConfig, ranks: int, name: str) -> list[float]:
+def test_evaluation_of_a_pipeline_matches_one_process(tmp_path: Path) -> None:
+    def evaluate(train: TrainConfig, ranks: int, name: str) -> list[float]:
         train = replace(train, steps=6)
         outcome = losses(train, ranks, tmp_path / name, arguments={"validates": 21}, dtype=torch.float64)
         assert outcome.reason is None, outcome.text
@@ -148,12 +150,12 @@ def test_evaluation_goes_through_the_stages(tmp_path: Path) -> None:
         assert [event["step"] for event in found] == [3, 6]
         return [event[name] for event in found for name in ("loss", "accuracy")]
 
-    expected = measured(replace(job(), evaluate_every_steps=3), 1, "alone")
+    expected = evaluate(replace(job(), evaluate_every_steps=3), 1, "single")
     for number, (ranks, accumulate, parallel) in enumerate(
         [(2, 4, {"schedule": "interleaved"}), (4, 2, {}), (4, 2, {"data": "fsdp"})]
     ):
         train = replace(job(accumulate, pipeline=2, **parallel), evaluate_every_steps=3)
-        assert measured(train, ranks, str(number)) == pytest.approx(expected, rel=SIX_DIGITS)
+        assert evaluate(train, ranks, str(number)) == pytest.approx(expected, rel=SIX_DIGITS)
 
 
 def saving(folder: Path) -> CheckpointConfig:
@@ -163,7 +165,7 @@ def saving(folder: Path) -> CheckpointConfig:
 @pytest.mark.processes
 def test_resumed_pipeline_is_bit_exact_and_keeps_its_stages(tmp_path: Path) -> None:
     train, noisy = replace(job(pipeline=2), steps=10), {"dropout": 0.2}
-    whole = losses(train, 2, tmp_path / "whole", arguments=noisy, task=Grouped)
+    uninterrupted = losses(train, 2, tmp_path / "uninterrupted", arguments=noisy, task=Grouped)
     half = losses(
         replace(train, steps=5),
         2,
@@ -176,10 +178,10 @@ def test_resumed_pipeline_is_bit_exact_and_keeps_its_stages(tmp_path: Path) -> N
     rest = losses(train, 2, tmp_path / "rest", checkpoint=saving(tmp_path / "saved"), arguments=noisy, task=Grouped)
     assert rest.reason is None, rest.text
     assert links(rest) == links(half)
-    assert rest.losses == whole.losses[5:]
-    assert whole.weights is not None
+    assert rest.losses == uninterrupted.losses[5:]
+    assert uninterrupted.weights is not None
     assert rest.weights is not None
-    assert all(torch.equal(value, rest.weights[name]) for name, value in whole.weights.items())
+    assert all(torch.equal(value, rest.weights[name]) for name, value in uninterrupted.weights.items())
 
 
 def links(outcome: Outcome) -> list[int]:
@@ -195,8 +197,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
         first = replace(train, steps=5)
         half = losses(first, ranks, folder / name, checkpoint=uri, task=Grouped, dtype=torch.float64)
         assert half.reason is None, half.text
-    whole = losses(replace(job(), steps=10), 1, folder / "whole", task=Grouped, dtype=torch.float64)
-    return folder, whole.losses
+    single = losses(replace(job(), steps=10), 1, folder / "single", task=Grouped, dtype=torch.float64)
+    return folder, single.losses
 
 
 LAYOUTS = {
@@ -222,14 +224,16 @@ LAYOUTS = {
         ("fsdp", "pipeline"),
     ],
 )
-def test_a_checkpoint_fits_any_layout(before: str, after: str, saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_in_any_layout(
+    before: str, after: str, saved: tuple[Path, list[float]], tmp_path: Path
+) -> None:
     folder, expected = saved
     shutil.copytree(folder / f"{before}-saved", tmp_path / "saved")
     ranks, train = LAYOUTS[after]
     train = replace(train, steps=10)
     uri = saving(tmp_path / "saved")
     rest = losses(train, ranks, tmp_path / "rest", checkpoint=uri, task=Grouped, dtype=torch.float64)
-    assert close(rest, expected[5:])
+    assert has_losses(rest, expected[5:])
 
 
 @pytest.mark.processes
@@ -244,7 +248,7 @@ def test_an_export_has_all_stages(saved: tuple[Path, list[float]], tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_another_model_is_refused_by_all_its_stages(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_last_stage_is_rejected(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
     folder, _ = saved
     shutil.copytree(folder / "pipeline-saved", tmp_path / "saved")
     uri = saving(tmp_path / "saved")
@@ -266,7 +270,7 @@ def test_each_rank_holds_its_stages_under_the_models_names(tmp_path: Path) -> No
     assert started["parameters"] == sum(parameter.numel() for parameter in Small(1).model().parameters())
 
 
-def test_what_is_taken_out_leaves_names_behind() -> None:
+def test_dropped_stages_keep_their_attribute_names() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2), "b": nn.Linear(2, 2)})
     first, second = split_chain([model["a"], model["norm"], model["b"]], [1, 2], model)
     drop_other_stages(model, [first], [second])
@@ -275,16 +279,16 @@ def test_what_is_taken_out_leaves_names_behind() -> None:
     assert model["norm"].running_mean is None
 
 
-def test_the_slowest_stage_is_as_fast_as_can_be() -> None:
-    dice = random.Random(1)  # noqa: S311
+def test_stages_are_cut_where_the_slowest_is_fastest() -> None:
+    generator = random.Random(1)  # noqa: S311
     for _ in range(200):
-        seconds = [dice.choice([0.0, dice.random()]) for _ in range(dice.randint(1, 8))]
-        parts = dice.randint(1, len(seconds))
+        seconds = [generator.choice([0.0, generator.random()]) for _ in range(generator.randint(1, 8))]
+        parts = generator.randint(1, len(seconds))
         sizes = balance_stages(seconds, parts)
         assert len(sizes) == parts
         assert min(sizes) >= 1
         assert sum(sizes) == len(seconds)
-        assert slowest(seconds, sizes) == pytest.approx(best(seconds, parts))
+        assert slowest(seconds, sizes) == pytest.approx(best_of_all_cuts(seconds, parts))
 
 
 def slowest(seconds: Sequence[float], sizes: Sequence[int]) -> float:
@@ -292,8 +296,8 @@ def slowest(seconds: Sequence[float], sizes: Sequence[int]) -> float:
     return max(sum(seconds[end - size : end]) for size, end in zip(sizes, ends, strict=True))
 
 
-def best(seconds: Sequence[float], parts: int) -> float:
-    """Try all."""
+def best_of_all_cuts(seconds: Sequence[float], parts: int) -> float:
+    """Return the time of the slowest part for the best of all possible cuts."""
     found = math.inf
     for cuts in itertools.combinations(range(1, len(seconds)), parts - 1):
         edges = [0, *cuts, len(seconds)]
@@ -301,7 +305,7 @@ def best(seconds: Sequence[float], parts: int) -> float:
     return found
 
 
-def test_shapes_grow_with_samples() -> None:
+def test_shapes_scale_with_the_number_of_samples() -> None:
     flat = TensorShape.of(torch.empty(8 * 5, 3), torch.empty(7 * 5, 3), 8)
     assert flat.at(8) == (40, 3)
     assert flat.at(2) == (10, 3)
@@ -327,13 +331,13 @@ class Parts(Small):
         (["embedding", "blocks", "head", ""], "parameters that are not the model's"),
     ],
 )
-def test_a_chain_must_be_the_whole_model(links: list[str], expected: str) -> None:
+def test_a_pipeline_must_contain_the_whole_model(links: list[str], expected: str) -> None:
     task = Parts(*links)
     with pytest.raises(TaskError, match=re.escape(expected)):
         chain_of(task, task.model(), 2)
 
 
-def test_a_parameter_at_the_root_belongs_to_no_link() -> None:
+def test_a_parameter_of_the_root_module_is_rejected() -> None:
     task = Small(1)
     model = task.model()
     model.positions = nn.Parameter(torch.zeros(3))
@@ -341,7 +345,7 @@ def test_a_parameter_at_the_root_belongs_to_no_link() -> None:
         chain_of(task, model, 2)
 
 
-def test_tied_weights_are_refused_where_they_are_apart() -> None:
+def test_tied_weights_in_different_stages_are_rejected() -> None:
     task = Tied(1)
     model = task.model()
     links = chain_of(task, model, 2)
@@ -349,15 +353,15 @@ def test_tied_weights_are_refused_where_they_are_apart() -> None:
         split_chain(links, [3, 3], model)
 
 
-class Asks(Small):
-    """Has a loss that does what a test says."""
+class WithLoss(Small):
+    """A task whose loss is the given function."""
 
-    def __init__(self, loss: Any) -> None:
+    def __init__(self, function: Any) -> None:
         super().__init__(1)
-        self._loss = loss
+        self.function = function
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return self._loss(model, batch)  # type: ignore[no-any-return]
+        return self.function(model, batch)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -368,29 +372,29 @@ class Asks(Small):
         (lambda model, batch: batch.mean(), "does not call the model"),
     ],
 )
-def test_a_pipeline_takes_tensors_by_position(loss: Any, expected: str) -> None:
+def test_a_pipelined_model_takes_tensors_by_position(loss: Any, expected: str) -> None:
     with pytest.raises(TaskError, match=expected):
-        capture_model_inputs(Asks(loss), torch.ones(2, 3), training=True)
+        capture_model_inputs(WithLoss(loss), torch.ones(2, 3), training=True)
 
 
-def test_a_loss_cannot_look_into_a_model_that_is_elsewhere() -> None:
+def test_a_loss_cannot_access_submodules_of_a_pipeline() -> None:
     with pytest.raises(AttributeError, match=r"a loss can only call the model: there is no model\.head"):
-        capture_model_inputs(Asks(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True)
+        capture_model_inputs(WithLoss(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True)
 
 
-def test_a_loss_gets_what_the_pipeline_returned_once() -> None:
+def test_a_loss_gets_the_output_of_the_pipeline_once() -> None:
     batch = torch.ones(2, 3)
-    task = Asks(lambda model, batch: model(batch).mean() + (0 if model.training else 1))
+    task = WithLoss(lambda model, batch: model(batch).mean() + (0 if model.training else 1))
     output = torch.full((2,), 4.0, requires_grad=True)
     assert loss_from_output(task, output, batch, training=True).item() == 4
     assert loss_from_output(task, output, batch, training=False).item() == 5
     with pytest.raises(TaskError, match=r"loss\(\) calls the model twice"):
         loss_from_output(
-            Asks(lambda model, batch: model(batch).mean() + model(batch).mean()), output, batch, training=True
+            WithLoss(lambda model, batch: model(batch).mean() + model(batch).mean()), output, batch, training=True
         )
 
 
-def test_metrics_must_ask_what_the_loss_asks() -> None:
+def test_metrics_must_call_the_model_as_the_loss_does() -> None:
     task, batch = Small(1), torch.randint(16, (2, 9))
     scores = torch.randn(2, 8, 16)
     found = metrics_from_output(task, scores, (batch[:, :-1],), batch, 2)
@@ -413,7 +417,9 @@ def test_metrics_must_ask_what_the_loss_asks() -> None:
     ],
     ids=["twice", "tied", "growing", "few", "uneven", "static", "short"],
 )
-def test_what_does_not_fit_is_told(task: type[Small], train: TrainConfig, expected: str, tmp_path: Path) -> None:
+def test_an_unsupported_pipeline_is_rejected_with_a_reason(
+    task: type[Small], train: TrainConfig, expected: str, tmp_path: Path
+) -> None:
     outcome = losses(replace(train, steps=3), train.parallel.pipeline, tmp_path, task=task)
     assert outcome.reason is not None
     assert expected in outcome.reason

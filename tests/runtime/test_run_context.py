@@ -1,3 +1,5 @@
+"""The context of a process, from the variables of torchrun, mpirun and SageMaker, and the SM_* variables."""
+
 import json
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def test_nccl_needs_a_gpu_for_each_rank(
     assert choose_device(local_rank, local_world_size, distribution) == (torch.device(device), backend)
 
 
-def test_the_sm_variables(tmp_path: Path) -> None:
+def test_sm_variables_describe_hosts_channels_and_arguments(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     tree.config.mkdir(parents=True)
     (tree.config / "resourceconfig.json").write_text(
@@ -90,7 +92,7 @@ def test_the_sm_variables(tmp_path: Path) -> None:
     assert json.loads(found["SM_FRAMEWORK_PARAMS"]) == {"sagemaker_x": "y"}
 
 
-def test_the_sm_variables_of_groups_and_the_training_environment(tmp_path: Path) -> None:
+def test_sm_variables_describe_groups_and_the_environment(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     tree.config.mkdir(parents=True)
     tree.run_config.parent.mkdir(parents=True)
@@ -110,6 +112,7 @@ def test_the_sm_variables_of_groups_and_the_training_environment(tmp_path: Path)
     assert json.loads(found["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == ["homogeneousCluster"]
     assert (found["SM_IS_HETERO"], found["SM_NUM_NEURONS"], found["SM_FRAMEWORK_MODULE"]) == ("false", "0", "")
     assert found["SM_OUTPUT_INTERMEDIATE_DIR"] == f"{tmp_path}/output/intermediate"
-    whole = json.loads(found["SM_TRAINING_ENV"])
-    assert whole["channel_input_dirs"] == {"train": f"{tmp_path}/input/data/train"}
-    assert (whole["hyperparameters"], whole["num_gpus"], whole["is_master"]) == ({"lr": 0.1}, 1, True)
+    environment = json.loads(found["SM_TRAINING_ENV"])
+    assert environment["channel_input_dirs"] == {"train": f"{tmp_path}/input/data/train"}
+    described = (environment["hyperparameters"], environment["num_gpus"], environment["is_master"])
+    assert described == ({"lr": 0.1}, 1, True)

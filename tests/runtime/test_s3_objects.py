@@ -1,4 +1,4 @@
-"""Objects in S3, over HTTP: both engines, against moto and a lighter server that can fail."""
+"""S3 objects over HTTP: both engines, with moto and with a lighter server that injects faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The light server without faults, with an empty bucket. The AWS variables point to it."""
+    """The lighter server without faults, with an empty bucket. The AWS variables point to it."""
     set_account(server.endpoint, monkeypatch)
     server.reset(BUCKET)
     return server
@@ -58,7 +58,7 @@ def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")  # with 10, what never succeeds takes a minute to say so
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")  # with the default of 10, a permanent fault takes a minute
 
 
 def some_bytes(count: int) -> bytes:
@@ -78,7 +78,7 @@ def dangling_uploads() -> int:
     return len(answer.get("Uploads", []))
 
 
-def test_what_is_put_is_read_listed_and_deleted(objects: S3Objects) -> None:
+def test_objects_are_put_read_listed_and_deleted(objects: S3Objects) -> None:
     assert objects.sizes() == {}
     assert objects.read("a.json") is None
     objects.put("a.json", b"one")
@@ -93,14 +93,14 @@ def test_what_is_put_is_read_listed_and_deleted(objects: S3Objects) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5, 20 * MIB + 1])
-def test_an_upload_holds_the_bytes_that_were_written(objects: S3Objects, engine: str, count: int) -> None:
+def test_an_upload_stores_the_bytes_that_were_written(objects: S3Objects, engine: str, count: int) -> None:
     data = some_bytes(count)
     upload(objects, "shard", data)
     assert objects.sizes() == {"shard": count}
     assert objects.read("shard") == data
 
 
-def test_a_buffer_may_change_once_it_is_written(s3: S3Server, engine: str) -> None:
+def test_a_buffer_may_change_after_it_is_written(s3: S3Server, engine: str) -> None:
     objects, buffer = S3Objects(f"s3://{BUCKET}/p"), bytearray(5 * MIB)
     with objects.create("shard", 15 * MIB) as writer:
         for value in (1, 2, 3):
@@ -110,13 +110,13 @@ def test_a_buffer_may_change_once_it_is_written(s3: S3Server, engine: str) -> No
 
 
 @pytest.mark.parametrize("count", [3, 20 * MIB])
-def test_after_an_exception_there_is_nothing(objects: S3Objects, engine: str, count: int) -> None:
+def test_an_exception_leaves_no_object_and_no_upload(objects: S3Objects, engine: str, count: int) -> None:
     def fail() -> None:
         with objects.create("shard") as writer:
             writer.write(some_bytes(count))
-            raise KeyError("the disk of the writer")
+            raise KeyError("an error of the writer")
 
-    with pytest.raises(KeyError, match="the disk of the writer"):
+    with pytest.raises(KeyError, match="an error of the writer"):
         fail()
     deadline = time.monotonic() + 10
     while dangling_uploads() and time.monotonic() < deadline:
@@ -142,7 +142,7 @@ def test_a_missing_object_cannot_be_read_by_ranges(objects: S3Objects) -> None:
         source.read_at(0, 100)
 
 
-def test_an_object_that_is_shorter_than_stated_says_so(objects: S3Objects) -> None:
+def test_reading_past_the_end_of_an_object_is_an_error(objects: S3Objects) -> None:
     objects.put("shard", b"12345")
     with objects.open("shard", 100) as source:
         assert source.read_at(0, 8) == b"12345"
@@ -150,7 +150,7 @@ def test_an_object_that_is_shorter_than_stated_says_so(objects: S3Objects) -> No
             source.read_at(8, 8)
 
 
-def test_more_than_a_page_is_listed_and_deleted(s3: S3Server) -> None:
+def test_more_objects_than_a_page_are_listed_and_deleted(s3: S3Server) -> None:
     objects = S3Objects(f"s3://{BUCKET}/many")
     keys = [f"step-{number:05d}/file" for number in range(1001)]
     with ThreadPoolExecutor(8) as threads:
@@ -162,18 +162,18 @@ def test_more_than_a_page_is_listed_and_deleted(s3: S3Server) -> None:
     assert objects.sizes() == {}
 
 
-def test_of_many_claims_exactly_one_wins(s3: S3Server) -> None:
-    """As S3 promises. moto looks and writes without a lock in between, and now and then two win."""
+def test_exactly_one_of_many_conditional_writes_succeeds(s3: S3Server) -> None:
+    """S3 guarantees this. moto checks and writes without a lock, so that two writes can succeed there."""
     objects = S3Objects(f"s3://{BUCKET}/run/checkpoints")
     with ThreadPoolExecutor(12) as threads:
         won = list(threads.map(lambda n: objects.put_new("claim", f"attempt {n}".encode()), range(12)))
     assert won.count(True) == 1
     assert objects.read("claim") == f"attempt {won.index(True)}".encode()
     assert not objects.put_new("claim", f"attempt {won.index(True)}".encode())
-    objects.put("claim", b"an ordinary write is not conditional")
+    objects.put("claim", b"an unconditional write succeeds")
 
 
-def test_an_object_carries_over_a_fork(s3: S3Server, engine: str) -> None:
+def test_clients_work_in_a_forked_process_and_its_parent(s3: S3Server, engine: str) -> None:
     objects = S3Objects(f"s3://{BUCKET}/forked")
     upload(objects, "parent", b"parent")
     child = multiprocessing.get_context("fork").Process(target=upload, args=(objects, "child", b"child"))
@@ -184,14 +184,14 @@ def test_an_object_carries_over_a_fork(s3: S3Server, engine: str) -> None:
     assert objects.sizes() == {"parent": 6, "child": 5, "after": 5}
 
 
-def test_parts_grow_to_the_largest_object() -> None:
+def test_part_sizes_grow_up_to_the_largest_object() -> None:
     assert part_bytes(0) == 8 * MIB
     assert sum(part_bytes(number) for number in range(MAX_PARTS)) >= 5 << 40
     for total in (1, 80 * 10**9, 90 * 10**9, 5 << 40):
         assert connector_part_bytes(total) * MAX_PARTS >= total
 
 
-def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_engine_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "s3fs")
     with pytest.raises(RuntimeError, match="choose one of boto3, s3torchconnector"):
         S3Objects("s3://bucket")
@@ -233,7 +233,7 @@ def test_an_upload_survives_transient_faults(s3: S3Server, engine: str, kind: st
     assert objects.read("shard") == data
 
 
-def test_an_upload_is_whole_though_the_last_answer_was_lost(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_succeeds_if_its_last_response_is_lost(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
     s3.set_faults(FaultPlan(max_faults=1, lost=1.0, operations="CompleteMultipartUpload"))
@@ -252,7 +252,7 @@ def test_reading_survives_transient_faults(s3: S3Server, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "lost", "conflict"])
-def test_a_claim_survives_transient_faults(s3: S3Server, kind: str) -> None:
+def test_a_conditional_write_survives_transient_faults(s3: S3Server, kind: str) -> None:
     objects = S3Objects(f"s3://{BUCKET}/p")
     s3.set_faults(FaultPlan(max_faults=2, operations="PutObject", **{kind: 1.0}))
     assert objects.put_new("claim", b"mine")
@@ -278,7 +278,7 @@ def test_a_truncated_upload_shows_in_the_sizes(s3: S3Server, engine: str) -> Non
     assert objects.sizes() == {"shard": MIB // 2}
 
 
-def test_damaged_bytes_are_refused_by_their_checksum(s3: S3Server) -> None:
+def test_the_server_rejects_bytes_with_a_wrong_checksum(s3: S3Server) -> None:
     import boto3
 
     client = boto3.session.Session().client("s3")
@@ -286,7 +286,7 @@ def test_damaged_bytes_are_refused_by_their_checksum(s3: S3Server) -> None:
         client.put_object(Bucket=BUCKET, Key="x", Body=b"data", ChecksumCRC32="AAAAAA==")
 
 
-LASTING = {
+PERMANENT = {
     "throttled": "S3 throttled every attempt",
     "broken": "S3 failed on every attempt",
     "reset": "the connection was lost",
@@ -295,14 +295,16 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize("kind", LASTING)
-def test_an_upload_ends_in_one_sentence(s3: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", PERMANENT)
+def test_a_failed_upload_names_the_object_and_the_cause(
+    s3: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     objects = S3Objects(f"s3://{BUCKET}/p")
     objects.sizes()
     before = s3.counts()[kind]
     s3.set_faults(FaultPlan(skip=2, **{kind: 1.0}))
-    with pytest.raises(S3Error, match=LASTING[kind]) as caught:
+    with pytest.raises(S3Error, match=PERMANENT[kind]) as caught:
         upload(objects, "shard", some_bytes(30 * MIB))
     assert f"s3://{BUCKET}/p/shard" in str(caught.value)
     assert s3.counts()[kind] - before <= 10, "four parts and the abort, with two attempts each"
@@ -310,28 +312,28 @@ def test_an_upload_ends_in_one_sentence(s3: S3Server, engine: str, kind: str, mo
     assert objects.sizes() == {}
 
 
-@pytest.mark.parametrize("kind", [*LASTING, "torn"])
-def test_every_request_ends_in_one_sentence(s3: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [*PERMANENT, "torn"])
+def test_every_failed_request_names_the_cause(s3: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
     objects = S3Objects(f"s3://{BUCKET}/p")
     objects.put("a", bytes(MIB))
     s3.set_faults(FaultPlan(**{kind: 1.0}))
-    sentence = LASTING.get(kind, "the connection was lost")
-    with pytest.raises(S3Error, match=sentence):
+    cause = PERMANENT.get(kind, "the connection was lost")
+    with pytest.raises(S3Error, match=cause):
         objects.read("a")
-    with objects.open("a", MIB) as source, pytest.raises(S3Error, match=sentence):
+    with objects.open("a", MIB) as source, pytest.raises(S3Error, match=cause):
         source.read_at(0, MIB)
     if kind == "torn":
         return
-    for ask in (
+    for request in (
         lambda: objects.put("b", b"1"),
         lambda: objects.put_new("b", b"1"),
         objects.sizes,
         lambda: objects.delete(["a"]),
     ):
-        with pytest.raises(S3Error, match=sentence):
-            ask()
+        with pytest.raises(S3Error, match=cause):
+            request()
 
 
 def test_a_killed_server_is_a_lost_connection(engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -341,12 +343,14 @@ def test_a_killed_server_is_a_lost_connection(engine: str, monkeypatch: pytest.M
         server.reset(BUCKET)
         objects = S3Objects(f"s3://{BUCKET}/p")
         upload(objects, "kept", b"kept")
-        writer_block = objects.create("shard")
-        writer = writer_block.__enter__()
-        writer.write(some_bytes(9 * MIB))
-        server.kill()
+
+        def upload_during_kill() -> None:
+            with objects.create("shard") as writer:
+                writer.write(some_bytes(9 * MIB))
+                server.kill()
+
         with pytest.raises(S3Error, match="the connection was lost"):
-            writer_block.__exit__(None, None, None)
+            upload_during_kill()
         with pytest.raises(S3Error, match="the connection was lost"):
             objects.sizes()
         server.start()
@@ -355,16 +359,16 @@ def test_a_killed_server_is_a_lost_connection(engine: str, monkeypatch: pytest.M
 
 
 def test_a_missing_bucket_is_named(objects: S3Objects, engine: str) -> None:
-    nowhere = S3Objects("s3://no-such-bucket/p")
-    for ask in (nowhere.sizes, lambda: nowhere.read("a"), lambda: upload(nowhere, "a", b"1")):
+    missing = S3Objects("s3://no-such-bucket/p")
+    for request in (missing.sizes, lambda: missing.read("a"), lambda: upload(missing, "a", b"1")):
         with pytest.raises(S3Error, match=r"s3://no-such-bucket/p.*there is no such bucket"):
-            ask()
+            request()
 
 
-def test_no_credentials_are_told(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_the_reported_cause(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     objects = S3Objects(f"s3://{BUCKET}/p")
-    for ask in (objects.sizes, lambda: upload(objects, "a", b"1")):
+    for request in (objects.sizes, lambda: upload(objects, "a", b"1")):
         with pytest.raises(S3Error, match="there are no credentials"):
-            ask()
+            request()

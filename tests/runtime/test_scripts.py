@@ -1,4 +1,4 @@
-"""Scripts that end while a checkpoint is being saved: real ranks under the runtime's worker."""
+"""Scripts that end while a save is in progress: real ranks under the runtime's worker."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 checkpoint.load(model=wrapped, optimizer=optimizer)
 wrapped(torch.randn(8, {width})).sum().backward()
 optimizer.step()
-held, create = threading.Event(), storage.FolderStorage.create
-storage.FolderStorage.create = lambda self, *names: held.wait({seconds}) or create(self, *names)
+delay, create = threading.Event(), storage.FolderStorage.create
+storage.FolderStorage.create = lambda self, *names: delay.wait({seconds}) or create(self, *names)
 checkpoint.save(1, model=wrapped, optimizer=optimizer)
 {end}
 """
@@ -82,22 +82,22 @@ def saved_steps(uri: str) -> list[int]:
 
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
-def test_a_save_under_way_is_finished_when_the_script_ends(end: str, tmp_path: Path) -> None:
+def test_a_save_in_progress_completes_when_the_script_ends(end: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "c")
     text = start(tmp_path / "ml", uri, 2, end)
     assert saved_steps(uri) == [1], text
 
 
-def test_a_save_of_many_parts_is_finished_when_the_script_ends(
+def test_a_multipart_save_completes_when_the_script_ends(
     aws: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread pool must not end before it."""
+    """The thread pool that uploads the parts must not be shut down before the save has completed."""
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
     text = start(tmp_path / "ml", "s3://cloudtrain-test/c", 1, width=3000)
     assert saved_steps("s3://cloudtrain-test/c") == [1], text
 
 
-def test_a_last_save_that_was_begun_already_is_waited_for(tmp_path: Path) -> None:
+def test_a_forced_save_waits_for_the_save_of_the_same_step(tmp_path: Path) -> None:
     uri = str(tmp_path / "c")
     end = "checkpoint.save(1, model=wrapped, optimizer=optimizer, force=True); os._exit(0)"
     text = start(tmp_path / "ml", uri, 1, end)
@@ -105,8 +105,8 @@ def test_a_last_save_that_was_begun_already_is_waited_for(tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_buffers_are_those_of_one_rank(tmp_path: Path) -> None:
-    """Each rank has statistics of its own after a step; DDP goes on with those of rank 0."""
+def test_saved_buffers_are_those_of_rank_0(tmp_path: Path) -> None:
+    """After a step each rank has its own batch statistics. DDP continues with those of rank 0."""
     end = "if dist.get_rank() == 0: torch.save(model.state_dict(), 'rank0.pt')"
     start(tmp_path / "ml", str(tmp_path / "c"), 2, end, seconds=0.0)
     expected = torch.load(tmp_path / "ml" / "code" / "rank0.pt")

@@ -1,4 +1,4 @@
-"""What a container does about secrets: the launcher itself, against Secrets Manager over HTTP."""
+"""Secrets in a container: the launcher and a rank fetch them from Secrets Manager over HTTP, and redact them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def launch(folder: Path, config: RunConfig = CONFIG, **environ: str) -> tuple[in
     return done.returncode, tree, done.stdout + done.stderr
 
 
-REFUSALS = [
+ERRORS = [
     (
         "AccessDeniedException",
         "User: arn:aws:sts::123456789012:assumed-role/training/SageMaker is not authorized",
@@ -70,11 +70,11 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("code", "said", "expected"), REFUSALS)
-def test_a_refused_secret_ends_the_host_before_a_rank_is_started(
-    tmp_path: Path, front: Front, code: str, said: str, expected: str
+@pytest.mark.parametrize(("code", "message", "expected"), ERRORS)
+def test_an_unreadable_secret_ends_the_host_before_its_ranks(
+    tmp_path: Path, front: Front, code: str, message: str, expected: str
 ) -> None:
-    front.say("GetSecretValue", Answer.json({"__type": code, "message": said}, 400))
+    front.say("GetSecretValue", Answer.json({"__type": code, "message": message}, 400))
     exit_code, tree, printed = launch(tmp_path)
     assert exit_code == 1
     reason = tree.failure.read_text()
@@ -84,21 +84,21 @@ def test_a_refused_secret_ends_the_host_before_a_rank_is_started(
     assert (event["event"], event["message"]) == ("failed", reason.splitlines()[0])
     assert "started" not in printed
     assert "Traceback" not in printed
-    assert front.seen.count("GetSecretValue") == 1  # what is refused is not asked for again
+    assert front.seen.count("GetSecretValue") == 1  # a permanent error is not retried
 
 
-def test_throttling_is_waited_out(front: Front, manager: Any) -> None:
+def test_throttled_requests_are_retried(front: Front, manager: Any) -> None:
     manager.create_secret(Name="team/wandb", SecretString="0a1b2c3d")
-    slow = iter([True, True])
+    throttled = iter([True, True])
     front.rules["GetSecretValue"] = lambda request: (
-        Answer.json({"__type": "ThrottlingException", "message": "slow"}, 400) if next(slow, False) else None
+        Answer.json({"__type": "ThrottlingException", "message": "slow"}, 400) if next(throttled, False) else None
     )
     found = secrets.resolve_in_subprocess(CONFIG.secrets)
     assert found == secrets.ResolvedSecrets({"WANDB_API_KEY": "0a1b2c3d"})
     assert front.seen.count("GetSecretValue") == 3
 
 
-def test_every_variable_without_a_value_is_told(tmp_path: Path, manager: Any) -> None:
+def test_every_variable_without_a_value_is_reported(tmp_path: Path, manager: Any) -> None:
     manager.create_secret(Name="bytes", SecretBinary=b"\0\1")
     manager.create_secret(
         Name="object", SecretString=json.dumps({"number": 1.5, "deep": {}, "zero": "a\0b", "half": "\ud83d"})
@@ -124,14 +124,14 @@ def test_every_variable_without_a_value_is_told(tmp_path: Path, manager: Any) ->
     assert len(tree.failure.read_text().splitlines()) == 4
 
 
-def test_where_nothing_answers_the_network_is_named(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> None:
+def test_without_a_response_the_network_is_named(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     (problem,) = secrets.resolve_in_subprocess(CONFIG.secrets).problems
     assert "Secrets Manager does not answer in us-west-2: the subnets need an endpoint for it" in problem
 
 
-def test_the_region_is_the_secrets_or_the_clients_or_the_jobs() -> None:
+def test_the_region_comes_from_secret_client_or_job() -> None:
     job = {"TRAINING_JOB_ARN": "arn:aws:sagemaker:us-east-2:123456789012:training-job/x"}
     assert secrets.region_of(ARN, "us-west-2", {}) == "eu-west-1"
     assert secrets.region_of("team/wandb", "us-west-2", job) == "us-west-2"
@@ -140,7 +140,7 @@ def test_the_region_is_the_secrets_or_the_clients_or_the_jobs() -> None:
     assert secrets.region_of("team/wandb", None, {"TRAINING_JOB_ARN": "arn:aws:sagemaker:local:0:x/y"}) is None
 
 
-def test_an_image_without_boto3_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_boto3_is_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('not here')")
     monkeypatch.chdir(tmp_path)
     (problem,) = secrets.resolve_in_subprocess(CONFIG.secrets).problems
@@ -148,7 +148,7 @@ def test_an_image_without_boto3_says_what_to_do(tmp_path: Path, monkeypatch: pyt
 
 
 def run_rank(folder: Path, script: str) -> tuple[int, MlTree, str]:
-    """Run a rank as AWS's toolkit does: with no launcher that has asked."""
+    """Run a rank as AWS's toolkit does: without a launcher that has fetched the secrets."""
     tree = MlTree(folder)
     for path in (tree.run_config.parent, tree.code, tree.output_data):
         path.mkdir(parents=True)
@@ -166,7 +166,7 @@ def run_rank(folder: Path, script: str) -> tuple[int, MlTree, str]:
     return done.returncode, tree, done.stdout + done.stderr
 
 
-def test_a_rank_asks_itself_where_nobody_has(tmp_path: Path, manager: Any) -> None:
+def test_a_rank_without_our_launcher_fetches_secrets(tmp_path: Path, manager: Any) -> None:
     manager.create_secret(Name="team/wandb", SecretString="correct-horse")
     script = "import os; key = os.environ['WANDB_API_KEY']; print(len(key)); raise ValueError(f'no login by {key}')"
     exit_code, tree, printed = run_rank(tmp_path, script)
@@ -178,7 +178,7 @@ def test_a_rank_asks_itself_where_nobody_has(tmp_path: Path, manager: Any) -> No
 
 
 @pytest.mark.usefixtures("aws")
-def test_a_rank_that_gets_none_says_so_without_a_traceback(tmp_path: Path) -> None:
+def test_a_rank_without_its_secret_fails_without_traceback(tmp_path: Path) -> None:
     exit_code, tree, printed = run_rank(tmp_path, "print('started')")
     assert exit_code == 1
     assert "[rank0]: error: WANDB_API_KEY: the secret team/wandb is not there in us-west-2" in printed
@@ -187,7 +187,7 @@ def test_a_rank_that_gets_none_says_so_without_a_traceback(tmp_path: Path) -> No
     assert "Traceback" not in printed
 
 
-def test_output_passes_at_once_and_whole() -> None:
+def test_output_is_forwarded_immediately_and_redacted() -> None:
     source, target = os.pipe()
     output = RedactedOutput(["secret-value"], target)
     writer = os.dup(output.descriptor)
@@ -200,18 +200,18 @@ def test_output_passes_at_once_and_whole() -> None:
     os.close(writer)
     output.end()
     os.close(target)
-    told = b""
+    rest = b""
     while piece := os.read(source, 1 << 16):
-        told += piece
-    assert told == b"*** and \xff\n" + b"x" * 10_000
+        rest += piece
+    assert rest == b"*** and \xff\n" + b"x" * 10_000
     os.close(source)
 
 
-def test_output_ends_though_a_process_of_the_ranks_lives_on() -> None:
+def test_output_ends_while_a_child_process_still_runs() -> None:
     source, target = os.pipe()
     output = RedactedOutput(["secret-value"], target)
-    os.write(output.descriptor, b"last words")
+    os.write(output.descriptor, b"last line")
     output.end()  # returns although the descriptor is still open
-    assert os.read(source, 100) == b"last words"
+    assert os.read(source, 100) == b"last line"
     for descriptor in (source, target, output.descriptor):
         os.close(descriptor)

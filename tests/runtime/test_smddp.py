@@ -1,7 +1,7 @@
-"""AWS's data-parallel library as the backend of the ranks: a stand-in takes its place, Gloo underneath.
+"""AWS's data-parallel library (SMDDP) as the backend of the ranks, replaced by a fake package that uses Gloo.
 
-The library itself is only in AWS's containers and needs their GPUs. Proven here is that it is imported only when it is
-asked for, that torch then builds groups by it, and what is said where it is missing.
+The library itself exists only in AWS's containers and needs their GPUs. These tests prove that the runtime imports it
+only for the backend `smddp`, that torch then creates process groups through it, and the error if it is missing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cloudtrain_runtime.process.run_context import read_context
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
-# Takes torch's own way for backends of others, with what torch 2.5 has of it.
-STAND_IN = """
+# Registers itself through torch's public interface for third-party backends, as of torch 2.5.
+FAKE_LIBRARY = """
 import os
 import torch.distributed as dist
 
 def create(store, rank, size, timeout):
-    os.write(1, b"BUILT %d of %d\\n" % (rank, size))
+    os.write(1, b"CREATED %d of %d\\n" % (rank, size))
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 dist.Backend.register_backend("smddp", create, devices=["cpu", "cuda"])
@@ -45,12 +45,12 @@ from cloudtrain_runtime import context
 from cloudtrain_runtime.process import process_group
 
 assert not any(name.startswith("smdistributed") for name in sys.modules)
-place = replace(context(), backend="smddp")
-process_group.join_ranks(place)
+own = replace(context(), backend="smddp")
+process_group.join_ranks(own)
 total = torch.tensor([1.0])
-dist.all_reduce(total)  # on the CPU, which the default group serves by Gloo
+dist.all_reduce(total)  # a CPU tensor, for which the default group uses Gloo
 group = dist.new_group(backend="smddp")
-torch.manual_seed(place.rank)
+torch.manual_seed(own.rank)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1), process_group=group)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(3):
@@ -63,10 +63,10 @@ os._exit(0)
 """
 
 
-def test_the_library_is_imported_and_builds_the_groups(tmp_path: Path) -> None:
+def test_the_library_is_imported_and_creates_the_groups(tmp_path: Path) -> None:
     package = tmp_path / "image" / "smdistributed" / "dataparallel" / "torch"
     package.mkdir(parents=True)
-    (package / "torch_smddp.py").write_text(STAND_IN)
+    (package / "torch_smddp.py").write_text(FAKE_LIBRARY)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -94,13 +94,13 @@ def test_the_library_is_imported_and_builds_the_groups(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0], texts
     for rank, text in enumerate(texts):
         assert text.count("IMPORTED") == 1
-        assert text.count(f"BUILT {rank} of 2") == 2, text  # the default group's part for GPUs, and the model's own
+        assert text.count(f"CREATED {rank} of 2") == 2, text  # the default group's GPU backend, and the model's group
     trained = {found for text in texts for found in re.findall(r"TRAINED (.*)", text)}
     assert len(trained) == 1, trained
     assert trained.pop().startswith("2 ")
 
 
-def test_an_image_without_the_library_is_told_in_words() -> None:
+def test_an_image_without_the_library_is_an_error() -> None:
     with pytest.raises(JobError) as caught:
         process_group.join_ranks(replace(read_context({}), backend="smddp"))
     text = str(caught.value)
@@ -112,7 +112,7 @@ def test_an_image_without_the_library_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize(("is_local", "backend"), [(True, "nccl"), (False, "smddp")])
-def test_here_nccl_stands_in_for_it(
+def test_local_runs_use_nccl_instead_of_smddp(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_local: bool, backend: str
 ) -> None:
     tree = MlTree(tmp_path)

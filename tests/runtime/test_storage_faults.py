@@ -1,6 +1,6 @@
 """Saves and resumes while storage fails: a complete checkpoint, or an event with the reason, and training continues.
 
-The tests use the real Saver, an S3 server with fault injection, a full disk, and ranks with real Gloo.
+The tests use the real CheckpointManager, an S3 server with fault injection, a full disk, and ranks with real Gloo.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,15 +26,15 @@ from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
-from cloudtrain_runtime.contract import CheckpointConfig, parse_event
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree, parse_event
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
 BUCKET = "cloudtrain-test"
 WIDTH = 1500
-"""The state has 18 MB: shards in several parts."""
+"""Makes a state of 18 MB, so that an upload of a shard has several parts."""
 
 Events = list[dict[str, Any]]
 
@@ -70,7 +69,7 @@ def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch, attempts: int = 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))  # with 10, what never succeeds takes a minute to say so
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))  # with the default of 10, a permanent fault takes a minute
 
 
 def empty_bucket() -> None:
@@ -85,7 +84,7 @@ def empty_bucket() -> None:
 
 @dataclass
 class Training:
-    """A small training that saves, and remembers what its weights were at each step."""
+    """A small training that saves its state, and keeps a copy of its weights at each step."""
 
     uri: str
     context: Context
@@ -98,14 +97,14 @@ class Training:
 
     def __post_init__(self) -> None:
         self.model, self.optimizer = model_and_optimizer(1)
-        self.checkpoints = self.again()
+        self.checkpoints = self.new_manager()
 
-    def again(self) -> CheckpointManager:
-        """Return the checkpoints as another start of the run sees them."""
+    def new_manager(self) -> CheckpointManager:
+        """Return a manager of the checkpoints, as another start of the run creates it."""
         return CheckpointManager(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.context)
 
-    def go_on(self, *, wait: bool = True) -> bool:
-        """Take a step and save."""
+    def step_and_save(self, *, wait: bool = True) -> bool:
+        """Train one step and save; return what `CheckpointManager.save` returns."""
         self.optimizer.zero_grad()
         self.model(torch.randn(2, WIDTH)).sum().backward()
         self.optimizer.step()
@@ -113,37 +112,37 @@ class Training:
         self.weights[self.step] = self.model.weight.detach().clone()
         return self.checkpoints.save(self.step, self.model, [self.optimizer], {"step": self.step}, {}, wait=wait)
 
-    def told(self) -> Events:
-        """Return the events since this was asked for the last time."""
+    def new_events(self) -> Events:
+        """Return the events since the last call."""
         text = self.read()
         self.text += text
         found = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
         self.events += found
         return found
 
-    def missed(self) -> str:
-        """Return the reason and the detail of the one event that was told: a save that was missed."""
-        (event,) = [event for event in self.told() if event["event"] != "checkpoint_damaged"]
+    def missed_reason(self) -> str:
+        """Return reason and detail of the only new event, a missed checkpoint."""
+        (event,) = [event for event in self.new_events() if event["event"] != "checkpoint_damaged"]
         assert event["event"] == "checkpoint_missed", event
         return f"{event['reason']}: {event['detail']}"
 
-    def resumed(self) -> int:
-        """Go on in another start; return the step, whose weights are there bit by bit."""
+    def resumed_step(self) -> int:
+        """Resume in another start; return the step, after a comparison of its weights bit by bit."""
         model, optimizer = model_and_optimizer(2)
-        step = self.again().resume(model, [optimizer]).step
+        step = self.new_manager().resume(model, [optimizer]).step
         assert step == 0 or torch.equal(model.weight, self.weights[step])
         return step
 
-    def check(self) -> None:
-        """Whatever was called a checkpoint is one, and what was not is none."""
-        self.told()
+    def check_listed_checkpoints(self) -> None:
+        """Check that listed checkpoints are undamaged, and that the newest reported checkpoints are listed."""
+        self.new_events()
         storage = open_storage(self.uri)
-        whole = {record.step: record for record in list_checkpoints(storage) if record.is_complete}
-        for record in whole.values():
+        complete = {record.step: record for record in list_checkpoints(storage) if record.is_complete}
+        for record in complete.values():
             assert record.manifest is not None
             assert list(find_damage(storage, record.folder, record.manifest.files)) == []
-        named = {event["step"] for event in self.events if event["event"] == "checkpoint"}
-        assert set(sorted(named)[-self.keep :]) <= set(whole)
+        reported = {event["step"] for event in self.events if event["event"] == "checkpoint"}
+        assert set(sorted(reported)[-self.keep :]) <= set(complete)
 
 
 def model_and_optimizer(seed: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -161,18 +160,18 @@ def training(s3: S3Server, context: Context, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow", "conflict"])
-def test_a_save_gets_through_transient_faults(training: Training, s3: S3Server, engine: str, kind: str) -> None:
-    assert training.go_on()
+def test_a_save_survives_transient_faults(training: Training, s3: S3Server, engine: str, kind: str) -> None:
+    assert training.step_and_save()
     s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
     for _ in range(2):
-        assert training.go_on()  # the second one reads back what it has written, and retires the first
-    assert [event["event"] for event in training.told()] == 3 * ["checkpoint"]
+        assert training.step_and_save()  # the second save verifies its files, and deletes the first checkpoint
+    assert [event["event"] for event in training.new_events()] == 3 * ["checkpoint"]
     s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
-    assert training.resumed() == 3
-    training.check()
+    assert training.resumed_step() == 3
+    training.check_listed_checkpoints()
 
 
-LASTING = {
+PERMANENT = {
     "throttled": "S3 throttled every attempt: save less often",
     "broken": "S3 failed on every attempt: try again later",
     "reset": "the connection was lost or could not be made: check the network and the endpoint",
@@ -182,71 +181,71 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize(("kind", "skip"), list(zip(LASTING, (0, 2, 4, 3, 0, 2), strict=True)))
-def test_a_save_that_fails_says_why_and_the_next_one_is_complete(
+@pytest.mark.parametrize(("kind", "skip"), list(zip(PERMANENT, (0, 2, 4, 3, 0, 2), strict=True)))
+def test_a_failed_save_has_a_reason_and_the_next_succeeds(
     training: Training, s3: S3Server, engine: str, kind: str, skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    training.checkpoints = training.again()
-    assert training.go_on()
-    training.told()
+    training.checkpoints = training.new_manager()
+    assert training.step_and_save()
+    training.new_events()
     s3.set_faults(FaultPlan(skip=skip, **{kind: 1.0}))
     for number in (1, 2, 3):
-        is_complete = training.go_on()
+        is_complete = training.step_and_save()
         if skip and is_complete:
             break
         assert not is_complete
-        assert LASTING[kind] in training.missed()
+        assert PERMANENT[kind] in training.missed_reason()
         assert (training.events[-1]["missed"], training.events[-1]["alarm"]) == (number, number == 3)
         if skip:
             break
     s3.set_faults(FaultPlan())
-    assert training.go_on()
-    assert training.resumed() == training.step
-    training.check()
+    assert training.step_and_save()
+    assert training.resumed_step() == training.step
+    training.check_listed_checkpoints()
 
 
 def test_renewed_credentials_are_found(
     training: Training, s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As somebody signs in again beside a run that goes on."""
+    """A user signs in again while a run continues."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     keys = Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])
     keys.write_text(f"[default]\naws_access_key_id=OLD{engine}\naws_secret_access_key=s\n")
-    training.checkpoints = training.again()
-    assert training.go_on()
-    training.told()
+    training.checkpoints = training.new_manager()
+    assert training.step_and_save()
+    training.new_events()
     s3.set_faults(FaultPlan(expired_keys=(f"OLD{engine}",)))
-    assert not training.go_on()
-    assert LASTING["expired"] in training.missed()
+    assert not training.step_and_save()
+    assert PERMANENT["expired"] in training.missed_reason()
     keys.write_text(f"[default]\naws_access_key_id=NEW{engine}\naws_secret_access_key=s\n")
-    assert training.go_on()
-    assert training.resumed() == training.step
+    assert training.step_and_save()
+    assert training.resumed_step() == training.step
 
 
-def test_what_the_storage_has_lost_is_no_checkpoint(training: Training, s3: S3Server, engine: str) -> None:
-    """Half of an upload is kept and answered with success: of a shard, of what tells whose it is, of the manifest."""
-    assert training.go_on()
-    seen = 0
+def test_a_save_with_a_truncated_upload_is_no_checkpoint(training: Training, s3: S3Server, engine: str) -> None:
+    """The server stores half of an upload and reports success: of a shard, of writer.json, of the manifest."""
+    assert training.step_and_save()
+    rejected = 0
     for skip in range(5):
-        training.told()
+        training.new_events()
         before = s3.counts()["truncated"]
         s3.set_faults(FaultPlan(truncated=1.0, max_faults=1, skip=skip, operations="PutObject|UploadPart"))
-        is_complete = training.go_on()
+        is_complete = training.step_and_save()
         s3.set_faults(FaultPlan())
-        has_lost = s3.counts()["truncated"] > before
-        seen += has_lost and not is_complete
+        is_truncated = s3.counts()["truncated"] > before
+        rejected += is_truncated and not is_complete
         if not is_complete:
             assert (
-                "does not hold what was written to it" in (detail := training.missed())
+                "does not hold what was written to it" in (detail := training.missed_reason())
                 or "was written and not kept" in detail
             )
-        assert training.resumed() == (training.step if is_complete else training.step - 1)
-        assert training.go_on()
-        training.check()
-    assert seen >= 3
+        assert training.resumed_step() == (training.step if is_complete else training.step - 1)
+        assert training.step_and_save()
+        training.check_listed_checkpoints()
+    assert rejected >= 3
 
 
 @pytest.mark.parametrize("only", ["ListObjectsV2", "GetObject"])
@@ -255,19 +254,21 @@ def test_run_that_cannot_list_its_checkpoints_does_not_restart(
     training: Training, s3: S3Server, kind: str, only: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    assert training.go_on()
+    assert training.step_and_save()
     for skip in (0, 1, 2):
         s3.set_faults(FaultPlan(operations=only, skip=skip, **{kind: 1.0}))
         if only == "ListObjectsV2" and skip:
-            break  # it lists once
+            break  # a resume sends one list request
         with pytest.raises(CheckpointError, match=r"cannot be listed|cannot be read") as caught:
-            training.resumed()
-        assert LASTING.get(kind, LASTING["reset"]) in str(caught.value)
+            training.resumed_step()
+        assert PERMANENT.get(kind, PERMANENT["reset"]) in str(caught.value)
     s3.set_faults(FaultPlan())
-    assert training.resumed() == 1  # and nothing was taken for damaged
+    assert training.resumed_step() == 1  # the failed requests have marked no checkpoint as damaged
 
 
-def test_a_failing_disk_is_not_an_empty_one(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_not_treated_as_empty(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(path: Any) -> list[str]:
         raise OSError(5, "Input/output error", str(path))
 
@@ -279,83 +280,79 @@ def test_a_failing_disk_is_not_an_empty_one(context: Context, tmp_path: Path, mo
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Waits of minutes take tenths of a second."""
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Shorten waits of minutes to tenths of a second."""
     monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PREVIOUS_SAVE_SECONDS", 0.01)
     monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._POLL_SECONDS", 0.1)
     return monkeypatch
 
 
-def test_a_storage_that_never_answers_is_told_and_holds_nobody(
-    training: Training, s3: S3Server, engine: str, hurried: pytest.MonkeyPatch
+def test_a_silent_storage_blocks_neither_training_nor_exit(
+    training: Training, s3: S3Server, engine: str, short_waits: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-
-    def nothing_moves() -> bool:
-        before = training.checkpoints._saver._bytes  # noqa: SLF001
-        time.sleep(0.2)
-        return training.checkpoints._saver._bytes == before and bool(s3.counts()["silent"])  # noqa: SLF001
-
-    assert training.go_on()
-    training.told()
-    s3.set_faults(FaultPlan(silent=1.0, silent_seconds=5.0, skip=1))
-    assert training.go_on(wait=False)
-    until(nothing_moves)
-    for _ in range(3):
-        assert not training.go_on(wait=False)  # steps are taken all the same
-    told = training.told()
-    assert [(event["reason"], event["alarm"]) for event in told] == [
-        ("late", False),
-        ("stalled", False),
-        ("stalled", True),
-    ]
-    assert "does the storage answer?" in told[-1]["detail"]
+    """The server responds only after its plan is replaced at the end. A call that waited for it would never return."""
+    tree = MlTree(tmp_path / "ml")
+    tree.stop_notice.parent.mkdir(parents=True)
+    short_waits.setenv("CLOUDTRAIN_ML_ROOT", str(tree.root))
+    training.checkpoints = training.new_manager()
+    assert training.step_and_save()
+    training.new_events()
+    before = s3.counts()["silent"]
+    s3.set_faults(FaultPlan(silent=1.0, skip=1))
+    assert training.step_and_save(wait=False)
+    until(lambda: s3.counts()["silent"] > before)
+    missed: Events = []
+    while [event["reason"] for event in missed[-2:]] != ["stalled", "stalled"]:  # the client still fills its buffers
+        assert not training.step_and_save(wait=False)
+        missed += training.new_events()
+    assert missed[0]["reason"] == "late"
+    assert [event["alarm"] for event in missed] == [number >= 3 for number in range(1, len(missed) + 1)]
+    assert "does the storage answer?" in missed[-1]["detail"]
     assert "ALARM" in training.text
-    # Told to stop, the run leaves without a checkpoint, in time.
-    hurried.setenv("CLOUDTRAIN_STOP_GRACE_SECONDS", "1")
-    training.checkpoints.notice._is_signalled = True  # noqa: SLF001 (what SIGTERM sets)
-    began = time.monotonic()
-    assert not training.go_on()
-    assert time.monotonic() - began < 10
-    assert "is waited for no longer" in training.missed()
-    # At the end of training there is no such hurry, but an end.
-    training.checkpoints.notice._is_signalled = False  # noqa: SLF001
-    hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 0.5)
+    # After a stop notice, a save gives up when the grace time ends.
+    short_waits.setenv("CLOUDTRAIN_STOP_GRACE_SECONDS", "1")
+    tree.stop_notice.touch()
+    assert not training.step_and_save()
+    assert "is waited for no longer" in training.missed_reason()
+    # At the end of training, the wait for the last save ends when no rank has made progress for a while.
+    tree.stop_notice.unlink()
+    short_waits.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 0.5)
     assert not training.checkpoints.wait_for_save()
-    assert "is waited for no longer" in training.missed()
+    assert "is waited for no longer" in training.missed_reason()
     # Without faults, the retries of the client succeed.
     s3.set_faults(FaultPlan())
-    hurried.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 60.0)
-    assert training.go_on()
-    assert training.resumed() == training.step
-    training.check()
+    short_waits.setattr("cloudtrain_runtime.checkpoint.saving._STALL_SECONDS", 60.0)
+    assert training.step_and_save()
+    assert training.resumed_step() == training.step
+    training.check_listed_checkpoints()
 
 
-def test_a_server_that_is_killed_in_an_upload_comes_back(
+def test_a_save_fails_while_the_server_is_down_only(
     context: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_s3(tmp_path / "s3") as server:
         set_account(server.endpoint, monkeypatch, attempts=2)
         empty_bucket()
         training = Training(f"s3://{BUCKET}/run/checkpoints", context, lambda: capfd.readouterr().out)
-        assert training.go_on()
-        training.told()
+        assert training.step_and_save()
+        training.new_events()
         uploads = server.counts()["UploadPart"]
         server.set_faults(FaultPlan(silent=1.0, operations="UploadPart"))
-        assert training.go_on(wait=False)
+        assert training.step_and_save(wait=False)
         until(lambda: server.counts()["UploadPart"] > uploads)
         server.kill()
         training.checkpoints.wait_for_save()
-        assert LASTING["reset"] in training.missed()
+        assert PERMANENT["reset"] in training.missed_reason()
         server.start()
-        assert training.resumed() == 1
-        assert training.go_on()
-        assert training.resumed() == 3
-        training.check()
+        assert training.resumed_step() == 1
+        assert training.step_and_save()
+        assert training.resumed_step() == 3
+        training.check_listed_checkpoints()
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 50 MB."""
+    """A file system of 50 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -369,60 +366,62 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_is_told_and_recovers_when_there_is_room(
+def test_saves_on_a_full_disk_fail_until_there_is_room(
     small_disk: Path, context: Context, capfd: pytest.CaptureFixture[str]
 ) -> None:
     training = Training(str(small_disk / "c"), context, lambda: capfd.readouterr().out)
     for _ in range(2):
-        assert training.go_on()
-    training.told()
+        assert training.step_and_save()
+    training.new_events()
     for number in (1, 2, 3):
-        assert not training.go_on()  # 3 x 18 MB: the third is there while the first still is
-        assert "there is no room left: free some, lower checkpoint.keep" in training.missed()
+        assert not training.step_and_save()  # 3 x 18 MB: the third is written before the first is deleted
+        assert "there is no room left: free some, lower checkpoint.keep" in training.missed_reason()
         assert training.events[-1]["missed"] == number
     assert sorted(path.name for path in (small_disk / "c").iterdir()) == ["step-00000001", "step-00000002"]
-    assert training.resumed() == 2
+    assert training.resumed_step() == 2
     training.keep = 1
     (small_disk / "c" / "step-00000001" / "manifest.json").unlink()
     for path in (small_disk / "c" / "step-00000001").iterdir():
         path.unlink()
-    assert training.go_on()
-    assert training.resumed() == training.step
-    training.check()
+    assert training.step_and_save()
+    assert training.resumed_step() == training.step
+    training.check_listed_checkpoints()
 
 
-def test_a_limit_on_files_is_told(context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_size_limit_is_the_reason_of_a_missed_save(
+    context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     training = Training(str(tmp_path / "c"), context, lambda: capfd.readouterr().out)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, before[1]))
     try:
-        is_complete = training.go_on()
+        is_complete = training.step_and_save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not is_complete
-    assert "files may not be as large" in training.missed()
-    assert training.resumed() == 0
-    assert training.go_on()
-    assert training.resumed() == 2
+    assert "files may not be as large" in training.missed_reason()
+    assert training.resumed_step() == 0
+    assert training.step_and_save()
+    assert training.resumed_step() == 2
 
 
 @pytest.mark.processes
 def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine: str) -> None:
-    """Requests of either rank fail for good, at any phase of a save; no rank waits for one that has failed."""
+    """Requests of both ranks fail without retries, in any phase of a save. No rank waits for one that has failed."""
     uri = f"s3://{BUCKET}/ranks"
     environ = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CLOUDTRAIN_S3"))}
     trial = Trial(2, tmp_path / "run", uri=uri, environ=tuple({**environ, "AWS_MAX_ATTEMPTS": "1"}.items()))
     s3.set_faults(FaultPlan(seed=4, throttled=0.05, broken=0.05, reset=0.05, truncated=0.1, max_faults=40, skip=8))
-    whole = start(trial)
+    first = start(trial)
     s3.set_faults(FaultPlan())
-    assert whole.weights is not None, whole.text  # trained to its end
-    assert '"event": "checkpoint_missed"' in whole.text
-    assert '"event": "checkpoint"' in whole.text
+    assert first.weights is not None, first.text  # it has trained to its end
+    assert '"event": "checkpoint_missed"' in first.text
+    assert '"event": "checkpoint"' in first.text
     records = [record for record in list_checkpoints(open_storage(uri)) if record.is_complete]
     for record in records:
         assert record.manifest is not None
         assert list(find_damage(open_storage(uri), record.folder, record.manifest.files)) == []
-    steps = max(whole.losses)
+    steps = max(first.losses)
     again = start(replace(trial, folder=tmp_path / "again", ends_at=steps + 2))
     assert again.weights is not None, again.text
     assert min(again.losses) == records[-1].step + 1
@@ -445,8 +444,8 @@ def peak(name="VmHWM"):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024
 
-place = replace(read_context({}), run="demo")
-process_group.join_ranks(place)
+context = replace(read_context({}), run="demo")
+process_group.join_ranks(context)
 warm, large = nn.Linear(10, 10), nn.Linear(5200, 5200)
 for model in (warm, large):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -455,33 +454,33 @@ for model in (warm, large):
     before = peak("VmRSS")
     for step in (1, 2):
         checkpoints = checkpoints if step > 1 else CheckpointManager(
-            CheckpointConfig(f"{sys.argv[1]}/{model.in_features}", None, None, 1, "auto"), place)
+            CheckpointConfig(f"{sys.argv[1]}/{model.in_features}", None, None, 1, "auto"), context)
         assert checkpoints.save(step, model, [optimizer], {}, {}, wait=True)
 share = sum(p.nbytes for p in large.parameters()) * 2
 print("MEMORY", share, peak() - before)
 """
-BEYOND_BYTES = {"folder": 64 << 20, "boto3": 160 << 20, "s3torchconnector": 464 << 20}
-"""What a save holds besides the copy of the rank's share, as the guide states it."""
+OVERHEAD_BYTES = {"folder": 64 << 20, "boto3": 160 << 20, "s3torchconnector": 464 << 20}
+"""Memory of a save in addition to the copy of the rank's share, as documented."""
 RETURNS_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-"""Has glibc return each freed block of a MiB or more at once. By default it raises this threshold to the size of freed
-blocks and keeps later ones for its threads, so that the peak depends on which thread frees first."""
+"""Makes glibc return each freed block of at least 1 MiB immediately. By default it raises this threshold to the size of
+freed blocks and keeps later blocks for its threads, so that the peak depends on which thread frees first."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-@pytest.mark.parametrize("where", BEYOND_BYTES)
-def test_a_save_takes_one_copy_of_the_share_and_a_little_more(
-    where: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", OVERHEAD_BYTES)
+def test_peak_memory_of_a_save_is_one_copy_of_the_share(
+    target: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if where == "s3torchconnector":
-        pytest.importorskip(where)
-    if where != "folder":
-        monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", where)
-    uri = str(tmp_path / "c") if where == "folder" else f"s3://{BUCKET}/memory"
+    if target == "s3torchconnector":
+        pytest.importorskip(target)
+    if target != "folder":
+        monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", target)
+    uri = str(tmp_path / "c") if target == "folder" else f"s3://{BUCKET}/memory"
     child = [sys.executable, "-c", MEMORY, uri]
     environ = {**os.environ, **RETURNS_FREED_MEMORY}
     done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=300, env=environ)
     assert done.returncode == 0, done.stderr
     share, peak = map(int, done.stdout.rpartition("MEMORY")[2].split())
-    print(f"{where}: a share of {share / 1e6:.0f} MB, a peak of {peak / 1e6:.0f} MB")
+    print(f"{target}: a share of {share / 1e6:.0f} MB, a peak of {peak / 1e6:.0f} MB")
     assert share > 200e6
-    assert peak <= share + BEYOND_BYTES[where]
+    assert peak <= share + OVERHEAD_BYTES[target]

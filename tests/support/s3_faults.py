@@ -27,8 +27,8 @@ class FaultPlan:
         slow: The server sends the response's body in pieces, with a pause of `slow_seconds` between them.
         slow_seconds: Pause between two pieces.
         truncated: The server stores the first half of an upload and responds with 200.
-        silent: The server does not execute the request, sends nothing for `silent_seconds` and resets the connection.
-        silent_seconds: Time without a response.
+        silent: The server does not execute the request, sends nothing until a plan without silent requests replaces
+            this one, and then resets the connection.
         expired: 403 ExpiredToken.
         denied: 403 AccessDenied.
         expired_keys: Access keys whose requests always fail with 403 ExpiredToken.
@@ -48,7 +48,6 @@ class FaultPlan:
     slow_seconds: float = 0.05
     truncated: float = 0.0
     silent: float = 0.0
-    silent_seconds: float = 60.0
     expired: float = 0.0
     denied: float = 0.0
     expired_keys: tuple[str, ...] = ()
@@ -72,7 +71,7 @@ class FaultInjector:
     """Decides which requests fail, and counts requests and faults. Thread-safe."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         self.counts: Counter[str] = Counter()
         self.keys: dict[str, None] = {}
         self.set_plan(FaultPlan())
@@ -83,6 +82,12 @@ class FaultInjector:
             self.plan = plan
             self._generator = random.Random(plan.seed)  # noqa: S311
             self._remaining_skips, self._remaining_faults = plan.skip, plan.max_faults
+            self.lock.notify_all()
+
+    def wait_while_silent(self) -> None:
+        """Return as soon as the plan has no silent requests."""
+        with self.lock:
+            self.lock.wait_for(lambda: not self.plan.silent)
 
     def next_fault(self, operation: str, key: str, *, is_conditional: bool) -> str:
         """Return the fault of a request, one of _KINDS, or an empty string.

@@ -70,7 +70,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _serve(self, operation: str, bucket: str, key: str, body: bytearray, fault: str) -> None:
         if fault == "silent":
-            time.sleep(self.injector.plan.silent_seconds)
+            self.injector.wait_while_silent()
         if fault in ("reset", "silent"):
             self._reset()
             return

@@ -294,17 +294,17 @@ class Lost(Small):
 
 
 class Chatty(Small):
-    """Writes how many bytes of objects this rank has handed to all others, at the most, to `told-<rank>`."""
+    """Writes the size in bytes of the largest object that this rank has gathered to `largest-<rank>`."""
 
     def __init__(self, samples: int, *, folder: str, **options: Any) -> None:
         super().__init__(samples, **options)
-        file, most = Path(folder) / f"told-{os.environ['RANK']}", 0
+        file, largest = Path(folder) / f"largest-{os.environ['RANK']}", 0
         gather = dist.all_gather_object
 
         def measured(values: Any, value: Any, group: Any = None) -> None:
-            nonlocal most
-            most = max(most, len(pickle.dumps(value)))
-            file.write_text(str(most))
+            nonlocal largest
+            largest = max(largest, len(pickle.dumps(value)))
+            file.write_text(str(largest))
             gather(values, value, group=group)
 
         dist.all_gather_object = measured
