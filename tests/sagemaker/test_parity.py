@@ -35,10 +35,12 @@ from support.parity_cases import (
 
 from cloudtrain.backends.sagemaker import SageMakerBackend
 from cloudtrain.backends.sagemaker.estimator import DriftGuard, compare, send_by_estimator
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import DriftError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [
@@ -70,7 +72,8 @@ PlanOf = Callable[..., Plan]
 def plan_of(job: Callable[..., Path]) -> PlanOf:
     def plan(text: str, overrides: list[str] | None = None, account: Settings = ACCOUNT, run: str = RUN) -> Plan:
         spec = JobSpec.from_yaml(job(text, **FILES), overrides or [])
-        return make_plan(spec, account, CodeInfo(DIGEST, 1000, 3), run=run, now=NOW)
+        target = SageMakerTarget(account, bundled_prices())
+        return make_plan(spec, CodeInfo(DIGEST, 1000, 3), target, now=NOW, suffix=run[-6:])
 
     return plan
 
@@ -280,7 +283,7 @@ def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: s
 @pytest.mark.parametrize("field", FIELDS)
 def test_drift_stops_the_estimator_before_it_sends(estimators: Estimators, plan_of: PlanOf, field: str) -> None:
     """The guard is registered as in the backend. The estimator is built by hand, so it takes nothing from the plan."""
-    run = f"planted-261120-101500-{FIELDS.index(field):06x}"
+    run = f"demo-261120-101500-{0xD00000 + FIELDS.index(field):06x}"
     request = full_plan(plan_of, run=run)
     identity = next(tag["Value"] for tag in request["Tags"] if tag["Key"] == "cloudtrain:request")
     _, plan = next(planted(request, next(leaves(request[field], (field,)))))

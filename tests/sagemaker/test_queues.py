@@ -25,10 +25,12 @@ from cloudtrain.backends.sagemaker.batch_queue import (
 )
 from cloudtrain.backends.sagemaker.estimator import compare, render_by_estimator
 from cloudtrain.backends.sagemaker.job_states import map_state, read_reason
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import CloudError, DriftError, RunNotFoundError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 
@@ -198,7 +200,8 @@ def test_attempts_in_their_order() -> None:
 def plan(job: Callable[..., Path]) -> Plan:
     path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self): ...\n")
     account = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
-    return make_plan(JobSpec.from_yaml(path), account, CodeInfo("d" * 64, 1000, 3), run=RUN, now=BEGAN)
+    target = SageMakerTarget(account, bundled_prices())
+    return make_plan(JobSpec.from_yaml(path), CodeInfo("d" * 64, 1000, 3), target, now=BEGAN, suffix="1a2b3c")
 
 
 def test_estimator_renders_queue_document_and_sends_nothing(aws: dict[str, str], plan: Plan) -> None:

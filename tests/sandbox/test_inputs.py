@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from support.jobs import Cli, until
 from support.sandboxes import FINAL, Served, run_here
 
 from cloudtrain.backends.sagemaker.uploads import Uploads
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
 
@@ -97,8 +98,8 @@ def random_job(folder: Path, chance: random.Random, bucket: str, number: int, s3
     return path, instances
 
 
-def planned(path: Path, number: int, target: Mapping[str, Any], settings: Settings) -> Plan:
-    return make_plan(JobSpec.from_yaml(path), settings, CODE, run=f"demo-261120-101500-{number:06x}", now=NOW, **target)
+def planned(path: Path, number: int, target: Target) -> Plan:
+    return make_plan(JobSpec.from_yaml(path), CODE, target, now=NOW, suffix=f"{number:06x}")
 
 
 def quick(plan: Plan) -> dict[str, Any]:
@@ -115,12 +116,13 @@ def quick(plan: Plan) -> dict[str, Any]:
 def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Path) -> None:
     s3, bucket = sandbox.client("s3"), sandbox.info["bucket"]
     settings = Settings(role=sandbox.info["role"], bucket=bucket, region="us-west-2")
-    here = {"target": "local", "home": tmp_path / "home", "machine": Machine(gpus=0, cpus=2)}
+    here = LocalTarget(settings, tmp_path / "home", Machine(gpus=0, cpus=2))
+    there = SageMakerTarget(settings, bundled_prices())
     local: dict[str, Path] = {}
     sent: list[dict[str, Any]] = []
     for number in range(JOBS):
         path, _ = random_job(tmp_path / str(number), random.Random(number), bucket, number, s3)  # noqa: S311 (seeded)
-        plan = planned(path, number, {}, settings)
+        plan = planned(path, number, there)
         uploads = Uploads(s3)
         for upload in plan.uploads:
             assert upload.uri.endswith("/")
@@ -129,7 +131,7 @@ def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Pa
         sent.append(quick(plan))
         folder = local[plan.run] = tmp_path / "runs" / plan.run
         folder.mkdir(parents=True)
-        (folder / "request.json").write_text(json.dumps(quick(planned(path, number, here, settings))))
+        (folder / "request.json").write_text(json.dumps(quick(planned(path, number, here))))
     run_here(list(local.values()), sandbox.environment)
     client = sandbox.client("sagemaker")
     for start in range(0, JOBS, AT_ONCE):

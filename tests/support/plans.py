@@ -12,6 +12,7 @@ import pytest
 from cloudtrain.errors import SpecError
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]
@@ -38,7 +39,7 @@ PlanOf = Callable[..., Plan]
 
 def local(gpus: int = 0) -> dict[str, Any]:
     """Return the arguments that plan a run on this machine."""
-    return {"target": "local", "home": Path("/somewhere/.cloudtrain"), "machine": Machine(gpus=gpus, cpus=2)}
+    return {"target": LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=gpus, cpus=2))}
 
 
 def refusal(plan_of: PlanOf, *overrides: str, **arguments: Any) -> str:

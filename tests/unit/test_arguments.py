@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli
 
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.job.arguments import script_argv
@@ -17,6 +18,7 @@ from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]
@@ -39,7 +41,8 @@ def plan_of(path: Path, *overrides: str, conventions: Conventions = Conventions(
     code = CodeInfo("d" * 64, 1000, 3, conventions=conventions)
     settings = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
     now = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
-    return make_plan(JobSpec.from_yaml(path, overrides), settings, code, run="demo-261120-101500-1a2b3c", now=now)
+    target = SageMakerTarget(settings, bundled_prices())
+    return make_plan(JobSpec.from_yaml(path, overrides), code, target, now=now, suffix="1a2b3c")
 
 
 def refusal(path: Path, *overrides: str) -> str:

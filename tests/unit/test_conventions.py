@@ -10,9 +10,8 @@ from support.jobs import EXAMPLES
 
 from cloudtrain.job.script_conventions import Conventions, read_conventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Diagnostics
-from cloudtrain.planning.validation import find_local_rank_option
-from cloudtrain.settings.settings import Settings
+from cloudtrain.planning.diagnostics import run_step
+from cloudtrain.planning.job_checks import find_local_rank_option
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({}, type=int)\n"
 
@@ -77,12 +76,10 @@ def test_who_starts_ranks_of_its_own(tmp_path: Path, text: str, line: str | None
 def test_what_the_job_passes_itself_is_not_passed_twice(args: Any, expected: str | None) -> None:
     code = {"script": "train.py", "args": args, "directory": str(EXAMPLES / "script-launch")}
     spec = JobSpec.model_validate({"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}})
-    notes = Diagnostics(spec, Settings())
-    assert find_local_rank_option(spec, Conventions("--local_rank"), notes) == expected
-    assert [text.partition(":")[0] for text in notes.decisions] == (
-        ["train.py defines --local_rank"] if expected else []
-    )
-    assert find_local_rank_option(spec, Conventions(), notes) is None
+    option, notes = run_step(find_local_rank_option(spec, Conventions("--local_rank")))
+    assert option == expected
+    assert [note.message.partition(":")[0] for note in notes] == (["train.py defines --local_rank"] if expected else [])
+    assert run_step(find_local_rank_option(spec, Conventions())) == (None, [])
 
 
 def test_no_other_example_is_taken_for_one_of_these() -> None:

@@ -19,11 +19,12 @@ from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.catalog import service_limits
+from cloudtrain.catalog import bundled_prices, service_limits
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
@@ -129,10 +130,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def request_of(job: dict[str, Any]) -> dict[str, Any]:
-    plan = make_plan(
-        JobSpec(**job), ACCOUNT, CodeInfo("d" * 64, 1000, 3), run=f"{job['name']}-261120-101500-1a2b3c", now=NOW
-    )
-    return plan.request
+    target = SageMakerTarget(ACCOUNT, bundled_prices())
+    return make_plan(JobSpec(**job), CodeInfo("d" * 64, 1000, 3), target, now=NOW, suffix="1a2b3c").request
 
 
 @given(job=jobs())

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.plans import RUN, SETTINGS, TASK_JOB, PlanOf, local, refusal
+from support.plans import CODE, NOW, RUN, SETTINGS, TASK_JOB, PlanOf, local, refusal
 
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
+from cloudtrain.errors import Problem
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -20,6 +25,27 @@ GOLDEN = Path(__file__).parent / "golden"
 def test_a_plan_is_pure(plan_of: PlanOf) -> None:
     assert plan_of() == plan_of()
     assert plan_of().to_file() == plan_of().to_file()
+
+
+def test_a_renamed_plan_is_the_plan_of_that_run(plan_of: PlanOf) -> None:
+    for arguments in ({}, local()):
+        plan = plan_of("cluster.queue={name: q, share: a}", **arguments)
+        renamed = plan.rename("demo-261120-101500-ffffff")
+        assert RUN not in renamed.to_file()
+        assert renamed.rename(RUN) == plan
+        assert renamed.identity == plan.identity
+
+
+def test_the_run_id_of_a_cluster_begins_with_the_identity() -> None:
+    spec = JobSpec(name="demo", code={"script": "train.py"}, cluster={"instance_type": "ml.g5.xlarge"})
+    plan = make_plan(spec, CODE, SageMakerTarget(SETTINGS, bundled_prices()), now=NOW)
+    assert plan.run == f"demo-261120-101500-{plan.identity[:6]}"
+
+
+def test_earlier_problems_are_reported_with_those_of_the_plan(plan_of: PlanOf) -> None:
+    earlier = [Diagnostic("is missing", ("code", "script")), Problem("train.py", 3, 1, "", "no such function")]
+    message = refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge", found=earlier)
+    assert [text for text in ("is missing", "no such function", "ml.trn1.32xlarge") if text not in message] == []
 
 
 @pytest.mark.parametrize(

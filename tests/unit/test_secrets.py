@@ -19,13 +19,15 @@ from support.fake_keys import (
 from support.fake_keys import WANDB as WANDB_KEY
 from support.jobs import EXAMPLES, Cli
 
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import SpecError
 from cloudtrain.job.schema import job_schema
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import LOCAL, CodeInfo, Plan
+from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import RunConfig, SecretConfig
 
@@ -38,13 +40,12 @@ ARN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/wandb-AbCdEf"
 def plan_of(*overrides: str, variables: frozenset[str] | None = None) -> Plan:
     """Plan the example with these changes; locally where variables are named that are set here."""
     code = CodeInfo(digest="0" * 64, bytes=1, files=1)
-    here = {}
+    settings = Settings(region="us-west-2")
+    target: Target = SageMakerTarget(settings, bundled_prices())
     if variables is not None:
         machine = Machine(gpus=0, cpus=2, variables=variables)
-        here = {"target": LOCAL, "home": Path("/somewhere/.cloudtrain"), "machine": machine}
-    settings = Settings(region="us-west-2")
-    run = "digits-261121-101500-1a2b3c"
-    return make_plan(JobSpec.from_yaml(JOB, overrides), settings, code, run=run, now=NOW, **here)  # type: ignore[arg-type]
+        target = LocalTarget(settings, Path("/somewhere/.cloudtrain"), machine)
+    return make_plan(JobSpec.from_yaml(JOB, overrides), code, target, now=NOW, suffix="1a2b3c")
 
 
 def problems_of(*overrides: str) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from botocore.session import get_session
 from botocore.validate import ParamValidator
 
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.job.sections.cluster import Cluster, Queue
@@ -20,6 +21,7 @@ from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.service_job import render_payload, training_job_name
+from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
 from cloudtrain.settings.settings import Settings
 
 RUN = "demo-261120-101500-1a2b3c"
@@ -38,10 +40,10 @@ PlanOf = Callable[..., Plan]
 
 @pytest.fixture
 def plan_of(job: Callable[..., Path]) -> PlanOf:
-    def plan(*overrides: str, settings: Settings = SETTINGS, **arguments: Any) -> Plan:
+    def plan(*overrides: str, target: Target = SageMakerTarget(SETTINGS, bundled_prices())) -> Plan:  # noqa: B008
         spec = JobSpec.from_yaml(job(JOB, train_py=""), overrides)
         code = CodeInfo("d" * 64, 1000, 3)
-        return make_plan(spec, settings, code, run=RUN, now=datetime(2026, 11, 20, tzinfo=UTC), **arguments)
+        return make_plan(spec, code, target, now=datetime(2026, 11, 20, 10, 15, tzinfo=UTC), suffix="1a2b3c")
 
     return plan
 
@@ -131,7 +133,9 @@ def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
     told = refusal(plan_of, f"cluster.queue={other}")
     assert "cluster.queue: the queue is in eu-west-1, but the job is in us-west-2; use a queue of us-west-2" in told
     nowhere = Settings(role=SETTINGS.role, bucket="bucket")
-    assert plan_of(f"cluster.queue={other}", settings=nowhere).queue  # no region was asked for yet
+    assert plan_of(
+        f"cluster.queue={other}", target=SageMakerTarget(nowhere, bundled_prices())
+    ).queue  # no region was asked for yet
 
 
 @pytest.mark.parametrize(
@@ -151,8 +155,8 @@ def test_what_has_another_effect_in_a_queue_is_said(plan_of: PlanOf, overrides: 
 
 
 def test_a_local_run_waits_in_no_queue(plan_of: PlanOf) -> None:
-    machine = Machine(gpus=0, cpus=2)
-    plan = plan_of(EVERYTHING, target="local", home=Path("/somewhere/.cloudtrain"), machine=machine)
+    here = LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=0, cpus=2))
+    plan = plan_of(EVERYTHING, target=here)
     assert plan.queue is None
     assert "cluster.queue has no effect on a local run" in plan.warnings
 

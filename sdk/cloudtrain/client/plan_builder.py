@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import secrets
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -28,13 +27,14 @@ from cloudtrain.job.entry import find_module
 from cloudtrain.job.script_conventions import Conventions, read_conventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import LOCAL, SAGEMAKER, CodeInfo, Plan
+from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
+from cloudtrain.planning.targets import LocalTarget, SageMakerTarget
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
-from cloudtrain.support.run_id import is_run_id, make_run_id
+from cloudtrain.support.run_id import is_run_id
 
 if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker import SageMakerBackend
@@ -114,23 +114,16 @@ def plan_code(
         resumed: Where the run that `checkpoint.resume` names has saved; by default looked up without a call to AWS.
     """
     settings = settings or find_settings(spec)
-    moment = now or datetime.now(UTC)
-    run = make_run_id(spec.name, moment, suffix or secrets.token_hex(3))
-    decided = make_plan(
+    target = LocalTarget(settings, find_home(), _this_machine()) if local else SageMakerTarget(settings, known_prices())
+    return make_plan(
         spec,
-        settings,
         code,
-        run=run,
-        now=moment,
-        target=LOCAL if local else SAGEMAKER,
-        prices=known_prices(),
-        home=find_home(),
-        machine=_this_machine() if local else None,
+        target,
+        now=now or datetime.now(UTC),
+        suffix=suffix,
         resumed=resumed or find_resume_source(spec, settings, local=local),
         data_stamp=data_stamp,
     )
-    # Two local runs may start in the same second; a run of the account is named after its request.
-    return decided if local or suffix else decided.rename(make_run_id(spec.name, moment, decided.identity[:6]))
 
 
 def stamp_data(spec: JobSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -17,18 +18,29 @@ DEFER_CROSS_FIELD_CHECKS = object()
 """Validation context that skips the checks between fields, because the caller runs them on the validated job."""
 
 
+class Severity(StrEnum):
+    """What a diagnostic means for the plan."""
+
+    ERROR = "error"
+    """It prevents the plan."""
+    WARNING = "warning"
+    DECISION = "decision"
+    """What cloudtrain decided itself and why."""
+
+
 @dataclass(frozen=True)
 class Diagnostic:
-    """One error in a job, by the path of its field; `Problem` is the same with the location in the job file.
+    """An error, warning or decision about a job. `Problem` is an error with its location in the job file.
 
     Attributes:
-        message: What is wrong and what was expected.
-        path: Path of the field.
+        message: What is wrong and what was expected; of a warning or decision one line.
+        path: Path of the field; not used for warnings and decisions.
         hint: The nearest legal value or what to do.
         compared: Every field that was compared, where `path` is not the only one. When one of them is invalid by
             itself, the diagnostic is meaningless and is dropped.
         is_key: Whether the field's name is wrong, not its value.
         location: The location of the error, if that is a file of the code.
+        severity: What it means for the plan.
     """
 
     message: str
@@ -37,6 +49,7 @@ class Diagnostic:
     compared: tuple[FieldPath, ...] = ()
     is_key: bool = False
     location: SourceLocation | None = None
+    severity: Severity = Severity.ERROR
 
     def below(self, prefix: FieldPath) -> Diagnostic:
         """Return the diagnostic with a prefix before its paths."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cloudtrain.catalog import Prices
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Diagnostics
+from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
 from cloudtrain.support.units import format_duration
 
@@ -73,7 +75,7 @@ def price_cluster(spec: JobSpec, region: str, prices: Prices) -> ClusterPrice | 
     return ClusterPrice(most_expensive.usd_per_hour * spec.cluster.instances, min(price.as_of for price in known))
 
 
-def compute_time_limits(spec: JobSpec, price: ClusterPrice | None, region: str, diagnostics: Diagnostics) -> TimeLimits:
+def compute_time_limits(spec: JobSpec, price: ClusterPrice | None, region: str) -> Step[TimeLimits]:
     """Return the time limits of a run.
 
     Without `limits.runtime`, the default runtime is shortened so that the estimated cost stays within `limits.cost`.
@@ -88,12 +90,12 @@ def compute_time_limits(spec: JobSpec, price: ClusterPrice | None, region: str, 
     if limit is not None and price is None:
         message = f"no price is known for {', '.join(spec.cluster.types)} in {region}, so the cost cannot be limited"
         hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
-        diagnostics.add_error(("limits", "cost"), message, hint)
+        yield error(("limits", "cost"), message, hint)
     elif limit is not None and price is not None:
         affordable = max(math.floor(limit / price.usd_per_hour * 3600) - warm - STOP_SECONDS, 0)
-        _check_affordable(spec, int(affordable), price.usd_per_hour, diagnostics)
+        yield from _check_affordable(spec, int(affordable), price.usd_per_hour)
     if affordable < runtime:
-        diagnostics.add_decision(
+        yield decision(
             f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
             f"so that its estimated cost stays within {limit:g} USD"
         )
@@ -102,7 +104,7 @@ def compute_time_limits(spec: JobSpec, price: ClusterPrice | None, region: str, 
     return TimeLimits(runtime, wait, (wait or runtime) + STOP_SECONDS + warm)
 
 
-def _check_affordable(spec: JobSpec, affordable: int, hourly: float, diagnostics: Diagnostics) -> None:
+def _check_affordable(spec: JobSpec, affordable: int, hourly: float) -> Iterator[Diagnostic]:
     """Reject a cost limit that pays for less than a minute, or for less than the time limits in the job."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
     warm = f" and {format_duration(spec.cluster.keep_alive)} of keep_alive" if spec.cluster.keep_alive else ""
@@ -114,25 +116,21 @@ def _check_affordable(spec: JobSpec, affordable: int, hourly: float, diagnostics
     name, longest = max(given, key=lambda item: item[1], default=("", 0))
     needed = math.ceil((longest + (spec.cluster.keep_alive or 0) + STOP_SECONDS) * hourly / 3600)
     if affordable < _MIN_RUNTIME_SECONDS:
-        diagnostics.add_error(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
+        yield error(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
     elif affordable < longest:
         hint = f"raise it to {needed} USD, or lower {name} to {affordable // 60}m"
-        diagnostics.add_error(("limits", "cost"), f"{pays}; {name} is {format_duration(longest)}", hint)
+        yield error(("limits", "cost"), f"{pays}; {name} is {format_duration(longest)}", hint)
 
 
-def estimate_cost(
-    spec: JobSpec, price: ClusterPrice | None, region: str, limits: TimeLimits, diagnostics: Diagnostics
-) -> CostPlan:
+def estimate_cost(spec: JobSpec, price: ClusterPrice | None, region: str, limits: TimeLimits) -> Step[CostPlan]:
     """Return the estimated cost of a run that reaches its time limits."""
     if (spec.cluster.keep_alive or 0) > MAX_KEEP_ALIVE_SECONDS:
         longest, given = format_duration(MAX_KEEP_ALIVE_SECONDS), format_duration(spec.cluster.keep_alive or 0)
-        diagnostics.add_warning(
+        yield warning(
             f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {given}, which may be ignored"
         )
     if price is None:
-        diagnostics.add_warning(
-            f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh"
-        )
+        yield warning(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
         return CostPlan(None, None, None, None if spec.cluster.keep_alive else 0.0)
     # Rounded up, so that an estimate above the limit never rounds to the limit.
     estimate = math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100

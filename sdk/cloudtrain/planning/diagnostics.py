@@ -1,46 +1,68 @@
-"""Errors, warnings and decisions that are collected while a plan is made."""
+"""Steps of planning, and the errors, warnings and decisions that they yield."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
+from typing import TypeVar
+
 from cloudtrain.errors import Problem
-from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.diagnostics import Diagnostic, Severity
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.field_path import FieldPath
 
+T = TypeVar("T")
+Step = Generator[Diagnostic, None, T]
+"""A step of planning: it yields its diagnostics and returns its value. `value = yield from step` is part of another."""
 
-class Diagnostics:
-    """Collect errors, warnings and decisions, so that the user sees all of them at once.
+SETTING = "setting"
+"""First part of the path of an account setting, in place of a field of the job."""
 
-    Attributes:
-        problems: Errors, which prevent the plan.
-        warnings: One sentence each.
-        decisions: What cloudtrain decided itself and why, one line each.
-    """
 
-    def __init__(self, spec: JobSpec, settings: Settings) -> None:
-        self.problems: list[Problem] = []
-        self.warnings: list[str] = []
-        self.decisions: list[str] = []
-        self._spec = spec
-        self._settings = settings
+def error(path: FieldPath, message: str, hint: str, *, is_key: bool = False) -> Diagnostic:
+    """Return an error in a field of the job, or with `is_key` in the field's name."""
+    return Diagnostic(message, path, hint, is_key=is_key)
 
-    def add_error(self, path: FieldPath, message: str, hint: str, *, is_key: bool = False) -> None:
-        """Add an error in a field of the job, or with `is_key` in the field's name. Duplicates are dropped."""
-        problem = self._spec.problem_of(Diagnostic(message, path, hint, is_key=is_key))
-        if problem not in self.problems:
-            self.problems.append(problem)
 
-    def add_setting_error(self, name: str, message: str, hint: str) -> None:
-        """Add an error in one of the account's settings."""
-        source = self._settings.sources.get(name, "Settings(...)")
-        self.problems.append(Problem(source, None, None, name, message, hint))
+def setting_error(name: str, message: str, hint: str) -> Diagnostic:
+    """Return an error in one of the account's settings."""
+    return Diagnostic(message, (SETTING, name), hint)
 
-    def add_warning(self, text: str) -> None:
-        """Add a warning. Duplicates are dropped."""
-        if text not in self.warnings:
-            self.warnings.append(text)
 
-    def add_decision(self, text: str) -> None:
-        """Add a decision and its reason."""
-        self.decisions.append(text)
+def warning(text: str) -> Diagnostic:
+    """Return a warning of one sentence."""
+    return Diagnostic(text, severity=Severity.WARNING)
+
+
+def decision(text: str) -> Diagnostic:
+    """Return a decision and its reason in one line."""
+    return Diagnostic(text, severity=Severity.DECISION)
+
+
+def run_step(step: Step[T]) -> tuple[T, list[Diagnostic]]:
+    """Return the value of a step, and its diagnostics in order."""
+    found: list[Diagnostic] = []
+    while True:
+        try:
+            found.append(next(step))
+        except StopIteration as end:
+            return end.value, found
+
+
+def texts_of(severity: Severity, diagnostics: Iterable[Diagnostic]) -> tuple[str, ...]:
+    """Return the messages of one severity without duplicates."""
+    return tuple(dict.fromkeys(each.message for each in diagnostics if each.severity is severity))
+
+
+def problems_of(diagnostics: Iterable[Diagnostic], spec: JobSpec, settings: Settings) -> list[Problem]:
+    """Return the errors with their locations, without duplicates."""
+    errors = (each for each in diagnostics if each.severity is Severity.ERROR)
+    return list(dict.fromkeys(_locate(each, spec, settings) for each in errors))
+
+
+def _locate(diagnostic: Diagnostic, spec: JobSpec, settings: Settings) -> Problem:
+    if diagnostic.path[:1] != (SETTING,):
+        return spec.problem_of(diagnostic)
+    name = str(diagnostic.path[1])
+    source = settings.sources.get(name, "Settings(...)")
+    return Problem(source, None, None, name, diagnostic.message, diagnostic.hint)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 
 from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
 from cloudtrain.errors import nearest
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Diagnostics
-from cloudtrain.planning.request import LAUNCHER_CLOUDTRAIN, LAUNCHER_TOOLKIT
+from cloudtrain.planning.diagnostics import Step, decision, error, warning
+from cloudtrain.planning.plan import ClusterPlan
 from cloudtrain.support.field_path import FieldPath
 
 TORCH_DISTRIBUTED = "torch_distributed"
+LAUNCHER_CLOUDTRAIN = "cloudtrain"
+LAUNCHER_TOOLKIT = "toolkit"
 CPU_PROCESSES = 2
 """Ranks per instance on a machine without GPUs: the smallest number with real collectives."""
 MIN_FSDP2_VERSION = "2.6"
@@ -56,31 +60,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """How and where the ranks of a job run.
-
-    Attributes:
-        distribution: `torch_distributed`, `pytorchddp` or `smdistributed`.
-        launcher: `LAUNCHER_CLOUDTRAIN` or `LAUNCHER_TOOLKIT`.
-        image: Uri of the container image.
-        framework: PyTorch version of the image, such as `2.13`, or None when it is unknown before the start.
-        processes: Ranks per instance, or None when it is unknown before the start.
-        backend: Backend of the collectives: nccl, gloo or smddp.
-    """
-
-    distribution: str
-    launcher: str
-    image: str
-    framework: str | None
-    processes: int | None
-    backend: str
-
-    def world_size(self, instances: int) -> int:
-        """Return the number of ranks of the job; 0 when it is unknown before the start."""
-        return (self.processes or 0) * instances
-
-
-@dataclass(frozen=True)
 class _Candidate:
     """An instance type that the job may get, and the path of the field that names it."""
 
@@ -90,91 +69,72 @@ class _Candidate:
 
 
 def choose_placement(
-    spec: JobSpec, *, region: str, machine: Machine | None, today: date, diagnostics: Diagnostics
-) -> Placement:
-    """Return how and where the ranks of a job run.
+    spec: JobSpec, *, region: str, machine: Machine | None, today: date
+) -> Step[tuple[ClusterPlan, str]]:
+    """Return the cluster and its ranks, and the uri of the container image.
 
     Args:
         spec: The job.
         region: AWS region, for the image's registry.
         machine: This machine in a local plan, else None.
         today: The current date, for a warning about images that are no longer patched.
-        diagnostics: Collects errors, warnings and decisions.
     """
-    candidates = _candidates(spec, diagnostics)
-    distribution = _distribution(spec, candidates, machine, diagnostics)
-    image, framework = _image(spec, distribution, candidates, region, today, diagnostics)
-    processes = _processes(spec, candidates, machine, diagnostics)
-    placement = Placement(
+    candidates = yield from _candidates(spec)
+    distribution = yield from _distribution(spec, candidates)
+    image, framework = yield from _image(spec, distribution, candidates, region, today)
+    processes = yield from _processes(spec, candidates, machine)
+    cluster = ClusterPlan(
+        instance_type=spec.cluster.first_choice,
+        instances=spec.cluster.instances,
+        processes_per_instance=processes,
+        world_size=(processes or 0) * spec.cluster.instances,
         distribution=distribution,
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
-        image=image,
-        framework=framework,
-        processes=processes,
         backend=_backend(spec, distribution, candidates[0].instance, processes, machine),
     )
-    _check_parallel(spec, placement, diagnostics)
-    if machine is None:
-        _warn_about_slow_network(spec, candidates, diagnostics)
-        _warn_about_volume(spec, candidates, diagnostics)
-    return placement
+    yield from _check_parallel(spec, cluster, framework)
+    return cluster, image
 
 
-def _candidates(spec: JobSpec, diagnostics: Diagnostics) -> list[_Candidate]:
+def _candidates(spec: JobSpec) -> Step[list[_Candidate]]:
     candidates = []
     for index, name in enumerate(spec.cluster.types):
         at: FieldPath = ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
         instance = catalog.find_instance(name)
         if instance is None:
-            _check_unknown_type(name, at, diagnostics)
+            yield from _check_unknown_type(name, at)
         elif not instance.distributions:
             why = "has no GPU that PyTorch's CUDA images support" if instance.neuron else "is not an x86 machine"
-            diagnostics.add_error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
+            yield error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         candidates.append(_Candidate(name, at, instance))
     return candidates
 
 
-def _check_unknown_type(name: str, at: FieldPath, diagnostics: Diagnostics) -> None:
+def _check_unknown_type(name: str, at: FieldPath) -> Iterator[Diagnostic]:
     """Warn about a type that is newer than the catalog; reject one that the installed AWS model does not have."""
     if catalog.classify(name, service_limits.instance_types()) == "newer":
-        diagnostics.add_warning(
-            f"{name} is newer than cloudtrain's catalog: the container counts its GPUs at the start"
-        )
+        yield warning(f"{name} is newer than cloudtrain's catalog: the container counts its GPUs at the start")
         return
     near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
     hint = (f"did you mean {near}? " if near else "") + "If it is a new type: pip install -U boto3"
-    diagnostics.add_error(
-        at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint
-    )
+    yield error(at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint)
 
 
-def _distribution(
-    spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
-) -> str:
+def _distribution(spec: JobSpec, candidates: list[_Candidate]) -> Step[str]:
     requested = spec.cluster.distribution
     if requested == "auto":
-        diagnostics.add_decision(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
+        yield decision(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
         return TORCH_DISTRIBUTED
     if requested == TORCH_DISTRIBUTED:
         return requested
     for candidate in candidates:
         if candidate.instance is not None and not candidate.instance.smddp:
             legal = ", ".join(name for name in catalog.instance_names() if _has_smddp(name))
-            diagnostics.add_error(
+            yield error(
                 ("cluster", "distribution"),
                 f"{requested} needs AWS's SMDDP library, which does not support {candidate.name}",
                 f"use {TORCH_DISTRIBUTED}, or one of {legal}",
             )
-    if machine is not None:
-        diagnostics.add_warning(
-            f"{requested} uses AWS's mpirun and SMDDP on SageMaker; a local run uses torchrun, and Gloo or NCCL"
-        )
-    else:
-        diagnostics.add_warning(
-            f"{requested}: AWS's toolkit starts the ranks. It does not forward SIGTERM, so a stop, a spot interruption "
-            "and the end of limits.runtime lose the work since the last checkpoint; it does not restart ranks"
-            f"{' (limits.retries)' if spec.limits.retries else ''}; and it does not detect hangs"
-        )
     return requested
 
 
@@ -184,25 +144,25 @@ def _has_smddp(name: str) -> bool:
 
 
 def _image(
-    spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date, diagnostics: Diagnostics
-) -> tuple[str, str | None]:
+    spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date
+) -> Step[tuple[str, str | None]]:
     """Return the image's uri and its PyTorch version."""
     kinds = {candidate.instance.gpus != 0 for candidate in candidates if candidate.instance is not None}
     if len(kinds) > 1:
         hint = "prefer types of one kind"
-        diagnostics.add_error(("cluster", "prefer"), "one image cannot support types with and without GPUs", hint)
+        yield error(("cluster", "prefer"), "one image cannot support types with and without GPUs", hint)
     if spec.cluster.image is not None:
-        version = _check_own_image(spec, distribution, region, kinds, today, diagnostics)
+        version = yield from _check_own_image(spec, distribution, region, kinds, today)
         return spec.cluster.image, version
     gpus = sorted({c.instance.gpu for c in candidates if c.instance is not None and c.instance.gpu is not None})
-    image = _framework(spec, distribution, gpus, diagnostics)
+    image = yield from _framework(spec, distribution, gpus)
     if image is None:
         return "", None
-    _warn_about_end(image, today, diagnostics)
+    yield from _warn_about_end(image, today)
     return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
 
 
-def _framework(spec: JobSpec, distribution: str, gpus: list[str], diagnostics: Diagnostics) -> catalog.Image | None:
+def _framework(spec: JobSpec, distribution: str, gpus: list[str]) -> Step[catalog.Image | None]:
     """Return AWS's image for the requested PyTorch version, by default the newest that the job can use."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
     images = catalog.images()
@@ -211,29 +171,27 @@ def _framework(spec: JobSpec, distribution: str, gpus: list[str], diagnostics: D
         serving = [image for image in images if _supports(image, needs_smddp=needs_smddp)]
         fitting = [image for image in serving if not _unsupported(image, gpus)]
         if not fitting:
-            _add_gpu_error(serving[0], gpus, "none of AWS's images has them", diagnostics)
+            yield _gpu_error(serving[0], gpus, "none of AWS's images has them")
             return None
         on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
-        diagnostics.add_decision(
-            f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}"
-        )
+        yield decision(f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}")
         return fitting[0]
     version = ".".join(requested.split(".")[:2])
     found = next((image for image in images if image.framework == version), None)
     if found is None:
         legal = [image.framework for image in images]
         near = nearest(version, legal)
-        diagnostics.add_error(
+        yield error(
             ("cluster", "framework"),
             f"AWS has no PyTorch {requested} image that cloudtrain can use",
             (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
         )
     else:
         if needs_smddp:
-            _check_smddp(found, distribution, ("cluster", "framework"), diagnostics)
+            yield from _check_smddp(found, distribution, ("cluster", "framework"))
         if _unsupported(found, gpus):
             others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
-            _add_gpu_error(found, gpus, f"these have: {others}" if others else "no other has", diagnostics)
+            yield _gpu_error(found, gpus, f"these have: {others}" if others else "no other has")
     return found
 
 
@@ -248,78 +206,70 @@ def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
     return found
 
 
-def _add_gpu_error(image: catalog.Image, gpus: list[str], others: str, diagnostics: Diagnostics) -> None:
+def _gpu_error(image: catalog.Image, gpus: list[str], others: str) -> Diagnostic:
     message = (
         f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
     )
-    diagnostics.add_error(("cluster", "framework"), message, f"{others}; or give cluster.image")
+    return error(("cluster", "framework"), message, f"{others}; or give cluster.image")
 
 
 def _supports(image: catalog.Image, *, needs_smddp: bool) -> bool:
     return not needs_smddp or (image.smddp and image.mpi4py)
 
 
-def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath, diagnostics: Diagnostics) -> None:
+def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath) -> Iterator[Diagnostic]:
     missing = [name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside]
     if missing:
         newest = next(other for other in catalog.images() if _supports(other, needs_smddp=True))
-        diagnostics.add_error(
+        yield error(
             at,
             f"the PyTorch {image.framework} image has no {' and no '.join(missing)}, which {distribution} needs",
             f'use framework: "{newest.framework}" or distribution: {TORCH_DISTRIBUTED}',
         )
 
 
-def _check_own_image(
-    spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date, diagnostics: Diagnostics
-) -> str | None:
+def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date) -> Step[str | None]:
     """Check the image of a job; return its PyTorch version if it is one of AWS's, else None."""
     at = ("cluster", "image")
     uri = spec.cluster.image or ""
     found = _ECR_IMAGE.fullmatch(uri)
     if found is None:
         hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; upload one by docker push"
-        diagnostics.add_error(at, f'SageMaker pulls images from ECR only, got "{uri}"', hint)
+        yield error(at, f'SageMaker pulls images from ECR only, got "{uri}"', hint)
         return None
     if found["region"] != region:
         hint = f"push it to {region}, or run the job in {found['region']}"
-        diagnostics.add_error(at, f"the image is in {found['region']}, but the job is in {region}", hint)
+        yield error(at, f"the image is in {found['region']}, but the job is in {region}", hint)
     aws = _AWS_NAME.match(found["name"])
     if aws is None:
         return None
     if kinds == {True} and "-cpu-" in found["name"]:
-        diagnostics.add_error(
-            at, "this image has no CUDA, but the instance type has GPUs", "use the one with -cu or -gpu"
-        )
+        yield error(at, "this image has no CUDA, but the instance type has GPUs", "use the one with -cu or -gpu")
     image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
     if image is not None:
-        _warn_about_end(image, today, diagnostics)
+        yield from _warn_about_end(image, today)
         if distribution != TORCH_DISTRIBUTED:
-            _check_smddp(image, distribution, at, diagnostics)
+            yield from _check_smddp(image, distribution, at)
     return aws["version"]
 
 
-def _warn_about_end(image: catalog.Image, today: date, diagnostics: Diagnostics) -> None:
+def _warn_about_end(image: catalog.Image, today: date) -> Iterator[Diagnostic]:
     if image.end_of_patch is not None and date.fromisoformat(image.end_of_patch) < today:
-        diagnostics.add_warning(
-            f"AWS no longer patches the PyTorch {image.framework} image (since {image.end_of_patch})"
-        )
+        yield warning(f"AWS no longer patches the PyTorch {image.framework} image (since {image.end_of_patch})")
 
 
-def _processes(
-    spec: JobSpec, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
-) -> int | None:
+def _processes(spec: JobSpec, candidates: list[_Candidate], machine: Machine | None) -> Step[int | None]:
     """Return the number of ranks per instance, or None when it is unknown before the start."""
     requested = spec.cluster.processes_per_instance
     if requested != "auto":
-        _warn_about_sharing(spec, requested, candidates, machine, diagnostics)
+        yield from _warn_about_sharing(spec, requested, candidates, machine)
         return requested
     if machine is not None:
-        return _local_processes(machine, spec.cluster.instances, diagnostics)
+        return (yield from _local_processes(machine, spec.cluster.instances))
     counts = {None if c.instance is None else c.instance.gpus for c in candidates}
     if len(counts) > 1:
         each = ", ".join(f"{c.name} {'?' if c.instance is None else c.instance.gpus}" for c in candidates)
-        diagnostics.add_error(
+        yield error(
             ("cluster", "prefer"),
             f"the types have different numbers of GPUs ({each}), so the world size would depend on capacity",
             "prefer types with equal numbers of GPUs, or give processes_per_instance",
@@ -330,31 +280,31 @@ def _processes(
 
 
 def _warn_about_sharing(
-    spec: JobSpec, requested: int, candidates: list[_Candidate], machine: Machine | None, diagnostics: Diagnostics
-) -> None:
+    spec: JobSpec, requested: int, candidates: list[_Candidate], machine: Machine | None
+) -> Iterator[Diagnostic]:
     ranks = requested * spec.cluster.instances
     if machine is not None and 0 < machine.gpus < ranks:
-        diagnostics.add_warning(
+        yield warning(
             f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each rank has its own GPU"
         )
     for candidate in candidates:
         gpus = candidate.instance.gpus if candidate.instance is not None else None
         if gpus and requested > gpus:
-            diagnostics.add_warning(
+            yield warning(
                 f"{requested} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL"
             )
         elif gpus and requested < gpus:
-            diagnostics.add_warning(
+            yield warning(
                 f"{requested} ranks use {requested} of the {gpus} GPUs of {candidate.name}; all of them are billed"
             )
 
 
-def _local_processes(machine: Machine, instances: int, diagnostics: Diagnostics) -> int:
+def _local_processes(machine: Machine, instances: int) -> Step[int]:
     if machine.gpus == 0:
         return CPU_PROCESSES
     if machine.gpus >= instances:
         return machine.gpus // instances
-    diagnostics.add_warning(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
+    yield warning(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
     return 1
 
 
@@ -369,86 +319,67 @@ def _backend(
     return "nccl" if distribution == TORCH_DISTRIBUTED else "smddp"
 
 
-def _check_parallel(spec: JobSpec, placement: Placement, diagnostics: Diagnostics) -> None:
+def _check_parallel(spec: JobSpec, cluster: ClusterPlan, framework: str | None) -> Iterator[Diagnostic]:
     """Check that tensor and pipeline parallelism fit the ranks and the container's PyTorch."""
     parallel = spec.train.parallel if spec.train is not None else None
     if parallel is None or parallel.is_plain:
         return
     at = ("train", "parallel")
-    framework = placement.framework
     if framework is not None and _version(framework) < _version(MIN_FSDP2_VERSION):
         field = next(name for name in ("data", "tensor", "pipeline") if getattr(parallel, name) not in ("ddp", 1))
         message = (
             f"{field}: {getattr(parallel, field)} needs PyTorch {MIN_FSDP2_VERSION}, and the container has {framework}"
         )
         hint = f"use distribution: {TORCH_DISTRIBUTED} with a newer framework, or data: ddp"
-        diagnostics.add_error((*at, field), message, hint)
+        yield error((*at, field), message, hint)
     group = parallel.tensor * parallel.pipeline
-    world_size = placement.world_size(spec.cluster.instances)
+    world_size = cluster.world_size
     if world_size and world_size % group:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         message = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide the {world_size} ranks"
-        diagnostics.add_error(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
+        yield error(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
     elif world_size and parallel.shard and (world_size // group) % parallel.shard:
         replicas = world_size // group
         divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
         message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
-        diagnostics.add_error((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
+        yield error((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
     if spec.train is not None and parallel.pipeline > 1:
-        _check_pipeline(spec.train, diagnostics)
+        yield from _check_pipeline(spec.train)
     if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
         stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
         waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
-        diagnostics.add_warning(
+        yield warning(
             f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
             f"{better} it would be {less:.0%}"
         )
-    if placement.processes and parallel.tensor > placement.processes:
-        diagnostics.add_warning(
-            f"tensor parallelism over {parallel.tensor} ranks spans instances of {placement.processes}: "
+    if cluster.processes_per_instance and parallel.tensor > cluster.processes_per_instance:
+        yield warning(
+            f"tensor parallelism over {parallel.tensor} ranks spans instances of {cluster.processes_per_instance}: "
             "every layer waits for the network"
         )
 
 
-def _check_pipeline(train: Train, diagnostics: Diagnostics) -> None:
+def _check_pipeline(train: Train) -> Iterator[Diagnostic]:
     """Check that the schedule of a pipeline fits the number of micro-batches and the rest of the section."""
     at, parallel = ("train", "parallel"), train.parallel
     stages, schedule = parallel.pipeline, parallel.schedule
     if schedule == "1f1b" and train.accumulate < stages:
-        diagnostics.add_error(
+        yield error(
             (*at, "schedule"),
             f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}",
             f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
         )
     if schedule in ("interleaved", "zero_bubble") and train.accumulate % stages:
-        diagnostics.add_error(
+        yield error(
             (*at, "schedule"),
             f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}",
             f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
         )
     if schedule == "zero_bubble" and train.compile:
-        diagnostics.add_error((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
+        yield error((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
     if parallel.static_graph:
-        diagnostics.add_error((*at, "static_graph"), "it does not work with a pipeline", "remove it")
+        yield error((*at, "static_graph"), "it does not work with a pipeline", "remove it")
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
-
-
-def _warn_about_slow_network(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
-    if spec.cluster.instances == 1:
-        return
-    for candidate in candidates:
-        instance = candidate.instance
-        if instance is not None and instance.gpus and instance.efa is False:
-            diagnostics.add_warning(
-                f"{candidate.name} has no EFA: its {spec.cluster.instances} instances exchange gradients by TCP"
-            )
-
-
-def _warn_about_volume(spec: JobSpec, candidates: list[_Candidate], diagnostics: Diagnostics) -> None:
-    for candidate in candidates:
-        local = candidate.instance.nvme_gb if candidate.instance is not None else None
-        if local and "volume" in spec.cluster.model_fields_set:
-            diagnostics.add_warning(f"{candidate.name} has {local} GB of local NVMe: AWS attaches no other volume")

@@ -6,22 +6,18 @@ There is no separate dry run: every submit makes this plan first and then execut
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from cloudtrain.job.arguments import command_line
 from cloudtrain.job.script_conventions import Conventions
-from cloudtrain.planning.cost import (
-    CostPlan,
-)
-from cloudtrain.planning.request import Locations
+from cloudtrain.planning.cost import CostPlan
+from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.settings.settings import Origin
 from cloudtrain.support.units import format_duration
-from cloudtrain_runtime.contract import (
-    RunConfig,
-)
+from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 LOCAL = "local"
@@ -157,6 +153,7 @@ class Plan:
         checks: Results of the checks of the account before the submit, as `check --json` prints them. One of them has
             the digest of the image.
         left_out: Path and reason of files in the code folder that are not uploaded; shortened if there are many.
+        render: Function that returns the plan for another run id, without the changes that followed it.
     """
 
     run: str
@@ -185,28 +182,16 @@ class Plan:
     settings_beside_job: tuple[Origin, ...] = ()
     checks: tuple[Mapping[str, str], ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    render: Callable[[str], Plan] = field(kw_only=True, compare=False, repr=False)
 
     def rename(self, run: str) -> Plan:
         """Return the same plan with another run id, in every place that contains the run id."""
-
-        def renamed(text: str) -> str:
-            return text.replace(self.run, run)
-
-        locations = self.locations
         return replace(
-            self,
-            run=run,
-            locations=Locations(
-                code=renamed(locations.code),
-                config=renamed(locations.config),
-                output=renamed(locations.output),
-                checkpoints=renamed(locations.checkpoints),
-                channels={name: renamed(uri) for name, uri in locations.channels.items()},
-            ),
-            config=RunConfig.from_json(renamed(self.config.to_json())),
-            request=json.loads(renamed(dump_json(self.request))),
-            queue=json.loads(renamed(dump_json(self.queue))),
-            uploads=tuple(Upload(upload.path, renamed(upload.uri)) for upload in self.uploads),
+            self.render(run),
+            warnings=self.warnings,
+            decisions=self.decisions,
+            checks=self.checks,
+            left_out=self.left_out,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,84 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import Conventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Diagnostics
-from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.diagnostics import warning
 
-_MOST_NAMED = 3
 _CHECKPOINTS = "/opt/ml/checkpoints"
 
 
-def warn_about_script(
-    spec: JobSpec, conventions: Conventions, processes: int | None, *, machine: Machine | None, diagnostics: Diagnostics
-) -> None:
+def warn_about_script(spec: JobSpec, conventions: Conventions, processes: int | None) -> Iterator[Diagnostic]:
     """Warn about ranks and checkpoints in a script's source.
 
     Args:
         spec: The job.
         conventions: What was found in the script's source.
         processes: Ranks per instance that cloudtrain starts; None when it is unknown before the start.
-        machine: This machine in a local plan, else None.
-        diagnostics: Collects the warnings.
     """
-    if machine is not None:
-        _describe_ml_root(conventions, machine, diagnostics)
     if spec.code.script is None:
         return
     if processes != 1:
-        _warn_of_own_ranks(conventions, processes, diagnostics)
-    if machine is not None and conventions.spawn is not None and spec.cluster.instances > 1:
-        diagnostics.add_warning(
-            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; use the first host's address "
-            "in MASTER_ADDR, which is set here and on SageMaker"
-        )
+        yield from _warn_of_own_ranks(conventions, processes)
     is_alone = processes == 1 and spec.cluster.instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
-        diagnostics.add_warning(
+        yield warning(
             f"{spec.code.script} shows no sign of torch.distributed or of a framework that uses it: without a process "
             "group each rank trains a model of its own. Join the ranks (torch.distributed.init_process_group), or use "
             "one instance and cluster.processes_per_instance: 1"
         )
     if not conventions.saves and not _names_checkpoints(spec):
-        diagnostics.add_warning(
+        yield warning(
             f"{spec.code.script} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
             f"names {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the beginning"
             + ("" if spec.limits.hang is None else ", and limits.hang, which needs reports of progress, has no effect")
         )
 
 
-def _describe_ml_root(conventions: Conventions, machine: Machine, diagnostics: Diagnostics) -> None:
-    """Add how `/opt/ml` is provided in a local run, and warn about paths in the code that will not exist."""
-    if machine.has_ml_namespace:
-        diagnostics.add_decision("/opt/ml is the run's own folder everywhere: each instance has a mount namespace")
-        return
-    diagnostics.add_decision(
-        "/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here"
-    )
-    if conventions.ml_paths:
-        named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
-        more = f" and {len(conventions.ml_paths) - _MOST_NAMED} more" if len(conventions.ml_paths) > _MOST_NAMED else ""
-        diagnostics.add_warning(
-            f"{named}{more}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
-            "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
-        )
-
-
-def _warn_of_own_ranks(conventions: Conventions, processes: int | None, diagnostics: Diagnostics) -> None:
+def _warn_of_own_ranks(conventions: Conventions, processes: int | None) -> Iterator[Diagnostic]:
     started = f"cloudtrain starts {processes or 'several'} ranks on each instance"
     if conventions.spawn is not None:
-        diagnostics.add_warning(
+        yield warning(
             f"{conventions.spawn} starts processes with torch.multiprocessing.spawn, and {started}, each of which "
             "would do so: where these are its ranks, use cluster.processes_per_instance: 1"
         )
     if conventions.launcher is not None:
-        diagnostics.add_warning(
+        yield warning(
             f"{conventions.launcher} starts a launcher of ranks (torchrun, accelerate launch or deepspeed), and "
             f"{started}, each of which would do so: use cluster.processes_per_instance: 1"
         )
     if conventions.own_rank is not None:
-        diagnostics.add_warning(
+        yield warning(
             f"{conventions.own_rank}, which torchrun has set for each rank: where the script computes its own ranks, "
             "use cluster.processes_per_instance: 1"
         )

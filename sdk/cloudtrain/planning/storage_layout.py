@@ -7,15 +7,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import Diagnostics
-from cloudtrain.planning.request import Locations
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract import BUNDLE_FILE
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 
 PLACEHOLDER_BUCKET = "cloudtrain-bucket"
 _STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Uris of a run's files: `s3://` uris, or `file://` uris for a local run.
+
+    Attributes:
+        code: The bundle's archive.
+        config: Folder of run.json.
+        output: Prefix below which `<run>/output/model.tar.gz` appears.
+        checkpoints: Folder of this run's checkpoints; the one that SageMaker syncs, where it does.
+        saves: Folder to which the runtime saves checkpoints; empty for /opt/ml/checkpoints.
+        channels: The user's input channels by name.
+    """
+
+    code: str
+    config: str
+    output: str
+    checkpoints: str
+    saves: str
+    channels: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -78,26 +96,21 @@ def resume_source(uri: str, *, is_synced: bool) -> ResumeSource:
     return ResumeSource(synced or folder, f"{direct}/{name}" if name else direct)
 
 
-def resolve_resume(spec: JobSpec, diagnostics: Diagnostics) -> str:
-    """Return `checkpoint.resume` as `auto`, `never` or a uri; a run id, which was not found, becomes an error."""
-    resume = spec.checkpoint.resume
-    if resume.startswith("/"):
-        return Path(resume).as_uri()
-    if is_run_id(resume.rpartition(":")[2]):
-        diagnostics.add_error(("checkpoint", "resume"), f"there is no run {resume} here", "see: cloudtrain list")
-    return resume
+def syncs_checkpoints(spec: JobSpec) -> bool:
+    """Return whether SageMaker syncs /opt/ml/checkpoints with S3.
+
+    It does for scripts, which save there, and for isolated containers, which have no S3. The shared entrypoint writes
+    to S3 itself.
+    """
+    return spec.code.script is not None or spec.cluster.network.isolation
 
 
-def s3_locations(
-    spec: JobSpec,
-    settings: Settings,
-    digest: str,
-    run: str,
-    resume_folder: str | None,
-    diagnostics: Diagnostics,
-    *,
-    is_separate: bool,
-) -> Locations:
+def synced_resume_folder(spec: JobSpec, resumed: ResumeSource | None) -> str | None:
+    """Return the folder in which a job continues an earlier run: unlike a Task, a script has one folder."""
+    return resumed.folder if resumed is not None and syncs_checkpoints(spec) else None
+
+
+def s3_locations(spec: JobSpec, settings: Settings, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
     """Return the locations of a run in S3. Runs share code with the same digest.
 
     Args:
@@ -105,96 +118,63 @@ def s3_locations(
         settings: The account.
         digest: Digest of the code.
         run: Run id.
-        resume_folder: Folder of the earlier run, in which a script continues: unlike a Task, a script has one folder.
-        diagnostics: Collects errors and warnings.
-        is_separate: Use a separate folder per run, so that SageMaker does not download an earlier run's checkpoints.
+        resumed: The checkpoints that `checkpoint.resume` names.
     """
     base = f"s3://{settings.bucket or PLACEHOLDER_BUCKET}/{settings.prefix}".rstrip("/")
-    if spec.checkpoint.uri is not None and not spec.checkpoint.uri.startswith("s3://"):
-        diagnostics.add_error(
-            ("checkpoint", "uri"), "a cluster saves checkpoints to S3", "use s3://bucket/prefix, or leave it out"
-        )
-    checkpoints = spec.checkpoint.uri
-    if resume_folder is not None and checkpoints is not None and checkpoints.rstrip("/") != resume_folder.rstrip("/"):
-        diagnostics.add_warning(
-            f"a script or isolated job has one folder: it resumes and saves in {resume_folder}, not in {checkpoints}"
-        )
-    if is_separate and checkpoints is not None:
-        checkpoints = f"{checkpoints.rstrip('/')}/{run}"  # SageMaker downloads all of the folder at the start
-    if spec.checkpoint.resume.startswith(("/", "file:")):
-        diagnostics.add_error(
-            ("checkpoint", "resume"), "a cluster cannot read a path on this machine", "copy it to S3 first"
-        )
+    own, given = f"{base}/{run}/checkpoints", spec.checkpoint.uri
+    is_new = spec.checkpoint.resume == "never"
+    # SageMaker downloads all of the folder at the start, so that a new training has a folder of its own.
+    separate = f"{given.rstrip('/')}/{run}" if given is not None and is_new and syncs_checkpoints(spec) else given
+    checkpoints = (synced_resume_folder(spec, resumed) or separate or own).rstrip("/")
+    direct = _unless_resumed(given or own, own, resumed)
+    shared = direct_folder_of(direct) + (f"/{run}" if direct != own and is_new else "")
     return Locations(
         code=f"{base}/code/{digest}/{BUNDLE_FILE}",
         config=f"{base}/{run}/config",
         output=base,
-        checkpoints=(resume_folder or checkpoints or f"{base}/{run}/checkpoints").rstrip("/"),
+        checkpoints=checkpoints,
+        saves=_saves(spec, task=checkpoints, script=shared),
         channels={
             name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}/" for name, channel in spec.data.items()
         },
     )
 
 
-def local_locations(
-    spec: JobSpec, digest: str, run: str, home: Path | None, resume_folder: str | None, diagnostics: Diagnostics
-) -> Locations:
+def local_locations(spec: JobSpec, home: Path, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
     """Return the locations of a local run.
 
     Args:
         spec: The job.
+        home: Folder of local runs.
         digest: Digest of the code.
         run: Run id.
-        home: Folder of local runs; by default `.cloudtrain` in the working folder.
-        resume_folder: Folder of the earlier run, in which a script continues.
-        diagnostics: Collects errors and warnings.
+        resumed: The checkpoints that `checkpoint.resume` names.
     """
-    root = (home or Path(".cloudtrain")).resolve()
+    root = home.resolve()
     base = (root / "runs" / run).as_uri()
-    for name, channel in spec.data.items():
-        if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
-            diagnostics.add_error(("data", name, "mode"), "local runs do not support Pipe mode", "use File or FastFile")
+    own = f"{base}/checkpoints"
+    given = own if spec.checkpoint.uri is None else _local_uri(spec, spec.checkpoint.uri)
+    checkpoints = synced_resume_folder(spec, resumed) or given
     return Locations(
         code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
         config=f"{base}/config",
         output=(root / "runs").as_uri(),
-        checkpoints=resume_folder or _local_checkpoints(spec, f"{base}/checkpoints", diagnostics),
+        checkpoints=checkpoints,
+        saves=_saves(spec, task=checkpoints, script=_unless_resumed(given, own, resumed)),
         channels={name: _local_uri(spec, channel.uri) for name, channel in spec.data.items()},
     )
 
 
-def _local_checkpoints(spec: JobSpec, default: str, diagnostics: Diagnostics) -> str:
-    uri = spec.checkpoint.uri
-    if uri is None:
-        return default
-    if uri.startswith("s3://") and spec.code.script is not None:
-        message = "a script's checkpoints stay on this machine in a local run"
-        diagnostics.add_error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
-    return uri if "://" in uri else (spec.base / uri).resolve().as_uri()
+def _saves(spec: JobSpec, *, task: str, script: str) -> str:
+    if spec.cluster.network.isolation:
+        return ""
+    return task if spec.code.script is None else script
 
 
-def script_checkpoint_uri(
-    spec: JobSpec,
-    locations: Locations,
-    run: str,
-    resume_folder: str | None,
-    diagnostics: Diagnostics,
-    *,
-    is_local: bool,
-) -> str:
-    """Return the uri to which a script saves through `cloudtrain_runtime.checkpoint`.
-
-    A run that resumes from another run's folder saves to its own folder, because the other run may still be active.
-    """
-    default = f"{locations.output}/{run}/checkpoints"
-    own = _local_checkpoints(spec, default, diagnostics) if is_local else spec.checkpoint.uri or default
-    if resume_folder is not None and own.rstrip("/") == resume_folder.rstrip("/"):
-        own = default
-    if is_local:
-        return own
-    shares = own != default and spec.checkpoint.resume == "never"
-    return f"{direct_folder_of(own)}/{run}" if shares else direct_folder_of(own)
+def _unless_resumed(uri: str, own: str, resumed: ResumeSource | None) -> str:
+    """Return a uri, or the run's own folder where it is that of an earlier run, which may still be active."""
+    return own if resumed is not None and uri.rstrip("/") == resumed.folder.rstrip("/") else uri
 
 
 def _local_uri(spec: JobSpec, uri: str) -> str:
-    return uri if uri.startswith("s3://") else (spec.base / uri).resolve().as_uri()
+    return uri if "://" in uri else (spec.base / uri).resolve().as_uri()

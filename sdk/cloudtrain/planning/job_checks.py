@@ -1,0 +1,110 @@
+"""Checks of a job for what the container would reject later, and warnings about likely surprises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from cloudtrain.job.arguments import script_argv
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import Step, decision, error, warning
+from cloudtrain.planning.placement import TORCH_DISTRIBUTED
+from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.support.run_id import is_run_id
+from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract import OUTPUTS_FOLDER
+
+_LARGE_CODE_BYTES = 100 * 10**6
+
+
+def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Reject options that the launcher or the shared entrypoint does not support."""
+    if spec.train is not None and spec.tracking.mlflow:
+        message = "MLflow is supported for scripts only; a Task is tracked by event lines and TensorBoard"
+        yield error(("tracking", "mlflow"), message, "remove it")
+    if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        message = f"cloudtrain's launcher saves outputs, and {spec.cluster.distribution} does not use that launcher"
+        yield error(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
+    if spec.cluster.network.isolation and spec.cluster.instances > 1:
+        yield from _check_isolated_hosts(spec)
+    for name, channel in spec.data.items() if spec.train is not None else ():
+        if channel.mode == "Pipe":
+            message = "a Task reads a channel's files, but Pipe mode delivers one stream without file names"
+            yield error(("data", name, "mode"), message, "use FastFile, which streams on read, or File")
+
+
+def _check_isolated_hosts(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Reject checkpoints of several hosts that cannot reach S3, because each host has its own /opt/ml/checkpoints."""
+    if spec.train is not None:
+        message = (
+            f"a Task on {spec.cluster.instances} isolated instances could not save a checkpoint: without network "
+            "access its ranks write to /opt/ml/checkpoints, which is a separate disk on each host"
+        )
+        hint = "use isolation: false with subnets that reach only S3, or one instance"
+        yield error(("cluster", "network", "isolation"), message, hint)
+    else:
+        yield warning(
+            "isolated instances cannot save one checkpoint together by cloudtrain_runtime.checkpoint; SageMaker keeps "
+            "the files that the script writes to /opt/ml/checkpoints, those of all hosts in one folder"
+        )
+
+
+def check_resume(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+    """Reject a run that does not exist, and a single checkpoint where only the newest of a folder can be loaded."""
+    if resumed is None and is_run_id(spec.checkpoint.resume.rpartition(":")[2]):
+        yield error(("checkpoint", "resume"), f"there is no run {spec.checkpoint.resume} here", "see: cloudtrain list")
+    if resumed is not None and resumed.is_single_checkpoint and spec.cluster.network.isolation:
+        message = "an isolated container resumes from the newest checkpoint of a folder, not from a single one"
+        hint = "name the folder, or set cluster.network.isolation: false"
+        yield error(("checkpoint", "resume"), message, hint)
+
+
+def warn_about_code(spec: JobSpec, size: int) -> Iterator[Diagnostic]:
+    """Warn about large code, and about intervals of checkpoints and evaluations that have no effect."""
+    if size > _LARGE_CODE_BYTES:
+        yield warning(f"the code folder has {format_size(size)}: list data in .cloudtrainignore, and make it a channel")
+    every, train = spec.checkpoint.every, spec.train
+    if train is None:
+        given = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
+        if given:
+            names = " and ".join(f"checkpoint.{name}" for name in given)
+            have = "has" if len(given) == 1 else "have"
+            yield warning(f"{names} {have} an effect only where the script saves by cloudtrain_runtime.checkpoint")
+        return
+    if train.steps is not None and every.steps is not None and every.steps > train.steps:
+        yield warning(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
+    if every.seconds is not None and every.seconds > spec.limits.runtime:
+        yield warning("checkpoint.every is longer than limits.runtime: only the last checkpoint would be written")
+    if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
+        yield warning(f"the run ends after {train.steps} steps, before the first evaluation")
+
+
+def describe_outputs(spec: JobSpec, checkpoints: str) -> Iterator[Diagnostic]:
+    """Add where a script's outputs are kept, and warn about names that look like folders without a slash."""
+    if spec.code.outputs:
+        kept = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
+        yield decision(f"code.outputs: kept in {kept}; a run that resumes finds them in its code folder")
+    for name in spec.code.outputs:
+        if not name.endswith("/") and not PurePosixPath(name).suffix:
+            yield warning(f"code.outputs: {name} is treated as a file; a folder ends with a slash: {name}/")
+
+
+def find_local_rank_option(spec: JobSpec, conventions: Conventions) -> Step[str | None]:
+    """Return the option that passes each rank of a script its local rank, or None when it needs none.
+
+    `python -m torch.distributed.launch` passed this option; torchrun does not. It is not added when the script does not
+    define it, or the job passes it.
+    """
+    option = conventions.local_rank
+    if option is None or spec.code.script is None:
+        return None
+    given = [word.partition("=")[0].replace("_", "-") for word in script_argv(spec.code.args)]
+    if "--local-rank" in given:
+        return None
+    yield decision(
+        f"{spec.code.script} defines {option}: each rank gets {option}=<its local rank>, as torch.distributed.launch "
+        "passes it"
+    )
+    return option

@@ -1,0 +1,115 @@
+"""Check of a request against the limits of AWS's model, with errors in the fields of the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from cloudtrain.catalog import service_limits
+from cloudtrain.catalog.service_limits import Violation
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import SETTING, error
+from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+
+def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]:
+    """Reject what CreateTrainingJob would reject, in the field of the job or the setting that the value comes from."""
+    for found in service_limits.check_request(_with_s3_uris(request)):
+        violation = _in_job_units(found, spec)
+        if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
+            continue  # no image was found, which is already reported
+        if violation.path[-1] == "InstanceType":
+            continue  # already reported, with the nearest types
+        is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
+        yield error(_source_of(violation.path, request, spec), violation.message, violation.hint, is_key=is_key)
+
+
+_DURATIONS = ("KeepAlivePeriodInSeconds", "MaxPendingTimeInSeconds", "MaxRuntimeInSeconds", "MaxWaitTimeInSeconds")
+
+
+def _in_job_units(violation: Violation, spec: JobSpec) -> Violation:
+    """Return a violation with the values of job.yaml: durations with units, and counts without cloudtrain's own."""
+    if violation.bound is None or violation.got is None:
+        return violation
+    side = "at most" if violation.got > violation.bound else "at least"
+    if violation.path[-1] in _DURATIONS:
+        limit = format_duration(violation.bound)
+        message = f"AWS allows {side} {limit}, got {format_duration(violation.got)}"
+        return replace(violation, message=message, hint=f"use {side} {limit}")
+    if violation.path in (("InputDataConfig",), ("Tags",)):
+        given = len(spec.data if violation.path == ("InputDataConfig",) else spec.tags)
+        most = violation.bound - (violation.got - given)
+        message = f"AWS allows at most {most} besides cloudtrain's own, got {given}"
+        return replace(violation, message=message, hint=f"use {most} or fewer")
+    return violation
+
+
+def _with_s3_uris(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with `s3://` uris, which AWS's model requires, for the `file://` uris of a local run."""
+    document: dict[str, Any] = json.loads(dump_json(request).replace('"file://', '"s3://hh'))  # of equal length
+    return document
+
+
+_SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (
+    (("TrainingJobName",), ("name",)),
+    (("RoleArn",), (SETTING, "role")),
+    (("Environment",), ("code", "env")),
+    (("AlgorithmSpecification", "TrainingImage"), ("cluster", "image")),
+    (("OutputDataConfig", "KmsKeyId"), (SETTING, "kms_key")),
+    (("OutputDataConfig", "S3OutputPath"), (SETTING, "prefix")),
+    (("ResourceConfig", "InstanceType"), ("cluster", "instance_type")),
+    (("ResourceConfig", "InstancePreferences"), ("cluster", "prefer")),
+    (("ResourceConfig", "InstanceCount"), ("cluster", "instances")),
+    (("ResourceConfig", "VolumeSizeInGB"), ("cluster", "volume")),
+    (("ResourceConfig", "VolumeKmsKeyId"), (SETTING, "kms_key")),
+    (("ResourceConfig", "KeepAlivePeriodInSeconds"), ("cluster", "keep_alive")),
+    (("StoppingCondition", "MaxRuntimeInSeconds"), ("limits", "runtime")),
+    (("StoppingCondition", "MaxWaitTimeInSeconds"), ("cluster", "spot", "max_wait")),
+    (("StoppingCondition", "MaxPendingTimeInSeconds"), ("cluster", "max_pending")),
+    (("VpcConfig", "Subnets"), ("cluster", "network", "subnets")),
+    (("VpcConfig", "SecurityGroupIds"), ("cluster", "network", "security_groups")),
+    (("CheckpointConfig", "S3Uri"), ("checkpoint", "uri")),
+    (("RetryStrategy", "MaximumRetryAttempts"), ("limits", "retries")),
+    (("MlflowConfig",), ("tracking", "mlflow")),
+    (("TensorBoardOutputConfig",), ("tracking", "tensorboard")),
+)
+_CHANNEL_FIELDS = {"S3Uri": "uri", "InputMode": "mode", "S3DataDistributionType": "sharded"}
+
+
+def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
+    """Return the path of the job's field, or `(SETTING, name)`, that a value of the request comes from.
+
+    Args:
+        path: Path in the request, such as `("Tags", 3, "Value")`.
+        request: The request.
+        spec: The job.
+    """
+    if path[0] == "InputDataConfig":
+        return _channel_source(path, request)
+    if path[0] == "Tags":
+        key = request["Tags"][path[1]]["Key"] if len(path) > 1 else None
+        return ("tags", key) if key in spec.tags else ("tags",)
+    if path[0] == "VpcConfig" and not spec.cluster.network.subnets:
+        return (SETTING, "subnets" if path[1] == "Subnets" else "security_groups")
+    for prefix, source in _SOURCES:
+        if path[: len(prefix)] == prefix:
+            rest = path[len(prefix) :] if source[-1] in ("env", "subnets", "security_groups") else ()
+            index = path[len(prefix) : len(prefix) + 1] if source[-1] == "prefer" else ()
+            return (*source, *rest, *index)
+    return ()
+
+
+def _channel_source(path: FieldPath, request: dict[str, Any]) -> FieldPath:
+    if len(path) == 1:
+        return ("data",)
+    name = str(request["InputDataConfig"][path[1]]["ChannelName"])
+    if name in (CODE_CHANNEL, CONFIG_CHANNEL):
+        return (SETTING, "prefix")
+    field = _CHANNEL_FIELDS.get(str(path[-1]))
+    return ("data", name) if field is None else ("data", name, field)

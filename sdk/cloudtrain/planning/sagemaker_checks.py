@@ -1,0 +1,162 @@
+"""Checks of a job and of the account's settings that only a plan for SageMaker needs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import date
+
+from cloudtrain import catalog
+from cloudtrain.catalog import service_limits
+from cloudtrain.errors import nearest
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.fields import BUCKET_PATTERN
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import error, setting_error, warning
+from cloudtrain.planning.placement import TORCH_DISTRIBUTED
+from cloudtrain.planning.storage_layout import ResumeSource, synced_resume_folder
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.units import format_duration, format_size
+from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
+
+_OLD_PRICE_DAYS = 180
+_RESERVED_STOP_SECONDS = 30
+"""Part of the grace period that is not for the upload: the current step, the copy to the host, the manifest, exit."""
+
+_BUCKET = re.compile(BUCKET_PATTERN)
+_QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
+
+
+def check_sagemaker(spec: JobSpec, settings: Settings, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+    """Check that a job can run on SageMaker with these settings."""
+    yield from _warn_about_cluster(spec)
+    yield from _check_settings(settings)
+    yield from _check_checkpoints(spec, resumed)
+    yield from _warn_about_last_checkpoint(spec)
+    yield from _check_queue(spec, settings)
+
+
+def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
+    cluster = spec.cluster
+    if cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        yield warning(
+            f"{cluster.distribution}: AWS's toolkit starts the ranks. It does not forward SIGTERM, so a stop, a spot "
+            "interruption and the end of limits.runtime lose the work since the last checkpoint; it does not restart "
+            f"ranks{' (limits.retries)' if spec.limits.retries else ''}; and it does not detect hangs"
+        )
+    for name in cluster.types:
+        instance = catalog.find_instance(name)
+        if instance is None:
+            continue
+        if cluster.instances > 1 and instance.gpus and instance.efa is False:
+            yield warning(f"{name} has no EFA: its {cluster.instances} instances exchange gradients by TCP")
+        if instance.nvme_gb and "volume" in cluster.model_fields_set:
+            yield warning(f"{name} has {instance.nvme_gb} GB of local NVMe: AWS attaches no other volume")
+
+
+def _check_settings(settings: Settings) -> Iterator[Diagnostic]:
+    """Check the form of the account's settings. `check_limits` checks the limits of AWS's model."""
+    if settings.missing:
+        names = ", ".join(settings.missing)
+        yield warning(f"no {names} in the settings: the request has placeholders, and submit would reject it")
+    if settings.untrusted:
+        names = " and ".join(each.name for each in settings.untrusted)
+        yield warning(
+            f"{names}: from {settings.untrusted[0].file}; submit asks for confirmation before it uses this (or --trust)"
+        )
+    if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
+        message = (
+            f'expected a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens, got "{settings.bucket}"'
+        )
+        yield setting_error("bucket", message, "give the name alone, without s3://")
+    if bool(settings.subnets) != bool(settings.security_groups):
+        given, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
+        yield setting_error(given, "subnets and security_groups go together", f"give {missing}, too")
+    if settings.region is not None and settings.region not in service_limits.regions():
+        yield from _check_unknown_region(settings.region)
+    elif settings.region is not None:
+        yield from _check_arns(settings, settings.region)
+
+
+def _check_arns(settings: Settings, region: str) -> Iterator[Diagnostic]:
+    """Check that role and key belong to the region of the job."""
+    partition = service_limits.partition_of(region)
+    role = (settings.role or "").split(":")
+    if len(role) > 1 and role[0] == "arn" and role[1] != partition:
+        yield setting_error(
+            "role", f"a role of {role[1]} does not work in {region}", f"its ARN begins with arn:{partition}:"
+        )
+    key = (settings.kms_key or "").split(":")
+    if len(key) > 3 and key[0] == "arn" and key[3] != region:  # noqa: PLR2004 (arn:partition:kms:region:...)
+        yield setting_error("kms_key", f"the key is in {key[3]}, but the job is in {region}", f"use a key of {region}")
+
+
+def _check_unknown_region(region: str) -> Iterator[Diagnostic]:
+    """Warn about a region that may be newer than the installed AWS model; reject a misspelt one."""
+    if service_limits.is_newer_region(region):
+        yield warning(f"the installed botocore does not know the region {region}")
+        return
+    near = nearest(region, service_limits.regions())
+    hint = f'did you mean "{near}"?' if near else "for example us-west-2"
+    yield setting_error("region", f'there is no AWS region "{region}"', hint)
+
+
+def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+    """Check that the checkpoints of a job are in S3."""
+    uri, folder = spec.checkpoint.uri, synced_resume_folder(spec, resumed)
+    if uri is not None and not uri.startswith("s3://"):
+        yield error(
+            ("checkpoint", "uri"), "a cluster saves checkpoints to S3", "use s3://bucket/prefix, or leave it out"
+        )
+    if folder is not None and uri is not None and uri.rstrip("/") != folder.rstrip("/"):
+        yield warning(f"a script or isolated job has one folder: it resumes and saves in {folder}, not in {uri}")
+    if spec.checkpoint.resume.startswith(("/", "file:")):
+        yield error(("checkpoint", "resume"), "a cluster cannot read a path on this machine", "copy it to S3 first")
+
+
+def _warn_about_last_checkpoint(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Warn when the last checkpoint cannot be uploaded to S3 in the grace period after a stop request."""
+    size, hosts, every = spec.checkpoint.size, spec.cluster.instances, spec.checkpoint.every
+    if size is None:
+        return
+    rate = min(catalog.s3_upload_bytes_per_second(name) for name in spec.cluster.types)
+    usable_seconds = STOP_GRACE_SECONDS - _RESERVED_STOP_SECONDS
+    seconds = size * 10**9 / (hosts * rate)
+    if seconds <= usable_seconds:
+        return
+    enough = math.ceil(size * 10**9 / (usable_seconds * rate))
+    yield warning(
+        f"checkpoint.size: {size} GB take about {format_duration(seconds)} to upload from {hosts} "
+        f"instance{'' if hosts == 1 else 's'} at {format_size(rate)}/s each, but a stop leaves {usable_seconds} s "
+        f"of its {STOP_GRACE_SECONDS} s for the upload: the last checkpoint would be lost, and the work since the one "
+        f"before. Use {enough} instances, which share the upload; a shorter checkpoint.every (now {every}), to lose "
+        "less; or a smaller checkpoint"
+    )
+
+
+def _check_queue(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
+    """Check the job queue together with the settings and the rest of the job."""
+    queue = spec.cluster.queue
+    if queue is None:
+        return
+    arn = _QUEUE_ARN.fullmatch(queue.name)
+    if arn is not None and settings.region is not None and arn[1] != settings.region:
+        message = f"the queue is in {arn[1]}, but the job is in {settings.region}"
+        yield error(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
+    if queue.priority is not None and queue.share is None:
+        yield warning("cluster.queue.priority has no effect without a share: such a queue is first in, first out")
+    if spec.cluster.max_pending is not None:
+        # Source: AWS Batch user guide, service job retry strategies, 2026-11: these retries are not counted.
+        yield warning("cluster.max_pending ends one attempt only: AWS Batch retries while there is no capacity")
+    if spec.cluster.prefer:
+        # By the reference of DescribeServiceJob, capacityUsage is the payload's InstanceCount, which preferences lack.
+        yield warning("cluster.prefer: AWS Batch does not document how it counts preferred instance types")
+
+
+def warn_about_price(settings: Settings, region: str, as_of: str | None, today: date) -> Iterator[Diagnostic]:
+    """Warn about an old price, and about a price of a default region."""
+    if settings.region is None:
+        yield warning(f"no region in the settings: image and price are for {region}")
+    if as_of is not None and (today - date.fromisoformat(as_of)).days > _OLD_PRICE_DAYS:
+        yield warning(f"the price is from {as_of}; to update it: cloudtrain prices --refresh")

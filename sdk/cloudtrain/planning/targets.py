@@ -1,0 +1,203 @@
+"""The targets of a plan, this machine and SageMaker: each decides what differs between the two."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloudtrain import catalog
+from cloudtrain.catalog import Prices
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.cost import CostPlan, TimeLimits, compute_time_limits, estimate_cost, price_cluster
+from cloudtrain.planning.diagnostics import Step
+from cloudtrain.planning.local_checks import check_local
+from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
+from cloudtrain.planning.sagemaker_checks import check_sagemaker, warn_about_price
+from cloudtrain.planning.service_job import render_service_job
+from cloudtrain.planning.storage_layout import Locations, ResumeSource, local_locations, resume_source, s3_locations
+from cloudtrain.settings.settings import Origin, Settings
+
+_PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
+_LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
+
+
+class Target(Protocol):
+    """Where a plan's run takes place."""
+
+    @property
+    def name(self) -> str:
+        """`local` or `sagemaker`."""
+
+    @property
+    def settings(self) -> Settings:
+        """The account."""
+
+    @property
+    def region(self) -> str:
+        """AWS region, by default one whose prices are known."""
+
+    @property
+    def role(self) -> str:
+        """ARN of the execution role."""
+
+    @property
+    def machine(self) -> Machine | None:
+        """This machine in a local plan, else None."""
+
+    @property
+    def settings_beside_job(self) -> tuple[Origin, ...]:
+        """Settings that the request takes from a cloudtrain.toml beside the job."""
+
+    def run_suffix(self, identity: str) -> str:
+        """Return six hexadecimal digits for the id of a new run of this identity."""
+
+    def check(self, spec: JobSpec, conventions: Conventions, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+        """Check what matters for this target only."""
+
+    def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
+        """Return the time limits and the estimated cost of a run that reaches them."""
+
+    def max_wait_seconds(self, spec: JobSpec, limits: TimeLimits) -> int | None:
+        """Return the request's limit of waiting and training together, with spot; else None."""
+
+    def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
+        """Return the checkpoints at a uri in `checkpoint.resume`."""
+
+    def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
+        """Return the uris of a run's files, for code with this digest."""
+
+    def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
+        """Return the uploads of the job's local data."""
+
+    def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the SubmitServiceJob document without its payload, or None without a queue."""
+
+    def network_gbps(self, spec: JobSpec) -> float | None:
+        """Return the network bandwidth between instances in Gbit/s; None when it is unknown or irrelevant."""
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """This machine. Local runs cost nothing, upload nothing and have no queue.
+
+    Attributes:
+        settings: The account; it names the owners of buckets.
+        home: Folder of local runs (`.cloudtrain`).
+        machine: This machine.
+    """
+
+    settings: Settings
+    home: Path
+    machine: Machine
+    name = LOCAL
+    role = _LOCAL_ROLE
+    settings_beside_job = ()
+
+    @property
+    def region(self) -> str:
+        return _region(self.settings)
+
+    def run_suffix(self, identity: str) -> str:
+        return secrets.token_hex(3)  # two local runs may start in the same second
+
+    def check(self, spec: JobSpec, conventions: Conventions, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+        return check_local(spec, conventions, self.machine)
+
+    def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
+        yield from ()
+        return TimeLimits(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
+
+    def max_wait_seconds(self, spec: JobSpec, limits: TimeLimits) -> int | None:
+        spot = spec.cluster.spot
+        return None if spot is None else spot.max_wait or 2 * limits.runtime_seconds
+
+    def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
+        return resume_source(uri, is_synced=False)
+
+    def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
+        return local_locations(spec, self.home, digest, run, resumed)
+
+    def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
+        return ()
+
+    def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> None:
+        return None
+
+    def network_gbps(self, spec: JobSpec) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class SageMakerTarget:
+    """SageMaker, or the sandbox in its place.
+
+    Attributes:
+        settings: The account. Missing settings become placeholders, with a warning.
+        prices: Prices of instances.
+    """
+
+    settings: Settings
+    prices: Prices
+    name = SAGEMAKER
+    machine = None
+
+    @property
+    def region(self) -> str:
+        return _region(self.settings)
+
+    @property
+    def role(self) -> str:
+        return self.settings.role or _PLACEHOLDER_ROLE
+
+    @property
+    def settings_beside_job(self) -> tuple[Origin, ...]:
+        return self.settings.beside_job
+
+    def run_suffix(self, identity: str) -> str:
+        return identity[:6]
+
+    def check(self, spec: JobSpec, conventions: Conventions, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+        return check_sagemaker(spec, self.settings, resumed)
+
+    def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
+        price = price_cluster(spec, self.region, self.prices)
+        limits = yield from compute_time_limits(spec, price, self.region)
+        cost = yield from estimate_cost(spec, price, self.region, limits)
+        yield from warn_about_price(self.settings, self.region, cost.price_as_of, today)
+        return limits, cost
+
+    def max_wait_seconds(self, spec: JobSpec, limits: TimeLimits) -> int | None:
+        return limits.wait_seconds
+
+    def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
+        return resume_source(uri, is_synced=spec.code.script is not None and not spec.cluster.network.isolation)
+
+    def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
+        return s3_locations(spec, self.settings, digest, run, resumed)
+
+    def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
+        return tuple(
+            Upload(str((spec.base / channel.uri).resolve()), locations.channels[name])
+            for name, channel in spec.data.items()
+            if not channel.is_s3
+        )
+
+    def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        return render_service_job(spec, request)
+
+    def network_gbps(self, spec: JobSpec) -> float | None:
+        """Return the rated bandwidth of the slowest type that the job may get."""
+        found = [catalog.find_instance(name) for name in spec.cluster.types]
+        known = [each.network_gbps for each in found if each is not None and each.network_gbps is not None]
+        return min(known) if spec.cluster.instances > 1 and len(known) == len(found) else None
+
+
+def _region(settings: Settings) -> str:
+    return settings.region or catalog.priced_regions()[0]

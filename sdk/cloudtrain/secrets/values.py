@@ -1,0 +1,54 @@
+"""Secrets among named values: environment variables, tags and command-line arguments."""
+
+from __future__ import annotations
+
+import re
+
+from cloudtrain_runtime.contract.redaction import redact
+
+_PASSWORDS = r"(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)"
+_PASSWORD = re.compile(rf"(?i){_PASSWORDS}")
+_VARIABLE = re.compile(
+    rf"(?i)(?:^|_)(?:secret|token|api_?key|access_key|private_key|credentials?)(?:$|_)|token$|apikey$|{_PASSWORDS}"
+)
+# `token` alone is not included: it is most often an argument of a tokenizer.
+_ARGUMENT = re.compile(
+    r"(?i)(?:^|[-_])(?:secret|password|passwd|passphrase|(?:auth|access|api|bearer|hf|session)[-_]?token|api[-_]?key"
+    r"|access[-_]key|private[-_]key)$"
+)
+# Such names are often harmless, so the value must look random, too.
+_MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
+_CONNECTION_STRING_PART = re.compile(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
+_RANDOM = re.compile(r"[0-9a-fA-F]{32,}|(?=.*\d.*\d)(?=.*[A-Z].*[A-Z])(?=.*[a-z].*[a-z])[\w+/=-]{20,}")
+_AWS_SECRET = re.compile(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{40}")
+_NUMBER = re.compile(r"(?i)[\d.,:e+-]*")
+_HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
+"""Values that are never secrets, besides numbers: switches, paths and very short texts."""
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Return whether a variable or tag looks like a secret by its name and value."""
+    if _CONNECTION_STRING_PART.search(value):
+        return True
+    if _VARIABLE.search(name):
+        return not _is_harmless(name, value)
+    return _MAYBE_SECRET.search(name) is not None and _RANDOM.fullmatch(value) is not None
+
+
+def is_secret_argument(name: str, value: str) -> bool:
+    """Return whether an argument of a program looks like a secret by its name, without dashes, and value."""
+    return _ARGUMENT.search(name) is not None and not _is_harmless(name, value)
+
+
+def contains_secret(text: str) -> bool:
+    """Return whether a text contains a key or token in one of the formats that logs are redacted of."""
+    return redact(text) != text
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Return whether a value is harmless, although its name is that of a secret."""
+    if _AWS_SECRET.fullmatch(value):
+        return False  # AWS's keys may begin with a slash, as paths do, but paths hardly have this form
+    if _PASSWORD.search(name) is None and _NUMBER.fullmatch(value):
+        return True
+    return _HARMLESS.fullmatch(value) is not None
