@@ -55,7 +55,7 @@ def serve(script: dict[str, Any]) -> None:
         for host in range(script["hosts"]):
             per_second = script["per_second"] if host == 0 or script["all_print"] else 0.0
             count = script["lines"] // script["hosts"] if script["all_print"] else script["lines"] if host == 0 else 3
-            service.make(f"{name}/algo-{host + 1}-1770000000", count, _made(began, per_second))
+            service.generate(f"{name}/algo-{host + 1}-1770000000", count, _made(began, per_second))
     with serving(service) as endpoint:
         print(endpoint, flush=True)
         for command in sys.stdin:
@@ -162,11 +162,11 @@ def measure_long_log(way: str, lines: int) -> list[str]:
             output.seek(0)
             found = json.loads(output.read()) if status == 0 else sys.exit(f"{way} of {lines} lines failed")
     lost, repeated = lines - found["lines"] + found["repeated"], found["repeated"]
-    struck = {**server_stats["struck"]}
-    faults = sum(count for kind, count in struck.items() if kind not in ("empty", "short"))
+    injected = {**server_stats["injected"]}
+    faults = sum(count for kind, count in injected.items() if kind not in ("empty", "short"))
     cells = [f"{way}, {lines:,} lines", f"{found['seconds']:.1f}", f"{lines / found['seconds']:,.0f}"]
     cells += [f"{usage.ru_maxrss * 1024 / 1e6:.0f} MB", f"{sum(server_stats['calls'].values())}"]
-    return [*cells, f"{faults} and {struck.get('empty', 0)}", f"{lost}", f"{repeated}"]
+    return [*cells, f"{faults} and {injected.get('empty', 0)}", f"{lost}", f"{repeated}"]
 
 
 def _say_end(process: subprocess.Popen[str]) -> None:

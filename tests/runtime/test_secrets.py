@@ -74,7 +74,7 @@ ERRORS = [
 def test_an_unreadable_secret_ends_the_host_before_its_ranks(
     tmp_path: Path, front: Front, code: str, message: str, expected: str
 ) -> None:
-    front.say("GetSecretValue", Answer.json({"__type": code, "message": message}, 400))
+    front.respond("GetSecretValue", Answer.json({"__type": code, "message": message}, 400))
     exit_code, tree, printed = launch(tmp_path)
     assert exit_code == 1
     reason = tree.failure.read_text()

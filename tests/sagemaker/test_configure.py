@@ -113,15 +113,15 @@ def test_only_the_first_roles_are_examined(front: Front, monkeypatch: pytest.Mon
 
 
 def test_missing_permissions_are_reported(front: Front) -> None:
-    front.say("ListRoles", DENIED)
-    front.say("GET /", DENIED)
-    front.say("HEAD /plain-bucket", Answer(b"", 403))
+    front.respond("ListRoles", DENIED)
+    front.respond("GET /", DENIED)
+    front.respond("HEAD /plain-bucket", Answer(b"", 403))
     found = cloudtrain.find_candidates("us-west-2")
     assert found["role"].found == found["bucket"].found == ()
     assert found["role"].unanswered == "these credentials lack the permission iam:ListRoles"
     assert found["bucket"].fix == "grant s3:ListAllMyBuckets to these credentials"
     del front.rules["GET /"]
-    front.say("GET /cloudtrain-test", DENIED)
+    front.respond("GET /cloudtrain-test", DENIED)
     seen = candidates_by_name(cloudtrain.find_candidates("us-west-2")["bucket"])
     assert seen["plain-bucket"] == (False, "cannot be examined without the permission s3:ListBucket")
     assert seen["cloudtrain-test"][0]
@@ -181,8 +181,8 @@ def test_invalid_values_are_rejected_with_a_fix(front: Front, wrong: dict[str, s
 
 
 def test_values_that_cannot_be_checked_are_stored_with_a_note(cli: Cli, front: Front) -> None:
-    front.say("GetRole", DENIED)
-    front.say("HEAD /cloudtrain-test", Answer(b"", 403))
+    front.respond("GetRole", DENIED)
+    front.respond("HEAD /cloudtrain-test", Answer(b"", 403))
     done = cli("configure", "--set", f"role={ROLE}", "--bucket", "cloudtrain-test", "--region", "us-west-2")
     assert done.code == 0, done.err
     assert "could not check role: these credentials lack the permission iam:GetRole" in done.err
@@ -256,7 +256,7 @@ def test_it_asks_and_shows_suitable_values(front: Front) -> None:
 
 def test_it_asks_for_values_if_the_account_cannot_be_listed(front: Front) -> None:
     for operation in ("ListRoles", "GET /", "GetRole"):
-        front.say(operation, DENIED)
+        front.respond(operation, DENIED)
     shown = terminal()
     answer(shown, ("region [us-west-2]", ""))
     until(lambda: shown.shows("execution role:"), 60)

@@ -187,7 +187,7 @@ def test_tags_are_found_by_one_search(account: Front, cli: Cli) -> None:
 
 
 def test_a_search_contains_every_filter(account: Front) -> None:
-    account.say("Search", Answer.json({"Results": []}))
+    account.respond("Search", Answer.json({"Results": []}))
     wanted = RunFilter("gpt", frozenset({State.RUNNING, State.FAILED}), {"team": "vision", "empty": ""}, NOW, NOW)
     assert names(wanted) == []
     (sent,) = request_documents(account)
@@ -204,8 +204,8 @@ def test_a_search_contains_every_filter(account: Front) -> None:
 
 
 def test_a_denied_account_hides_no_local_runs(account: Front, cli: Cli) -> None:
-    account.say("ListTrainingJobs", Answer.denied())
-    account.say("Search", Answer.denied())
+    account.respond("ListTrainingJobs", Answer.denied())
+    account.respond("Search", Answer.denied())
     done = cli("list")
     assert done.code == 0
     assert "the account's runs are not shown: could not list training jobs" in done.err

@@ -128,7 +128,7 @@ def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None
     for thread in threads:
         thread.join()
     assert found == {host: numbered(host, 0, count) for host, count in counts.items()}
-    assert all(service.struck[kind] for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short"))
+    assert all(service.injected[kind] for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short"))
     assert messages[0].startswith("could not read the log")
     assert messages[1].startswith("recovered after ")
 
@@ -191,7 +191,7 @@ def test_expired_tokens_lose_and_repeat_no_line(serving: Service, only: LogFilte
     lines = JobLogs(client, scale=SCALE).follow(RUN, only, job)
     old = [] if only.since else numbered("old", 0, 20)
     seen = [line.text for line in itertools.islice(lines, len(old) + 333)]
-    service.forget_tokens()
+    service.expire_tokens()
     service.write(stream("algo-1"), numbered("algo-1", 400, 500))
     job.end()
     assert seen + [line.text for line in lines] == old + numbered("algo-1", 0, 500)
@@ -283,7 +283,7 @@ def test_reading_a_log_that_grows_all_the_time_ends(serving: Service) -> None:
     """The host prints faster than we read, so there is always another page."""
     service, client = serving(page_events=500)
     now = int(time.time() * 1000)
-    service.make(stream("algo-1"), 10**9, lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)))
+    service.generate(stream("algo-1"), 10**9, lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)))
     found = list(itertools.islice(JobLogs(client).read(RUN, ALL_LINES, ended), 400_000))
     assert 1000 <= len(found) < 400_000
     assert [line.text for line in found] == [str(i) for i in range(len(found))]
@@ -364,7 +364,7 @@ def test_json_is_one_object_and_filters_hold(cli: Cli, cloudwatch: CloudWatch) -
 
 def test_json_is_one_object_if_aws_fails_in_the_middle(cli: Cli, cloudwatch: CloudWatch) -> None:
     cloudwatch.run(RUN, "Completed", "Completed")
-    cloudwatch.make(stream("algo-1"), 50_000, lambda i: (1_770_000_000_000 + i, f"line {i}", 0))
+    cloudwatch.generate(stream("algo-1"), 50_000, lambda i: (1_770_000_000_000 + i, f"line {i}", 0))
     cloudwatch.faults = Faults(errors=1.0, after=3)
     done = cli("logs", RUN, "--json")
     assert done.code == 3

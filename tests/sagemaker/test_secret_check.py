@@ -84,7 +84,7 @@ def test_a_role_that_may_not_read_it_fails_with_the_grant(front: Front, check: C
 
 
 def test_the_permission_that_the_check_lacks_is_reported(front: Front, check: Callable[..., Check]) -> None:
-    front.say("DescribeSecret", Answer.denied())
+    front.respond("DescribeSecret", Answer.denied())
     found = check()
     assert found.result is Result.UNKNOWN
     assert found.detail == "these credentials lack the permission secretsmanager:DescribeSecret"

@@ -199,7 +199,7 @@ def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, fi
     """A lifecycle rule deletes code by its age, but the submitted job may need it for weeks."""
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
     headers = {"Last-Modified": modified, "ETag": '"0"'}
-    front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", Answer(b"archive", 200, headers))
+    front.respond(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", Answer(b"archive", 200, headers))
     assert send(archive) == UploadResult(files=files, bytes=7 * files, kept=1 - files)
 
 
@@ -209,7 +209,7 @@ def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path,
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
     there = Answer(b"archive", 200, {"Last-Modified": modified, "ETag": '"0"'})
     for method in ("HEAD", "GET"):
-        front.say(f"{method} /{BUCKET}/code/sourcedir.tar.gz", there)
+        front.respond(f"{method} /{BUCKET}/code/sourcedir.tar.gz", there)
     uploads = Uploads(s3())
     uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
     assert uploads.send() == UploadResult(files=files, bytes=7 * files, kept=1 - files)
@@ -225,7 +225,7 @@ def test_a_deleted_archive_of_an_earlier_run_is_reported(aws: dict[str, str], tm
 
 
 def test_an_archive_without_permission_to_read_it_is_kept(front: Front, tmp_path: Path) -> None:
-    front.say(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", DENIED)
+    front.respond(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", DENIED)
     uploads = Uploads(s3())
     uploads.renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
     assert uploads.send() == UploadResult(files=0, bytes=0, kept=1)
@@ -234,7 +234,7 @@ def test_an_archive_without_permission_to_read_it_is_kept(front: Front, tmp_path
 def test_uploads_need_no_permission_to_list(front: Front, archive: Path, data: Path) -> None:
     """Without this permission S3 answers 403 instead of 404."""
     for operation in (f"HEAD /{BUCKET}/code/sourcedir.tar.gz", f"GET /{BUCKET}"):
-        front.say(operation, DENIED)
+        front.respond(operation, DENIED)
     assert send(archive).files == 1
     uploads = Uploads(s3())
     uploads.add_folder(data, f"s3://{BUCKET}/run/data")

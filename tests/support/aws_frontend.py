@@ -1,6 +1,6 @@
-"""A server on loopback between the SDKs and moto: it hands requests on, and answers itself where moto cannot.
+"""A server on loopback between the SDKs and moto. It forwards requests to moto, except those that a test responds to.
 
-What it answers has the documented form of the wire: XML for IAM (query protocol), JSON for the others.
+Responses have the documented format: XML for IAM (query protocol), JSON for other services.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(frozen=True)
 class Request:
-    """What came in. `operation` is the call's name, or `METHOD /path` in S3."""
+    """A request. `operation` is the name of the call, or `METHOD /path` in S3."""
 
     operation: str
     headers: Mapping[str, str]
@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes out."""
+    """A response."""
 
     body: bytes
     status: int = 200
@@ -41,27 +41,34 @@ class Answer:
 
     @classmethod
     def json(cls, content: Any, status: int = 200) -> Answer:
-        """Return an answer of the JSON protocol."""
+        """Return a response in the JSON protocol."""
         return cls(json.dumps(content).encode(), status, {"Content-Type": "application/x-amz-json-1.1"})
 
     @classmethod
     def denied(cls, code: str = "AccessDeniedException") -> Answer:
-        """Return a refusal of the JSON protocol."""
+        """Return an access error in the JSON protocol."""
         return cls.json({"__type": code, "message": "User is not authorized"}, 400)
 
 
 Rule = Callable[[Request], Answer | None]
-"""Returns an answer, or None to let moto answer."""
+"""Returns a response, or None to forward the request to moto."""
 
 
 class Front:
-    """The server. `rules` are asked by operation; `seen` names the operations in order."""
+    """The server.
+
+    Attributes:
+        rules: Rule by operation.
+        seen: Operations of all requests, in order.
+        requests: All requests, in order.
+        barrier: Barrier at which each request waits, or None.
+    """
 
     def __init__(self, moto: str) -> None:
         self.rules: dict[str, Rule] = {}
         self.seen: list[str] = []
         self.requests: list[Request] = []
-        self.meeting: threading.Barrier | None = None
+        self.barrier: threading.Barrier | None = None
         self._moto = urlsplit(moto)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -82,20 +89,20 @@ class Front:
             self._server.shutdown()
             self._server.server_close()
 
-    def say(self, operation: str, answer: Answer) -> None:
-        """Answer an operation so, always."""
+    def respond(self, operation: str, answer: Answer) -> None:
+        """Give every request of an operation the same response."""
         self.rules[operation] = lambda request: answer
 
     def _answer(self, method: str, path: str, request: Request) -> Answer:
         self.seen.append(request.operation)
         self.requests.append(request)
-        if self.meeting is not None:
-            self.meeting.wait()
+        if self.barrier is not None:
+            self.barrier.wait()
         rule = self.rules.get(request.operation)
         answer = rule(request) if rule is not None else None
-        return answer if answer is not None else self._ask_moto(method, path, request)
+        return answer if answer is not None else self._forward(method, path, request)
 
-    def _ask_moto(self, method: str, path: str, request: Request) -> Answer:
+    def _forward(self, method: str, path: str, request: Request) -> Answer:
         connection = http.client.HTTPConnection(self._moto.hostname or "", self._moto.port, timeout=30)
         try:
             connection.request(method, path, request.body, dict(request.headers))
@@ -109,7 +116,7 @@ class Front:
         finally:
             connection.close()
 
-    def _handler(front) -> type[BaseHTTPRequestHandler]:  # noqa: N805 (the handler has a self of its own)
+    def _handler(front) -> type[BaseHTTPRequestHandler]:  # noqa: N805 (`self` is the handler)
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -128,13 +135,13 @@ class Front:
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 (the base class's names)
 
             def log_message(self, *arguments: Any) -> None:
-                """Stay silent."""
+                """Log nothing."""
 
         return Handler
 
 
 def operation_of(method: str, path: str, headers: Mapping[str, str], body: bytes) -> str:
-    """Return a request's operation, by the protocol it is written in."""
+    """Return the operation of a request in one of AWS's protocols."""
     target = headers.get("X-Amz-Target")
     if target:
         return target.rpartition(".")[2]
@@ -143,14 +150,11 @@ def operation_of(method: str, path: str, headers: Mapping[str, str], body: bytes
     return f"{method} {urlsplit(path).path}"
 
 
-# ---------------------------------------------------------------- answers that moto does not have
-
-
 def simulation(denied: Mapping[str, str] | None = None, missing: tuple[str, ...] = ()) -> Rule:
-    """Return a rule for SimulatePrincipalPolicy: `denied` holds a decision by action, all else is allowed.
+    """Return a rule for SimulatePrincipalPolicy, which moto does not support.
 
     Args:
-        denied: The decision (`implicitDeny` or `explicitDeny`) by action.
+        denied: The decision (`implicitDeny` or `explicitDeny`) by action. Other actions are allowed.
         missing: Names of context keys that a denial depends on.
     """
 
@@ -175,7 +179,7 @@ def simulation(denied: Mapping[str, str] | None = None, missing: tuple[str, ...]
 
 
 def quotas(values: Mapping[str, int]) -> Answer:
-    """Return an answer to ListServiceQuotas with these values by name."""
+    """Return a response of ListServiceQuotas with values by name. moto does not support this operation."""
     return Answer.json(
         {
             "Quotas": [

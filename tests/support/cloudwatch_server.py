@@ -1,8 +1,8 @@
-"""A stand-in for CloudWatch Logs and DescribeTrainingJob on loopback, with what the API reference allows and more.
+"""A server on loopback for CloudWatch Logs and DescribeTrainingJob, with fault injection.
 
-moto keeps a whole log in memory, answers every page full and never loses a connection. This one has short, empty and
-late pages, tokens that end, delayed ingestion, enforced limits, and connections that break at the worst moment.
-Source of the contract: GetLogEvents and DescribeLogStreams, Amazon CloudWatch Logs API Reference, 2026.
+moto keeps logs in memory, returns only full pages and never cuts connections. This server returns short, empty and late
+pages, lets tokens expire, delays ingestion, enforces rate limits, and cuts connections.
+Source: GetLogEvents and DescribeLogStreams, Amazon CloudWatch Logs API Reference, 2026.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _STREAMS_PER_PAGE = 50
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities of what goes wrong with a call.
+    """Probabilities of faults for each call.
 
     Attributes:
-        throttle: Refused with ThrottlingException.
+        throttle: ThrottlingException.
         errors: Status 500.
-        resets: Done, and then the connection is cut without an answer.
-        torn: The answer ends in the middle, against its Content-Length.
-        cropped: The answer ends in the middle, and its Content-Length agrees.
+        resets: The call is executed, and the connection is cut before the response.
+        torn: The body ends in the middle, and its Content-Length is that of the full body.
+        cropped: The body ends in the middle, and its Content-Length is that of the shorter body.
         empty: A page without events and with a new token.
-        short: A page with some of the events that would fit.
-        after: Calls that come through before anything goes wrong.
+        short: A page with only a part of the events that would fit.
+        after: Number of calls without faults at the start.
     """
 
     throttle: float = 0.0
@@ -57,9 +57,10 @@ EVERY_FAULT = Faults(throttle=0.04, errors=0.04, resets=0.04, torn=0.04, cropped
 
 @dataclass
 class Written:
-    """Events of one stream: those that were written, or `made(i)` for each of `count`.
+    """Events of one stream: a list, or `count` events that the function `made` generates from their index.
 
-    An event is (timestamp, message, when it can be read); times in milliseconds, the last by the server's clock.
+    An event is (timestamp, message, time from which it can be read). Times are in milliseconds, the last one by the
+    server's clock.
     """
 
     created: int
@@ -75,7 +76,7 @@ class Written:
 
 
 class RefusedError(Exception):
-    """What the service answers instead."""
+    """An error response of the service."""
 
     def __init__(self, code: str, message: str = "", status: int = 400) -> None:
         super().__init__(message)
@@ -83,13 +84,14 @@ class RefusedError(Exception):
 
 
 class CloudWatch:
-    """The service's state and answers. May be used by many threads.
+    """State and responses of the service. Thread-safe.
 
     Args:
-        faults: What goes wrong.
-        page_events: Events that a page holds at most; smaller pages make short logs interesting.
-        limits: Calls per second by operation; more are throttled.
-        clock_ahead: Seconds that the service's clock is ahead of ours.
+        faults: Faults to inject; by default none.
+        page_events: Maximum number of events in a page.
+        limits: Maximum number of calls per second, by operation. Further calls are throttled.
+        clock_ahead: Seconds that the service's clock is ahead of the machine's clock.
+        seed: Seed of the random generator.
     """
 
     def __init__(
@@ -109,31 +111,29 @@ class CloudWatch:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.calls: Counter[str] = Counter()
         self.throttled: Counter[str] = Counter()
-        self.struck: Counter[str] = Counter()
+        self.injected: Counter[str] = Counter()
         self.times: dict[str, list[float]] = {}
         self.refused_at: dict[str, list[float]] = {}
         self.lock = threading.RLock()
         self._page_events = page_events
         self._recent: dict[str, deque[float]] = {}
         self._limits = dict(limits or {})
-        self._dice = random.Random(seed)  # noqa: S311 (no secret)
+        self._generator = random.Random(seed)  # noqa: S311 (no secret)
         self._era = 0
         self._nonce = 0
-
-    # ------------------------------------------------------------ what a test does
 
     def now(self) -> float:
         """Seconds since the epoch by the service's clock."""
         return time.time() + self.clock_ahead
 
     def write(self, stream: str, lines: Sequence[str], *, at: float | None = None, delay: float = 0.0) -> None:
-        """Take lines as PutLogEvents does.
+        """Store lines as PutLogEvents does.
 
         Args:
-            stream: Its name.
+            stream: Name of the stream.
             lines: Messages.
-            at: The writer's own time in seconds; by default the service's.
-            delay: Seconds until they can be read.
+            at: Timestamp in seconds; by default the service's time.
+            delay: Seconds until the lines can be read.
         """
         with self.lock:
             self.has_group = True
@@ -142,14 +142,14 @@ class CloudWatch:
             stamp = now if at is None else int(at * 1000)
             written.events += [(stamp, line, now + int(delay * 1000)) for line in lines]
 
-    def make(self, stream: str, count: int, event: Callable[[int], tuple[int, str, int]]) -> None:
-        """Have a stream of events that are made when they are asked for."""
+    def generate(self, stream: str, count: int, event: Callable[[int], tuple[int, str, int]]) -> None:
+        """Create a stream of events that are generated when they are read."""
         with self.lock:
             self.has_group = True
             self.streams[stream] = Written(int(self.now() * 1000), made=event, count=count)
 
     def run(self, name: str, status: str = "InProgress", secondary: str = "Training", hosts: int = 1) -> None:
-        """Begin a job, or bring it into another state."""
+        """Create a job, or change its status."""
         with self.lock:
             job = self.jobs.setdefault(name, {"CreationTime": self.now()})
             resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1}
@@ -158,23 +158,21 @@ class CloudWatch:
             if status != "InProgress":
                 job["TrainingEndTime"] = self.now()
 
-    def forget_tokens(self) -> None:
-        """Let every token be older than 24 hours."""
+    def expire_tokens(self) -> None:
+        """Make all tokens invalid, as after 24 hours."""
         self._era += 1
 
-    # ------------------------------------------------------------ the service
-
     def answer(self, operation: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the answer and what becomes of it: an empty string, or the name of a fault.
+        """Return the response and the fault to inject into it, or an empty string.
 
         Raises:
-            RefusedError: the service refuses.
+            RefusedError: The response is an error.
         """
         with self.lock:
             self.calls[operation] += 1
             self.times.setdefault(operation, []).append(time.monotonic())
-            self._hold_limit(operation)
-            fault = self._roll()
+            self._enforce_limit(operation)
+            fault = self._next_fault()
             if fault == "throttle":
                 raise RefusedError("ThrottlingException", "Rate exceeded")
             if fault == "errors":
@@ -186,7 +184,7 @@ class CloudWatch:
             }
             return answers[operation](document), fault
 
-    def _hold_limit(self, operation: str) -> None:
+    def _enforce_limit(self, operation: str) -> None:
         limit = self._limits.get(operation)
         if limit is None:
             return
@@ -199,14 +197,14 @@ class CloudWatch:
             raise RefusedError("ThrottlingException", "Rate exceeded")
         recent.append(now)
 
-    def _roll(self) -> str:
+    def _next_fault(self) -> str:
         if sum(self.calls.values()) <= self.faults.after:
             return ""
-        dice = self._dice.random()
+        drawn = self._generator.random()
         for name in ("throttle", "errors", "resets", "torn", "cropped"):
-            dice -= getattr(self.faults, name)
-            if dice < 0:
-                self.struck[name] += 1
+            drawn -= getattr(self.faults, name)
+            if drawn < 0:
+                self.injected[name] += 1
                 return name
         return ""
 
@@ -235,12 +233,12 @@ class CloudWatch:
         token = document.get("nextToken")
         begin = 0 if token is None else self._place(token)
         end = self._page_end(written, begin, min(self._page_events, document.get("limit", MAX_EVENTS)))
-        if end > begin and self._dice.random() < self.faults.empty:
-            self.struck["empty"] += 1
+        if end > begin and self._generator.random() < self.faults.empty:
+            self.injected["empty"] += 1
             return self._page([], self._token(begin), token)
-        if end - begin > 1 and self._dice.random() < self.faults.short:
-            self.struck["short"] += 1
-            end = begin + self._dice.randrange(1, end - begin)
+        if end - begin > 1 and self._generator.random() < self.faults.short:
+            self.injected["short"] += 1
+            end = begin + self._generator.randrange(1, end - begin)
         since = document.get("startTime", 0)
         events = [written[i] for i in range(begin, end)]
         same = token if token is not None and end == begin else self._token(end)
@@ -251,7 +249,7 @@ class CloudWatch:
         return self._page([written[i] for i in range(begin, len(written))], self._token(len(written)), None)
 
     def _page_end(self, written: Written, begin: int, most: int) -> int:
-        """Return where the page ends: by number, by bytes, or at the first event that cannot be read yet."""
+        """Return the end of a page: its limit of events or bytes, or the first event that cannot be read yet."""
         now, size, end = self.now() * 1000, 0, begin
         while end < min(len(written), begin + most):
             _, message, readable = written[end]
@@ -267,7 +265,7 @@ class CloudWatch:
         return {"events": shown, "nextForwardToken": forward, "nextBackwardToken": backward or "b/0"}
 
     def _token(self, place: int) -> str:
-        """Return a token that nobody has seen: the same place has many."""
+        """Return a new token for a place. The same place gets another token each time."""
         self._nonce += 1
         return f"f/{self._era}/{place}/{self._nonce}"
 
@@ -322,12 +320,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 
     def handle_error(self, *arguments: object) -> None:
-        pass  # a client that went away
+        pass  # the client has closed the connection
 
 
 @contextlib.contextmanager
 def serve(service: CloudWatch) -> Iterator[str]:
-    """Serve on a free port of loopback; give the address."""
+    """Serve on a free port of loopback; yield the address."""
     handler = type("Handler", (_Handler,), {"service": service})
     with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -340,10 +338,10 @@ def serve(service: CloudWatch) -> Iterator[str]:
 
 
 def summary(service: CloudWatch) -> dict[str, Any]:
-    """Return what has been asked and what struck."""
+    """Return the counts of calls and faults, and the probabilities of faults."""
     return {
         "calls": dict(service.calls),
         "throttled": dict(service.throttled),
-        "struck": dict(service.struck),
+        "injected": dict(service.injected),
         "faults": dataclasses.asdict(service.faults),
     }

@@ -1,4 +1,4 @@
-"""Tasks with wrong or unusual chains, in a module that ranks can import."""
+"""Tasks with wrong or unusual pipeline chains, in a module that ranks can import."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from support.parallel_training import (
 
 
 class SequenceFirst(nn.Module):
-    """From [B, T, D] to [T, B, D], and how many there are beside it."""
+    """Transpose [B, T, D] to [T, B, D], and return the number of samples B as a second tensor."""
 
     def forward(self, x_btd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x_btd.transpose(0, 1), torch.full((x_btd.shape[0],), x_btd.shape[0])
 
 
 class Flat(nn.Module):
-    """From [T, B, D] to [B * T, D]: neither first dimension is samples."""
+    """Flatten [T, B, D] to [B * T, D]. In neither tensor the first dimension is the number of samples."""
 
     def forward(self, x_tbd: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        assert counts.tolist() == [x_tbd.shape[1]] * x_tbd.shape[1]  # nothing is padding
+        assert counts.tolist() == [x_tbd.shape[1]] * x_tbd.shape[1]  # there is no padding
         return x_tbd.transpose(0, 1).reshape(-1, WIDTH)
 
 
-class Whole(nn.Module):
-    """Back to [B, T, D]."""
+class Unflatten(nn.Module):
+    """Reshape [B * T, D] to [B, T, D]."""
 
     def forward(self, x_nd: torch.Tensor) -> torch.Tensor:
         return x_nd.unflatten(0, (-1, LENGTH))
 
 
 class Twisted(Small):
-    """Passes on tensors of all kinds of shapes, integers among them."""
+    """Passes tensors of several shapes and types between stages."""
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
         embedding, *blocks, head = super().pipeline(model, stages)
         first = nn.Sequential(embedding, SequenceFirst())
-        second, third = Flat(), nn.Sequential(Whole(), blocks[0])
+        second, third = Flat(), nn.Sequential(Unflatten(), blocks[0])
         return [first, second, third, *blocks[1:], head]
 
 
 class Named(Small):
-    """Prints what the stage of this rank is called, as its optimizer sees it."""
+    """Prints the names of the parameters of this rank's stage."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         print("HOLDS", *(name for name, _ in model.named_parameters()), flush=True)
@@ -58,7 +58,7 @@ class Named(Small):
 
 
 class Tied(Small):
-    """Shares the embedding with the head."""
+    """Shares the weights of the embedding with the head."""
 
     def model(self) -> nn.Module:
         model = super().model()
@@ -67,7 +67,7 @@ class Tied(Small):
 
 
 class Growing(Small):
-    """Has texts of several lengths."""
+    """Has texts of two lengths."""
 
     def collate(self, samples: Sequence[Any]) -> torch.Tensor:
         texts = torch.stack(list(samples))
@@ -75,7 +75,7 @@ class Growing(Small):
 
 
 class Grouped(Small):
-    """Decays some parameters only, and has a schedule that continues from the present learning rates."""
+    """Has two parameter groups, and a schedule that derives each learning rate from the previous one."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
@@ -92,14 +92,14 @@ class Grouped(Small):
 
 
 class Twice(Small):
-    """Calls the model twice."""
+    """Calls the model twice in the loss."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return super().loss(model, batch) + F.cross_entropy(model(batch[:, 1:]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 class Biased(Small):
-    """Another model than that of the checkpoint, in its last stage only."""
+    """Has one more parameter than the checkpoint, in the last stage."""
 
     def model(self) -> nn.Module:
         model = super().model()

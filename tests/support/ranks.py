@@ -1,7 +1,7 @@
-"""Ranks of the training loop: real processes with real Gloo, forked from one that has imported torch.
+"""Ranks of the training loop: real processes with real Gloo.
 
-They are forked from a fork server, so a group of four starts in a fraction of a second. Their code must lie here, where
-the fork server can import it.
+The processes are forked from a fork server that has imported torch, so a group of four starts in less than a second.
+Their code is in this module because the fork server must import it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Trial:
 
     Attributes:
         ranks: Number of processes.
-        folder: Holds the run: its checkpoints, and what each start has left.
+        folder: Folder of the run, for checkpoints and outputs.
         noisy: Train with dropout and batch norm, whose states differ between ranks.
-        killed_at: The last rank is killed in the forward pass after so many steps of the run.
-        ends_at: The run ends, with a checkpoint, after so many steps.
-        uri: Where it saves; in its folder without one.
-        environ: What else the ranks find in their environment.
-        dtype: Of the model; float64 to compare with another number of ranks.
+        killed_at: Step at which the last rank is killed, in its forward pass.
+        ends_at: Step at which the run ends and saves.
+        train: Training configuration.
+        uri: URI of the checkpoints; by default below `folder`.
+        environ: Further environment variables of the ranks.
+        dtype: Type of the model's parameters. Use float64 to compare runs with different numbers of ranks.
     """
 
     ranks: int
@@ -71,7 +72,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a start of a run has left: losses and samples by step, the latter in global order, output, weights."""
+    """The result of one start.
+
+    Attributes:
+        losses: Loss by step.
+        samples: Indices of the samples of each step, in global order.
+        text: Output of all ranks.
+        weights: Weights of the exported model, or None.
+    """
 
     losses: dict[int, float]
     samples: dict[int, list[int]]
@@ -80,7 +88,7 @@ class Trace:
 
 
 def start(trial: Trial) -> Trace:
-    """Run the ranks to their end, or until one is killed: then the others are killed, too, as a launcher would."""
+    """Run the ranks to their end. If one fails, kill the others, as a launcher does."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     for old in [*trial.folder.glob("output-*"), *trial.folder.glob("samples-*"), *trial.folder.glob("model/*.pt")]:
         old.unlink()
@@ -120,20 +128,20 @@ def _read(trial: Trial) -> Trace:
     model = trial.folder / "model" / "model.pt"
     return Trace(
         {event["step"]: event["exact"] for event in events if event["event"] == "exact"},
-        {step: _dealt_back(shares[step]) for step in sorted(shares)},
+        {step: _interleave(shares[step]) for step in sorted(shares)},
         text,
         torch.load(model, weights_only=True) if model.exists() else None,
     )
 
 
-def _dealt_back(shares: Mapping[int, list[int]]) -> list[int]:
-    """Return a step's samples in global order: each rank in turn has the next one."""
+def _interleave(shares: Mapping[int, list[int]]) -> list[int]:
+    """Return a step's samples in global order: sample i belongs to rank i modulo the number of ranks."""
     rounds = itertools.zip_longest(*(shares[rank] for rank in sorted(shares)))
     return [sample for turn in rounds for sample in turn if sample is not None]
 
 
 class _Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """Points of a plane, each with its own index."""
+    """Random inputs with their sum as the target, and with their index."""
 
     def __init__(self) -> None:
         self.inputs = torch.randn(LENGTH, 6, generator=torch.Generator().manual_seed(1))
@@ -146,7 +154,7 @@ class _Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 
 
 def _model(noisy: bool) -> nn.Module:
-    # Named in another order than it is used in, so that DDP by itself would order its buckets anew.
+    # The layers are registered in another order than they are called. By default, DDP would rebuild its buckets.
     layers = {"last": nn.Linear(64, 1), "first": nn.Linear(6, 64), "middle": nn.Linear(64, 64)}
     model = nn.ModuleDict({**layers, "norm": nn.BatchNorm1d(64) if noisy else nn.Identity()})
     drop = nn.Dropout(0.3 if noisy else 0.0)
@@ -160,7 +168,7 @@ def _model(noisy: bool) -> nn.Module:
 
 
 def _rank(trial: Trial, rank: int, port: int) -> None:
-    """Be one rank."""
+    """Run one rank, and end its process."""
     import warnings
 
     from cloudtrain_runtime.process import process_group
@@ -204,8 +212,8 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
             return F.mse_loss(model(batch[0]), batch[1])
 
     class Exact(Trainer):
-        def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:  # noqa: ARG002 (the loop's)
-            # Events round to 6 digits.
+        def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:  # noqa: ARG002 (the signature)
+            # The loop's own events round to 6 digits.
             exact = float(self.mesh.mean(total))
             if self.place.is_main:
                 os.write(1, (format_event("exact", {"step": self.position.step, "exact": exact}) + "\n").encode())

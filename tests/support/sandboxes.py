@@ -21,7 +21,13 @@ FINAL = ("Completed", "Failed", "Stopped")
 
 @dataclass(frozen=True)
 class Served:
-    """A running sandbox; `info` is the object that the command prints."""
+    """A running sandbox.
+
+    Attributes:
+        process: Process of the command.
+        info: The JSON object that the command prints.
+        home: Folder of the sandbox.
+    """
 
     process: subprocess.Popen[str]
     info: Mapping[str, Any]
@@ -68,8 +74,8 @@ class Served:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the response of DescribeTrainingJob."""
-        answer: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=name)
-        return answer
+        response: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=name)
+        return response
 
     def end_of(self, name: str, seconds: float = 60) -> dict[str, Any]:
         """Wait until a job has ended; return its description."""
@@ -92,7 +98,7 @@ class Served:
         ]
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys below a prefix of its bucket."""
+        """Return the keys with a prefix in the sandbox's bucket."""
         found = self.client("s3").list_objects_v2(Bucket=self.info["bucket"], Prefix=prefix)
         return [entry["Key"] for entry in found.get("Contents", [])]
 
@@ -130,7 +136,7 @@ for folder in map(Path, sys.argv[1:]):
 
 
 def run_here(folders: list[Path], environment: Mapping[str, str]) -> None:
-    """Run the requests in folders as the local backend does, in one child process."""
+    """Run the requests in folders as the local backend does, one after another in one child process."""
     command = [sys.executable, "-P", "-c", RUN_ALL, *map(str, folders)]
     subprocess.run(command, check=True, env={**os.environ, **environment})
 
@@ -163,24 +169,24 @@ def statuses(description: Mapping[str, Any]) -> list[str]:
     return [entry["Status"] for entry in description["SecondaryStatusTransitions"]]
 
 
-def unknown_fields(answer: Any, shape: Any, path: str = "") -> list[str]:
-    """Return the parts of a response that its output shape lacks, or that have another type."""
+def unknown_fields(response: Any, shape: Any, path: str = "") -> list[str]:
+    """Return the paths of values in a response that are missing in its output shape, or that have another type."""
     if shape.type_name == "structure":
-        if not isinstance(answer, dict):
+        if not isinstance(response, dict):
             return [path]
-        found = [f"{path}.{name}" for name in answer if name not in shape.members]
-        known = {name: value for name, value in answer.items() if name in shape.members}
+        found = [f"{path}.{name}" for name in response if name not in shape.members]
+        known = {name: value for name, value in response.items() if name in shape.members}
         return found + [
             bad for name, value in known.items() for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
         ]
     if shape.type_name == "list":
-        return [bad for item in answer for bad in unknown_fields(item, shape.member, f"{path}[]")]
+        return [bad for item in response for bad in unknown_fields(item, shape.member, f"{path}[]")]
     if shape.type_name == "map":
-        return [bad for item in answer.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
+        return [bad for item in response.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
     if getattr(shape, "enum", None):
-        return [] if answer in shape.enum else [f"{path}={answer}"]
+        return [] if response in shape.enum else [f"{path}={response}"]
     kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "float": float, "timestamp": object}
-    return [] if isinstance(answer, kinds[shape.type_name]) else [path]
+    return [] if isinstance(response, kinds[shape.type_name]) else [path]
 
 
 def model_of(operation: str) -> Any:

@@ -1,6 +1,6 @@
 """Ranks that read a stream: real processes with real Gloo, forked from one that has imported torch.
 
-Their code must lie here, where the fork server can import it.
+Their code is in this module because the fork server must import it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ class Reading:
 
     Attributes:
         ranks: Number of processes.
-        folder: Where they write what they have read.
-        files: Folder of files, each a text of numbers, or of one such folder for each host.
-        length: Of an iterable dataset that is read instead, if not 0.
-        steps: Optimizer steps after which they are cut.
-        epochs: After which they have come to the end.
+        folder: Folder for the results of the ranks.
+        files: Folder of text files with numbers; with several hosts, a folder with one such folder `host-N` per host.
+        length: Length of an iterable dataset to read instead of files, if not 0.
+        steps: Optimizer steps after which the ranks stop.
+        epochs: Epochs after which the ranks stop.
+        workers: Data workers of each rank.
         saved: Position to continue from.
-        hosts: Number of hosts, each with a folder `host-N` of files of its own.
-        copies: How many ranks read the same.
+        hosts: Number of hosts.
+        copies: Number of ranks that read the same samples.
+        shuffle: Size of the shuffle buffer.
     """
 
     ranks: int
@@ -55,12 +57,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Found:
-    """What the ranks have read.
+    """The samples that the ranks have read.
 
     Attributes:
-        steps: For each optimizer step what each rank has used, and how many samples all ranks had agreed on.
-        evaluated: What each rank has used in two evaluations, and the number of batches.
-        state: The position that each rank reports.
+        steps: For each optimizer step and rank, the samples that it used and the number of samples in the plan.
+        evaluated: For each rank, the samples of two evaluations and the number of batches.
+        states: Position of each rank at the end.
+        failures: Messages of failed ranks.
     """
 
     steps: list[list[tuple[list[int], int]]]
@@ -75,7 +78,7 @@ class Found:
 
 
 class Numbers(IterableDataset[int]):
-    """Numbers in an order that is drawn in each epoch."""
+    """Numbers in an order that is random in each epoch."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -90,7 +93,7 @@ def read_numbers(path: Path) -> list[int]:
 
 
 def read_by_ranks(reading: Reading) -> Found:
-    """Let the ranks read until they are cut or have come to the end."""
+    """Run ranks that read `steps` optimizer steps, or all epochs."""
     reading.folder.mkdir(parents=True, exist_ok=True)
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.streams"])
@@ -115,7 +118,7 @@ def read_by_ranks(reading: Reading) -> Found:
 
 
 def _rank(reading: Reading, rank: int, port: int) -> None:
-    """Be one rank."""
+    """Run one rank, and end its process."""
     import warnings
 
     from cloudtrain_runtime.errors import JobError
@@ -137,7 +140,7 @@ def _rank(reading: Reading, rank: int, port: int) -> None:
     except JobError as error:
         results["failure"] = str(error)
     (reading.folder / f"rank-{rank}").write_text(json.dumps(results))
-    torch.distributed.barrier()  # all of them fail alike, and none may leave while another still begins
+    torch.distributed.barrier()  # a rank that exits early would break ranks that are still joining
     os._exit(0)
 
 

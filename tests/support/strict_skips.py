@@ -1,7 +1,7 @@
-"""Skips for a missing Python package count as failures where CLOUDTRAIN_TEST_STRICT is 1, as in CI.
+"""Pytest hooks that fail tests skipped for a missing Python package, if CLOUDTRAIN_TEST_STRICT is 1, as in CI.
 
-Such a skip says `pip install ...`, or comes from `pytest.importorskip`. What pip cannot install (Terraform, mpirun, the
-rights of root) may still be missing.
+The reason of such a skip contains `pip install ...`, or comes from `pytest.importorskip`. Other skips are allowed, for
+example without Terraform, mpirun or root permissions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Judge a test's skip."""
-    return _judged((yield))
+    """Fail a test that is skipped for a missing package."""
+    return _fail_if_package_is_missing((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Judge the skip of a whole file."""
-    return _judged((yield))
+    """Fail a test file that is skipped for a missing package."""
+    return _fail_if_package_is_missing((yield))
 
 
-def _judged(report: _Report) -> _Report:
+def _fail_if_package_is_missing(report: _Report) -> _Report:
     if os.environ.get(VARIABLE) == "1" and report.skipped and isinstance(report.longrepr, tuple):
         path, line, reason = report.longrepr
         if _MISSING.search(reason):

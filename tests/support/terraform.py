@@ -1,4 +1,4 @@
-"""Terraform's roots of this repository: where they are, and how the tests run them. Nothing leaves this machine."""
+"""Terraform in tests: the roots of this repository, applied to a server on loopback without network access."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ limits: {runtime: 1h}
 
 @dataclass(frozen=True)
 class Terraform:
-    """The command, and the folder that its providers are taken from.
+    """The installed Terraform.
 
     Attributes:
-        plugins: Laid out as `terraform providers mirror` does, but unpacked.
-        home: A folder for what Terraform keeps for itself.
+        plugins: Folder of providers, in the layout of `terraform providers mirror`, but unpacked.
+        home: Home folder for Terraform's own files.
     """
 
     plugins: Path
@@ -46,7 +46,7 @@ class Terraform:
     def run(
         self, root: Path, *arguments: str, environ: Mapping[str, str] | None = None, fails: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in a root module; without `fails` it must succeed."""
+        """Run a command in a root module. With `fails`, the command may fail."""
         done = subprocess.run(
             ["terraform", f"-chdir={root}", *arguments],
             capture_output=True,
@@ -60,11 +60,11 @@ class Terraform:
         return done
 
     def init(self, root: Path) -> None:
-        """Prepare a root module with nothing but the providers that are here."""
+        """Initialise a root module with the providers in `plugins`."""
         self.run(root, "init", "-input=false", "-backend=false", "-no-color", f"-plugin-dir={self.plugins}")
 
 
-# Neither HashiCorp's registry nor its version check, nor AWS's metadata service, is asked.
+# No requests to HashiCorp's registry and version check, and to AWS's metadata service.
 _OFFLINE = {
     "CHECKPOINT_DISABLE": "1",
     "TF_CLI_CONFIG_FILE": os.devnull,
@@ -74,7 +74,7 @@ _OFFLINE = {
 
 
 def find_terraform(home: Path) -> Terraform:
-    """Return what is installed, or skip the test."""
+    """Return the installed Terraform, or skip the test."""
     plugins = os.environ.get("CLOUDTRAIN_TF_PLUGINS", "")
     if shutil.which("terraform") is None:
         pytest.skip("terraform is not installed")
@@ -85,14 +85,14 @@ def find_terraform(home: Path) -> Terraform:
 
 def copy_module(folder: Path) -> Path:
     """Copy `infra/`, so that Terraform writes nothing into the repository."""
-    left_out = shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars")
-    return Path(shutil.copytree(MODULE, folder / "infra", ignore=left_out))
+    ignored = shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars")
+    return Path(shutil.copytree(MODULE, folder / "infra", ignore=ignored))
 
 
 def apply_all(terraform: Terraform, folder: Path) -> dict[str, Any]:
-    """Apply and destroy every root at the same time, in one account; return what was seen, by root.
+    """Apply and destroy every root in one account; return the results by root.
 
-    The provider waits for most of a minute until S3's lifecycle rules have settled, and there is nothing else to do.
+    The roots are applied at the same time, because the provider waits almost a minute for S3's lifecycle rules.
     """
     with serve_moto(folder / "moto.log", SERVER) as endpoint:
         environ = {
@@ -108,8 +108,8 @@ def apply_all(terraform: Terraform, folder: Path) -> dict[str, Any]:
             return _apply(terraform, folder / root, root, {**environ, **variables[root]})
 
         with ThreadPoolExecutor(len(ROOTS)) as threads:
-            seen = dict(zip(ROOTS, threads.map(one, ROOTS), strict=True))
-        return {**seen, "account": {"before": before, "after": _account(environ)}}
+            results = dict(zip(ROOTS, threads.map(one, ROOTS), strict=True))
+        return {**results, "account": {"before": before, "after": _account(environ)}}
 
 
 def _client(service: str, environ: Mapping[str, str]) -> Any:
@@ -125,10 +125,10 @@ def _client(service: str, environ: Mapping[str, str]) -> Any:
 
 
 def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return what there is in the account itself, whatever Terraform believes."""
+    """Return the resources of the account by kind, read from AWS and not from Terraform's state."""
     ec2, iam = _client("ec2", environ), _client("iam", environ)
     machines = _client("stepfunctions", environ).list_state_machines()["stateMachines"]
-    endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]  # those deleted stay for a while, as in AWS
+    endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]  # includes deleted ones for a while, as in AWS
     budgets = _client("budgets", environ).describe_budgets(AccountId="123456789012")["Budgets"]
     found = {
         "buckets": [each["Name"] for each in _client("s3", environ).list_buckets()["Buckets"]],
@@ -146,7 +146,7 @@ def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return what each root needs, as Terraform reads it from the environment; make what must be there before."""
+    """Return the TF_VAR_ variables of each root, and create the resources that they name."""
     ec2, iam = _client("ec2", environ), _client("iam", environ)
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
@@ -159,7 +159,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "TF_VAR_name": "whole",
             "TF_VAR_budget_usd": "1000",
             "TF_VAR_alert_emails": '["ada@example.com", "bob@example.com"]',
-            # Every statement of the policies: what is proven of them is proven of these (test_permissions.py).
+            # With these variables, the policies contain every statement. test_permissions.py checks them.
             "TF_VAR_job_queues": f'["arn:aws:batch:{REGION}:123456789012:job-queue/training"]',
             "TF_VAR_read_only_data": '["s3://example-images/train"]',
             "TF_VAR_read_only_keys": f'["arn:aws:kms:{REGION}:123456789012:key/{KEY_OF_DATA}"]',
@@ -177,7 +177,7 @@ def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, 
     folder.mkdir()
     module = copy_module(folder)
     here = module if root == "module" else module / "examples" / root
-    # An example has a provider, which a file named *_override.tf completes; the module has none.
+    # An example configures a provider, which a file named *_override.tf extends. The module configures none.
     shutil.copy(MOTO, here / ("moto.tf" if root == "module" else "moto_override.tf"))
     terraform.init(here)
     terraform.run(here, "apply", "-auto-approve", "-input=false", "-no-color", environ=environ)
@@ -194,7 +194,7 @@ def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, 
 
 
 def _resources(module: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what was made, not what was looked up, in a module and those below it."""
+    """Return the created resources, without data sources, of a module and its child modules."""
     own = [
         {name: resource[name] for name in ("address", "type", "name", "values")}
         for resource in module.get("resources", [])
@@ -204,13 +204,13 @@ def _resources(module: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what cloudtrain says of a first job, with nothing but what `configure` has read off the outputs."""
+    """Return the output of commands for a first job, with settings that `configure` reads from the outputs."""
     job = folder / "job"
     job.mkdir()
     (job / "job.yaml").write_text(_JOB)
     (job / "train.py").write_text("print('hello')\n")
 
-    def say(*arguments: str | Path) -> Any:
+    def run(*arguments: str | Path) -> Any:
         done = subprocess.run(
             [str(command()), "--profile", root, *map(str, arguments), "--json"],
             capture_output=True,
@@ -222,18 +222,15 @@ def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]
         return json.loads(done.stdout)
 
     return {
-        "configured": say("configure", "--from-terraform", here),
-        "shown": say("configure", "--show"),
-        "planned": say("plan", job / "job.yaml"),
-        "checks": say("check", job / "job.yaml")["checks"],
+        "configured": run("configure", "--from-terraform", here),
+        "shown": run("configure", "--show"),
+        "planned": run("plan", job / "job.yaml"),
+        "checks": run("check", job / "job.yaml")["checks"],
     }
 
 
-# ---------------------------------------------------------------- what was made
-
-
 def of_type(resources: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
-    """Return the values of the resources of a type, and of a name where one is given."""
+    """Return the values of all resources of a type, or of a type and name."""
     return [each["values"] for each in resources if each["type"] == kind and name in (None, each["name"])]
 
 
@@ -250,5 +247,5 @@ def policy_of(resources: list[dict[str, Any]], kind: str, name: str) -> dict[str
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return what IAM allows to be one or many as many."""
+    """Return a list, also for an element that IAM allows to be a single value."""
     return value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""Tasks for runs of several ranks that fail or are inspected. `support.parallel_training` starts them."""
+"""Tasks that fail, or that record what the training loop does. `support.parallel_training` runs them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
-from cloudtrain_runtime.distributed import ddp, layer_chain
+from cloudtrain_runtime.distributed import ddp, layer_chain, pipeline
 from support.parallel_training import (
     VOCABULARY,
     WIDTH,
@@ -32,11 +33,12 @@ from support.parallel_training import (
 
 
 class Broken(Small):
-    """The loss of some samples is not a number.
+    """Has a NaN loss for some samples.
 
     Args:
         samples: Length of the data set.
-        bad: Indices of the samples.
+        bad: Indices of these samples.
+        options: Arguments of `Small`.
     """
 
     def __init__(self, samples: int, *, bad: tuple[int, ...], **options: Any) -> None:
@@ -52,7 +54,7 @@ class Broken(Small):
 
 
 class Overflowing(Small):
-    """The gradient of the last rank overflows in fp16, in its third micro-batch."""
+    """Has a gradient that overflows in fp16, on the last rank in its third micro-batch."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         loss = super().loss(model, batch)
@@ -73,7 +75,7 @@ class Told(Small):
         return {**super().datasets(), **({"test": Windows(self.tests, seed=3)} if self.tests else {})}
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
-        """Draw random numbers, too: training must not notice."""
+        """Draw random numbers, which must not change the training."""
         torch.rand(3)
         return super().metrics(model, batch)
 
@@ -86,33 +88,34 @@ class Told(Small):
 
 
 class Counted(Small):
-    """Writes how often gradients were sent in each step to `sent-<rank>` in a folder."""
+    """Logs the collectives that send gradients in each step to `sent-<rank>` in a folder."""
 
     def __init__(self, samples: int, *, folder: str, **options: Any) -> None:
         super().__init__(samples, **options)
         self.folder = Path(folder)
         self.sent: list[str] = []
-        self._watch()
+        self._patch_collectives()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = super().optimizer(model)
-        optimizer.register_step_pre_hook(lambda *_: self._note())
+        optimizer.register_step_pre_hook(lambda *_: self._write())
         return optimizer
 
-    def _note(self) -> None:
+    def _write(self) -> None:
         with (self.folder / f"sent-{os.environ['RANK']}").open("a") as log:
             log.write(json.dumps(self.sent) + "\n")
         self.sent.clear()
 
-    def _watch(self) -> None:
-        """Note each call of what sends gradients: DDP's buckets, and FSDP's scattered sums."""
-        begin = DistributedDataParallel.__init__
+    def _patch_collectives(self) -> None:
+        """Log the all-reduce of each of DDP's buckets, and each reduce-scatter of FSDP."""
+        original = DistributedDataParallel.__init__
 
-        def watched(replica: Any, *args: Any, **options: Any) -> None:
-            begin(replica, *args, **options)
-            replica.register_comm_hook(None, lambda _, bucket: self._send(bucket))  # DDP reads annotations
+        def with_hook(replica: Any, *args: Any, **options: Any) -> None:
+            original(replica, *args, **options)
+            # A lambda, because DDP checks the annotations of hooks.
+            replica.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
-        DistributedDataParallel.__init__ = watched  # type: ignore[method-assign]
+        DistributedDataParallel.__init__ = with_hook  # type: ignore[method-assign]
         name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
         scatter = getattr(dist, name)
 
@@ -131,20 +134,20 @@ class Counted(Small):
 
 
 class Seen(Small):
-    """Writes what a step was made of to `seen-<rank>` in a folder: whether an option is on, not what comes of it."""
+    """Writes to `seen-<rank>` in a folder which options are active in a step: types, checkpointing, compilation."""
 
     def __init__(self, samples: int, *, folder: str, looks_inside: bool = True, **options: Any) -> None:
         super().__init__(samples, **options)
         self.file = Path(folder) / f"seen-{os.environ['RANK']}"
-        self.looks_inside = looks_inside  # not where the model is compiled, which would compile the hooks
+        self.looks_inside = looks_inside  # False for a compiled model, because hooks would be compiled, too
         self.seen: dict[str, Any] = {"dtypes": [], "passes": 0, "compressed": 0, "compiled": False}
-        self._watch()
+        self._count_compressed_buckets()
 
     def model(self) -> nn.Module:
         model = super().model()
         if self.looks_inside:
             for block in model.blocks:  # type: ignore[union-attr]
-                block.up.register_forward_hook(self._note)  # type: ignore[union-attr]
+                block.up.register_forward_hook(self._record_pass)  # type: ignore[union-attr]
         return model
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:
@@ -166,7 +169,7 @@ class Seen(Small):
         self.seen["compiled"] |= type(inner).__name__ == "OptimizedModule"
         return super().loss(model, batch)
 
-    def _note(self, module: nn.Module, arguments: Any, output: torch.Tensor) -> None:  # noqa: ARG002 (torch's signature)
+    def _record_pass(self, module: nn.Module, arguments: Any, output: torch.Tensor) -> None:  # noqa: ARG002 (torch's)
         self.seen["passes"] += 1
         self.seen["dtypes"] = sorted({*self.seen["dtypes"], str(output.dtype)})
 
@@ -179,8 +182,8 @@ class Seen(Small):
             self.seen["grid"] = list(units.mesh_info.mesh.shape)
         self.file.write_text(json.dumps(self.seen))
 
-    def _watch(self) -> None:
-        """Count the buckets that are sent as bf16."""
+    def _count_compressed_buckets(self) -> None:
+        """Count the buckets that DDP sends as bf16."""
         compress = ddp.bf16_compress_hook
 
         def counted(*arguments: Any) -> Any:
@@ -191,18 +194,19 @@ class Seen(Small):
 
 
 class Streamed(Small):
-    """Reads its samples from the front."""
+    """Reads its samples as a stream."""
 
     def datasets(self) -> Mapping[str, Dataset[Any]]:
         return {split: _Stream(data) for split, data in super().datasets().items()}
 
 
 class Weighted(Small):
-    """A stream of samples with a weight in the loss; that of some is NaN.
+    """Reads a stream of samples with weights of the loss, some of them NaN.
 
     Args:
         samples: Length of the stream.
         bad: Indices of the samples whose weight is NaN.
+        options: Arguments of `Small`.
     """
 
     def __init__(self, samples: int, *, bad: tuple[int, ...], **options: Any) -> None:
@@ -221,7 +225,7 @@ class Weighted(Small):
 
 
 class Normed(Small):
-    """Ends in a norm over parts of the sequence, whose gradients are summands, one on each tensor rank."""
+    """Has a last norm with sequence parallelism: each tensor rank has a partial sum of its gradients."""
 
     def model(self) -> nn.Module:
         return _NormedModel(self.dropout)
@@ -243,8 +247,8 @@ class _NormedModel(Model):
             hidden = block(hidden)
         if isinstance(self.last.weight, DTensor):
             grid = self.last.weight.device_mesh
-            whole = DTensor.from_local(hidden, grid["tensor"] if grid.ndim > 1 else grid, [Replicate()])
-            normed = self.last(whole.redistribute(placements=[Shard(1)]))
+            replicated = DTensor.from_local(hidden, grid["tensor"] if grid.ndim > 1 else grid, [Replicate()])
+            normed = self.last(replicated.redistribute(placements=[Shard(1)]))
             hidden = normed.redistribute(placements=[Replicate()]).to_local()
         else:
             hidden = self.last(hidden)
@@ -253,34 +257,35 @@ class _NormedModel(Model):
 
 
 class Fused(Small):
-    """Its optimizer updates all parameters by one kernel."""
+    """Has an optimizer that updates all parameters with one fused kernel."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, fused=True)
 
 
 class Steady(Small):
-    """SGD moves a weight in proportion to its gradient, so that rounding is not amplified as it is by AdamW."""
+    """Trains with SGD, whose updates are proportional to gradients. AdamW would amplify rounding errors."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
 
 
 class Uneven(Small):
-    """Its links take other times in each process, as if something else ran beside it."""
+    """Has one slow link in its chain, as on a machine with other load."""
 
     def __init__(self, samples: int, *, slowest: int, **options: Any) -> None:
         super().__init__(samples, **options)
-        timed = layer_chain._timed  # noqa: SLF001
+        measure = pipeline.profile_chain
 
-        def uneven(link: nn.Module, place: int, *others: Any) -> Any:
-            return timed(link, place, *others)[0], 100.0 if place == slowest else 1.0
+        def profile(links: Sequence[nn.Module], *arguments: Any) -> layer_chain.ChainProfile:
+            seconds = tuple(100.0 if place == slowest else 1.0 for place in range(len(links)))
+            return replace(measure(links, *arguments), seconds=seconds)
 
-        layer_chain._timed = uneven  # noqa: SLF001
+        pipeline.profile_chain = profile
 
 
 class Lost(Small):
-    """The loss is no number in the first micro-batches, and costs nothing: all of them are padding."""
+    """Has a NaN loss in the first micro-batches, because all their targets are padding."""
 
     def __init__(self, samples: int, *, bad: int, **options: Any) -> None:
         super().__init__(samples, **options)

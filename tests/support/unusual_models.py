@@ -1,4 +1,4 @@
-"""Unusual models, trained with each kind of parallelism; see parallel_training.py."""
+"""Unusual models. Tests train them with each kind of parallelism, see parallel_training.py."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from support.parallel_training import (
 
 
 class Odd(Small):
-    """A small model of some kind that is not as usual.
+    """Trains an unusual model.
 
     Args:
-        samples: Of the training split.
-        kind: One of KINDS.
-        validates: Samples of the validation split.
+        samples: Length of the training split.
+        kind: Name of the model in KINDS.
+        validates: Length of the validation split.
     """
 
     def __init__(self, samples: int, *, kind: str, validates: int = 3) -> None:
@@ -39,7 +39,7 @@ class Odd(Small):
         return KINDS[self.kind]()
 
     def parallelize(self, model: nn.Module, mesh: Any) -> None:  # type: ignore[override]
-        """Split nothing, and leave the units to the entrypoint."""
+        """Split no module, and return no FSDP units, so that the runtime chooses them."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -47,7 +47,7 @@ class Odd(Small):
 
 
 class Normed(nn.Module):
-    """Batch norm, whose statistics each rank has its own of."""
+    """Batch norm, whose statistics differ between ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Normed(nn.Module):
 
 
 class Buffered(Model):
-    """Buffers of each kind: complex, transposed, of truth values, and outside of the state_dict."""
+    """Buffers of several kinds: complex, transposed, expanded, boolean, None, and not in the state_dict."""
 
     def __init__(self) -> None:
         super().__init__(0.0)
@@ -83,7 +83,7 @@ class Buffered(Model):
 
 
 class Rooted(Model):
-    """A root that has parameters of its own."""
+    """A root module with parameters of its own."""
 
     def __init__(self) -> None:
         super().__init__(0.0)
@@ -114,7 +114,7 @@ class Named(nn.Module):
 
 
 class Single(nn.Module):
-    """One parameter and nothing below it."""
+    """One parameter and no submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,14 +131,14 @@ def _tied() -> nn.Module:
 
 
 def _tied_blocks() -> nn.Module:
-    """Return a model two of whose blocks share a layer."""
+    """Return a model in which two blocks share a layer."""
     model = Model(0.0)
     model.blocks[2].up = model.blocks[0].up
     return model
 
 
 def _same_block() -> nn.Module:
-    """Return a model whose blocks are one."""
+    """Return a model that calls the same block three times."""
     model = Model(0.0)
     model.blocks = nn.ModuleList([model.blocks[0]] * 3)
     return model
@@ -159,14 +159,14 @@ def _unused() -> nn.Module:
 
 
 def _unused_block() -> nn.Module:
-    """Return a model with a block that is like the others, and never called."""
+    """Return a model with a list of layers that it never calls."""
     model = Model(0.0)
     model.spare = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     return model
 
 
 def _listed() -> nn.Module:
-    """Return a model whose blocks are lists of layers, which nobody calls as such."""
+    """Return a model whose blocks are lists of layers. The lists are not called, only their layers."""
 
     class Listed(nn.Module):
         def __init__(self) -> None:
@@ -202,7 +202,7 @@ KINDS: Mapping[str, Callable[[], nn.Module]] = {
 
 
 class Killed(Small):
-    """Ends one rank by SIGKILL in the forward pass of a micro-batch."""
+    """Kills the last rank with SIGKILL in the forward pass of a micro-batch."""
 
     def __init__(self, samples: int, *, killed_at: int = 0, **others: Any) -> None:
         super().__init__(samples, **others)

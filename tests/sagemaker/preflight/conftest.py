@@ -23,8 +23,8 @@ def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fr
     with Front(aws["AWS_ENDPOINT_URL"]).serve() as front:
         monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
         front.rules["SimulatePrincipalPolicy"] = simulation()
-        front.say("ListServiceQuotas", quotas(ENOUGH))
-        front.say("ListAWSDefaultServiceQuotas", quotas({}))
+        front.respond("ListServiceQuotas", quotas(ENOUGH))
+        front.respond("ListAWSDefaultServiceQuotas", quotas({}))
         for name in ("one", "two", "three"):
             put(f"numbers/{name}", b"12345")
         yield front

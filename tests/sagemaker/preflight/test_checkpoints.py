@@ -107,7 +107,7 @@ def test_the_checkpoint_folder_of_a_running_run(account: Front, checks: Checks) 
     assert "from step 10 of run other" in checks()["checkpoints"].detail
     resumed = "checkpoint.resume=s3://cloudtrain-test/saved"
     for status in ("InProgress", "Stopping"):
-        account.say("DescribeTrainingJob", Answer.json({"TrainingJobStatus": status, "CreationTime": 1.0}))
+        account.respond("DescribeTrainingJob", Answer.json({"TrainingJobStatus": status, "CreationTime": 1.0}))
         failure = only_failure(checks(), "checkpoints")
         assert failure.detail.startswith(
             "run other is still running and also saves to s3://cloudtrain-test/saved (step 10)"
@@ -117,7 +117,7 @@ def test_the_checkpoint_folder_of_a_running_run(account: Front, checks: Checks) 
         assert only_failure(checks(resumed), "checkpoints").detail == failure.detail
         elsewhere = checks("checkpoint.uri=s3://cloudtrain-test/mine", resumed)["checkpoints"]
         assert elsewhere.result is Result.PASS  # reading while the other run writes is safe
-    account.say("DescribeTrainingJob", Answer.denied())
+    account.respond("DescribeTrainingJob", Answer.denied())
     assert "sagemaker:DescribeTrainingJob" in checks()["checkpoints"].detail
 
 

@@ -41,7 +41,7 @@ def test_checks_change_nothing(account: Front, checks: Checks) -> None:
 
 def test_all_checks_run_in_parallel(account: Front, checks: Checks) -> None:
     """The first eight requests are answered together. Sequential requests would time out."""
-    account.meeting = threading.Barrier(8, action=lambda: setattr(account, "meeting", None), timeout=60)
+    account.barrier = threading.Barrier(8, action=lambda: setattr(account, "barrier", None), timeout=60)
     found = checks()
     assert {each.result for each in found.values()} == {Result.PASS}
 
@@ -61,7 +61,7 @@ def test_checks_without_an_answer_in_time_are_unknown(account: Front, job: Calla
 
 
 def test_an_unexpected_response_hides_no_other_check(account: Front, checks: Checks) -> None:
-    account.say("DescribeBudgets", Answer.json({"Budgets": [budget(1, 1, BudgetLimit={"Unit": "USD"})]}))
+    account.respond("DescribeBudgets", Answer.json({"Budgets": [budget(1, 1, BudgetLimit={"Unit": "USD"})]}))
     found = checks()
     assert found["budget"].result is Result.UNKNOWN
     assert "a bug in cloudtrain: KeyError" in found["budget"].detail
@@ -78,7 +78,7 @@ def test_an_account_that_cannot_be_reached(
 
 
 def test_the_command_prints_each_check_and_its_fix(account: Front, cli: Cli) -> None:
-    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
     done = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2")
     assert done.code == 3
     lines = done.out.splitlines()
@@ -100,7 +100,7 @@ def test_unknown_checks_are_no_failure(aws: dict[str, str], cli: Cli) -> None:
 
 
 def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) -> None:
-    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
     job = EXAMPLES / "digits" / "job.yaml"
     account.seen.clear()
     done = cli("submit", job)

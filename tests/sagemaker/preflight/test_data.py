@@ -46,7 +46,7 @@ def test_a_bucket_of_another_account(account: Front, checks: Checks) -> None:
 
 
 def test_a_bucket_that_cannot_be_read(account: Front, checks: Checks) -> None:
-    account.say("HEAD /cloudtrain-test", Answer(b"", 403))
+    account.respond("HEAD /cloudtrain-test", Answer(b"", 403))
     found = checks(text=SCRIPT)
     assert found["bucket"].result is Result.UNKNOWN
     assert "grant s3:ListBucket" in found["bucket"].fix

@@ -50,10 +50,10 @@ def test_an_unusable_image_uri_is_rejected_by_the_plan(
 
 
 def test_an_image_of_aws_is_looked_up_or_found_in_the_list(account: Front, checks: Checks) -> None:
-    account.say("BatchGetImage", Answer.denied())
+    account.respond("BatchGetImage", Answer.denied())
     assert "in AWS's list of 20" in checks()["image"].detail
     failures = [{"imageId": {"imageTag": "x"}, "failureCode": "ImageNotFound", "failureReason": "x"}]
-    account.say("BatchGetImage", Answer.json({"images": [], "failures": failures}))
+    account.respond("BatchGetImage", Answer.json({"images": [], "failures": failures}))
     assert "there is no image 763104351884.dkr" in only_failure(checks(), "image").detail
 
 

@@ -27,7 +27,7 @@ POLICY = {"schedulingPolicyArn": f"arn:aws:batch:us-west-2:{ACCOUNT}:scheduling-
 
 
 def serve_queues(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_INSTANCES") -> None:
-    front.say("POST /v1/describejobqueues", Answer.json({"jobQueues": queues}))
+    front.respond("POST /v1/describejobqueues", Answer.json({"jobQueues": queues}))
     limits = [{"capacityUnit": unit, "maxCapacity": 2}]
     environment = {
         "serviceEnvironmentName": "env",
@@ -35,7 +35,7 @@ def serve_queues(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_IN
         "serviceEnvironmentType": "SAGEMAKER_TRAINING",
         "capacityLimits": limits,
     }
-    front.say("POST /v1/describeserviceenvironments", Answer.json({"serviceEnvironments": [environment]}))
+    front.respond("POST /v1/describeserviceenvironments", Answer.json({"serviceEnvironments": [environment]}))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_queue_that_is_missing_or_too_small(account: Front, checks: Checks) ->
 
 
 def test_a_queue_without_permission_is_unknown(account: Front, checks: Checks) -> None:
-    account.say("POST /v1/describejobqueues", Answer.denied())
+    account.respond("POST /v1/describejobqueues", Answer.denied())
     found = checks("cluster.queue=ml")
     assert found["queue"].result is found["queue capacity"].result is Result.UNKNOWN
     assert found["queue"].fix == "grant batch:DescribeJobQueues to these credentials"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.aws
 
 
 def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
-    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 0}))
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 0}))
     failure = only_failure(checks(), "quota")
     assert failure.detail == "ml.m5.xlarge for training job usage: 0 in us-west-2, the job needs 2"
     assert re.fullmatch(
@@ -30,19 +30,19 @@ def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
 
 
 def test_the_default_quota_applies_without_another(account: Front, checks: Checks) -> None:
-    account.say("ListServiceQuotas", quotas({}))
+    account.respond("ListServiceQuotas", quotas({}))
     assert checks()["quota"].result is Result.UNKNOWN
-    account.say("ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1}))
+    account.respond("ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1}))
     assert "1 in us-west-2, the job needs 2" in only_failure(checks(), "quota").detail
 
 
 def test_the_quota_of_every_preference_must_cover_the_job(account: Front, checks: Checks) -> None:
     text = JOB.replace("instance_type: ml.m5.xlarge", "prefer: [ml.m5.xlarge, ml.m5.2xlarge]")
     values = {**ENOUGH, "ml.m5.2xlarge for training job usage": 8}
-    account.say("ListServiceQuotas", quotas(values))
+    account.respond("ListServiceQuotas", quotas(values))
     assert checks(text=text)["quota"].result is Result.PASS
     for name in ("ml.m5.xlarge", "ml.m5.2xlarge"):
-        account.say("ListServiceQuotas", quotas({**values, f"{name} for training job usage": 1}))
+        account.respond("ListServiceQuotas", quotas({**values, f"{name} for training job usage": 1}))
         assert f"{name} for" in only_failure(checks(text=text), "quota").detail
 
 
@@ -69,7 +69,7 @@ def test_what_is_in_use_counts_by_kind(account: Front, checks: Checks) -> None:
 
 
 def test_quota_is_checked_without_usage(account: Front, checks: Checks) -> None:
-    account.say("ListTrainingJobs", Answer.denied())
+    account.respond("ListTrainingJobs", Answer.denied())
     found = checks()
     assert found["quota"].result is Result.PASS
     assert "could not be counted" in found["quota"].detail
@@ -78,7 +78,7 @@ def test_quota_is_checked_without_usage(account: Front, checks: Checks) -> None:
 def test_a_warm_pool_without_quota(account: Front, checks: Checks) -> None:
     assert "warm pool" not in checks()
     assert checks("cluster.keep_alive=30m")["warm pool"].result is Result.PASS
-    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training warm pool usage": 0}))
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training warm pool usage": 0}))
     assert "would not be kept warm" in only_failure(checks("cluster.keep_alive=30m"), "warm pool").detail
 
 
@@ -124,12 +124,12 @@ def test_warm_start_is_reported(account: Front, checks: Checks) -> None:
     account.rules["DescribeTrainingJob"] = describe(pool("first", VolumeSizeInGB=50), pool("second"))
     detail = checks("cluster.keep_alive=30m")["warm start"].detail
     assert re.fullmatch(r"reuses the warm pool of second, kept until \d\d:\d\d UTC", detail)
-    account.say("ListTrainingJobs", Answer.denied())
+    account.respond("ListTrainingJobs", Answer.denied())
     assert checks("cluster.keep_alive=30m")["warm start"].result is Result.UNKNOWN
 
 
 def test_a_reused_pool_does_not_count_towards_the_quota(account: Front, checks: Checks) -> None:
-    account.say("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3}))
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3}))
     account.rules["ListTrainingJobs"] = with_pools("first", "second")
     account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second", InstanceCount=1, VolumeSizeInGB=1))
     assert "1 of 3 in use, the job needs 2" in checks("cluster.keep_alive=30m")["quota"].detail
@@ -138,7 +138,7 @@ def test_a_reused_pool_does_not_count_towards_the_quota(account: Front, checks: 
 
 
 def test_a_quota_without_permission_is_unknown(account: Front, checks: Checks) -> None:
-    account.say("ListServiceQuotas", Answer.denied())
+    account.respond("ListServiceQuotas", Answer.denied())
     found = checks()
     assert found["quota"].result is Result.UNKNOWN
     assert found["quota"].fix == "grant servicequotas:ListServiceQuotas to these credentials"
@@ -156,7 +156,7 @@ def test_a_quota_without_permission_is_unknown(account: Front, checks: Checks) -
     ],
 )
 def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, text: str) -> None:
-    account.say("DescribeBudgets", Answer.json({"Budgets": [found]}))
+    account.respond("DescribeBudgets", Answer.json({"Budgets": [found]}))
     # 2 x 0.23 USD per hour for 24 hours and 2 minutes are an estimated 11.06 USD.
     check = checks()["budget"]
     assert check.result == result

@@ -28,7 +28,7 @@ def test_a_role_of_another_account(account: Front, checks: Checks, monkeypatch: 
 
 def test_credentials_that_have_expired(account: Front, checks: Checks) -> None:
     body = b"<ErrorResponse><Error><Code>ExpiredToken</Code><Message>expired</Message></Error></ErrorResponse>"
-    account.say("GetCallerIdentity", Answer(body, 403, {"Content-Type": "text/xml"}))
+    account.respond("GetCallerIdentity", Answer(body, 403, {"Content-Type": "text/xml"}))
     failure = only_failure(checks(), "identity")
     assert "ExpiredToken" in failure.detail
     assert "sign in again" in failure.fix
@@ -178,7 +178,7 @@ def test_a_session_is_simulated_by_its_role(account: Front, checks: Checks) -> N
         f"<Arn>arn:aws:sts::{ACCOUNT}:assumed-role/people/ada</Arn><UserId>x</UserId><Account>{ACCOUNT}</Account>"
         "</GetCallerIdentityResult></GetCallerIdentityResponse>"
     )
-    account.say("GetCallerIdentity", Answer(body.encode(), 200, {"Content-Type": "text/xml"}))
+    account.respond("GetCallerIdentity", Answer(body.encode(), 200, {"Content-Type": "text/xml"}))
     assert checks()["caller"].result is Result.PASS
     sources = {re.search(rb"PolicySourceArn=([^&]+)", r.body) for r in account.requests if b"Simulate" in r.body}
     assert any(match is not None and match[1].endswith(b"role%2Fsso%2Fpeople") for match in sources)
