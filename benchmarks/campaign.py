@@ -128,7 +128,7 @@ class Campaign:
         self._set_faults(FAULT_PLAN | {"seed": seed})
 
     def run(self, number: int) -> RunResult:
-        """Do one run; record errors in its result."""
+        """Execute one run; record errors in its result."""
         rng = random.Random(f"{self._seed}:{number}")  # noqa: S311 (no secret)
         result = RunResult(rng.choice(list(ENDS)))
         started = time.monotonic()
@@ -273,7 +273,7 @@ def _report(results: list[RunResult], seconds: float, seed: int) -> str:
         ("minutes", f"{seconds / 60:.0f}"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    header = f"# Campaign of faults\n\n`python benchmarks/campaign.py --runs {len(results)} --seed {seed}`\n\n"
+    header = f"# Fault campaign\n\n`python benchmarks/campaign.py --runs {len(results)} --seed {seed}`\n\n"
     details = "".join(f"\n- {fault}" for fault in faults)
     return f"{header}| | |\n|---|---|\n{table}\n{details}\n"
 

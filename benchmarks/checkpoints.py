@@ -2,12 +2,12 @@
 
     python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
 
-Two ranks with Gloo train a layer of 42 million weights with AdamW (a state of 504 MB), saving it in four ways that take
-turns in the same processes: blocking torch.save by rank 0, DCP's own async_save, async_save with its asynchronous
-stager, and ours. The stall is the time for which the training thread waits: in the call, and before the next step of
-the optimizer. Uploads take turns, too, without training beside: the same 504 MB through a raw s3torchconnector writer,
-boto3's upload_file, and a complete checkpoint of cloudtrain (from the call to the commit, in one process). All rows of
-S3 use one small S3 server on loopback.
+Two ranks with Gloo train a layer of 42 million weights with AdamW (a state of 504 MB). They save the state in four
+ways, alternately in the same processes: torch.save by rank 0, DCP's async_save, async_save with its asynchronous
+stager, and cloudtrain. The stall is the time that the training thread waits in the call and before the next step of
+the optimizer. Uploads are measured alternately, too, without training: the same 504 MB with an s3torchconnector
+writer, with boto3's upload_file, and as a complete checkpoint of cloudtrain (from the call to the commit, in one
+process). All measurements with S3 use one S3 server on loopback.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> int:
     lines += [f"Medians of {arguments.rounds} turns on {machine(arguments.device)}, torch {torch.__version__}."]
     print("\n".join(lines))
     if arguments.write is not None:
-        arguments.write.write_text("\n".join(["# What a checkpoint costs", "", *introduction(), *lines]) + "\n")
+        arguments.write.write_text("\n".join(["# Cost of a checkpoint", "", *introduction(), *lines]) + "\n")
     return 0
 
 
@@ -110,7 +110,7 @@ def stall_table(measured: dict[str, list[float]], place: str) -> list[str]:
         rows.append(f"| {name} | {statistics.median(seconds):.3f} | {spread} | {ratio:.3f} | {goal} |")
     against = statistics.median(a / b for a, b in zip(own, measured["DCP async_save"], strict=True))
     step = statistics.median(measured["step"])
-    return [*rows, "", f"Ours is {against:.2f} x async_save (goal: at most 1). A step takes {step:.2f} s.", ""]
+    return [*rows, "", f"cloudtrain is {against:.2f} x async_save (goal: at most 1). A step takes {step:.2f} s.", ""]
 
 
 def upload_table(measured: dict[str, list[float]]) -> list[str]:
@@ -139,7 +139,7 @@ def child(options: dict[str, Any]) -> None:
 
 
 class Trainer:
-    """A model whose step takes a while."""
+    """A model, its optimizer and a batch."""
 
     def __init__(self, width: int, device: str) -> None:
         torch.manual_seed(0)
@@ -150,7 +150,7 @@ class Trainer:
         self.is_cuda = device == "cuda"
 
     def step(self, wait_for_copy: Callable[[], None] = lambda: None) -> float:
-        """Take a step; return for how long `wait_for_copy` has waited, in seconds."""
+        """Run one step; return the duration of `wait_for_copy` in seconds."""
         self.replica(self.batch).square().mean().backward()
         began = time.perf_counter()
         wait_for_copy()
@@ -175,7 +175,7 @@ def stalls(options: dict[str, Any]) -> dict[str, list[float]]:
         "torch.save": by_torch_save,
         "DCP async_save": by_async_save,
         "DCP async_save, asynchronous stager": StagedAsyncSave(),
-        "cloudtrain": Ours(options),
+        "cloudtrain": OwnSave(options),
     }
     measured: dict[str, list[float]] = {name: [] for name in [*ways, "step"]}
     for turn in range(options["rounds"] + 1):
@@ -187,7 +187,7 @@ def stalls(options: dict[str, Any]) -> dict[str, list[float]]:
             dist.barrier()
             place = f"{options['uri']}/{name.replace(' ', '-').replace(',', '')}-{turn}"
             seconds = save(trainer, place, background)
-            if turn > 0:  # the first one warms up
+            if turn > 0:  # the first turn is a warm-up
                 measured[name].append(seconds)
             if place.startswith("file://"):
                 dist.barrier()
@@ -218,7 +218,7 @@ def by_torch_save(trainer: Trainer, place: str, background: Any) -> float:
 
 
 def by_async_save(trainer: Trainer, place: str, background: Any) -> float:
-    """Save with DCP's own async_save as it comes: it copies before it returns."""
+    """Save with DCP's async_save and its defaults: it copies the state before it returns."""
     began = time.perf_counter()
     future: Any = async_save(trainer.states(), storage_writer=dcp_writer(place), process_group=background)
     waited = time.perf_counter() - began
@@ -234,7 +234,7 @@ class StagedAsyncSave:
         self.stager: Any = None
 
     def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
-        """Save, and wait before the update until the copy is made."""
+        """Save, and wait for the copy before the update of the weights."""
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         if self.stager is None:
@@ -257,8 +257,8 @@ class StagedAsyncSave:
         return waited
 
 
-class Ours:
-    """Save as the shared entrypoint does."""
+class OwnSave:
+    """Save as cloudtrain's training loop does."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from cloudtrain_runtime.checkpoint.manager import CheckpointManager
@@ -271,10 +271,10 @@ class Ours:
         self.step = 0
 
     def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
-        """Save, and wait before the update until the copy is made."""
+        """Save, and wait for the copy before the update of the weights."""
         del place, background
         self.step += 1
-        saver = self.checkpoints._saver  # noqa: SLF001 (its own count of what the training thread waited)
+        saver = self.checkpoints._saver  # noqa: SLF001 (the time that the training thread waited)
         self.checkpoints.save(self.step, trainer.model, [trainer.optimizer], {}, {})
         save = saver._save  # noqa: SLF001
         trainer.step()
@@ -311,7 +311,7 @@ def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
 
     trainer = Trainer(options["width"], "cpu")
     trainer.step()
-    ours = Ours(options)
+    own = OwnSave(options)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.pt"
         torch.save(trainer.states(), file)
@@ -325,14 +325,14 @@ def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
         def by_boto3() -> None:
             client.upload_file(str(file), "speed", "raw/boto3")
 
-        def by_us() -> None:
-            ours.step += 1
-            ours.checkpoints.save(ours.step, trainer.model, [trainer.optimizer], {}, {})
+        def by_cloudtrain() -> None:
+            own.step += 1
+            own.checkpoints.save(own.step, trainer.model, [trainer.optimizer], {}, {})
             deadline = time.perf_counter() + 300
-            while ours.checkpoints._saver.last_step != ours.step and time.perf_counter() < deadline:  # noqa: SLF001
+            while own.checkpoints._saver.last_step != own.step and time.perf_counter() < deadline:  # noqa: SLF001
                 time.sleep(0.002)
 
-        ways = {"s3torchconnector": by_connector, "boto3": by_boto3, "cloudtrain": by_us}
+        ways = {"s3torchconnector": by_connector, "boto3": by_boto3, "cloudtrain": by_cloudtrain}
         measured: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options["rounds"] + 1):
             for name, act in ways.items():
@@ -340,7 +340,7 @@ def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
                 act()
                 if turn > 0:
                     measured[name].append(time.perf_counter() - began)
-                ours.checkpoints.wait_for_save()
+                own.checkpoints.wait_for_save()
                 trainer.step()
     return measured
 

@@ -139,9 +139,8 @@ def run_once(way: Way, environ: Mapping[str, str], failed: Counter[str]) -> tupl
     """
     for _ in range(_TRIES):
         seen, lines = 0, []
-        shutil.rmtree(
-            way.cwd / "checkpoints", ignore_errors=True
-        )  # of torchrun; a run of cloudtrain has its own folder
+        # Checkpoints of torchrun; a run of cloudtrain has its own folder.
+        shutil.rmtree(way.cwd / "checkpoints", ignore_errors=True)
         began = time.monotonic_ns()
         with subprocess.Popen(
             way.argv, cwd=way.cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -153,7 +152,7 @@ def run_once(way: Way, environ: Mapping[str, str], failed: Counter[str]) -> tupl
         if seen:
             return began, seen
         failed[way.name] += 1
-    sys.exit(f"{way.name} came to no step:\n{''.join(lines)[-3000:]}")
+    sys.exit(f"{way.name} has printed no step:\n{''.join(lines)[-3000:]}")
 
 
 def trace(way: Way, environ: Mapping[str, str], folder: Path, failed: Counter[str]) -> list[tuple[int, str]]:
@@ -161,17 +160,17 @@ def trace(way: Way, environ: Mapping[str, str], folder: Path, failed: Counter[st
     path = folder / "trace"
     path.unlink(missing_ok=True)
     traced = {**environ, "PYTHONPATH": str(REPOSITORY / "benchmarks" / "startup_trace"), "TRACE_FILE": str(path)}
-    began, seen = run_once(way, {**traced, "CLOUDTRAIN_PASS_ENVIRONMENT": "PYTHONPATH,MARKS_FILE"}, failed)
-    marks = [line.split(" ", 2) for line in path.read_text().splitlines()]
-    return sorted([(began, "began"), (seen, "seen"), *((int(moment), name) for moment, _, name in marks)])
+    began, seen = run_once(way, {**traced, "CLOUDTRAIN_PASS_ENVIRONMENT": "PYTHONPATH,TRACE_FILE"}, failed)
+    entries = [line.split(" ", 2) for line in path.read_text().splitlines()]
+    return sorted([(began, "began"), (seen, "seen"), *((int(moment), name) for moment, _, name in entries)])
 
 
-def cut(marks: list[tuple[int, str]], parts: tuple[tuple[str, str], ...]) -> dict[str, float]:
-    """Return the seconds of each part; a part without its trace entry is counted in the next one."""
+def split(entries: list[tuple[int, str]], parts: tuple[tuple[str, str], ...]) -> dict[str, float]:
+    """Return the seconds of each part. The time of a part without its trace entry is counted in the next part."""
     found: dict[str, float] = {}
-    before = marks[0][0]
+    before = entries[0][0]
     for title, end in parts:
-        moment = next((moment for moment, name in marks if name == end and moment >= before), None)
+        moment = next((moment for moment, name in entries if name == end and moment >= before), None)
         if moment is not None:
             found[title] = (moment - before) / 1e9
             before = moment
@@ -211,7 +210,7 @@ def report(found: list[Way], rounds: int, traced: int, folder: Path) -> str:
         rows = [Command(way.name, [], folder, way.goal and f"{way.goal} x torchrun") for way in (ours, theirs)]
         lines += [*table(rows, seconds, theirs.name), ""]
     for way, parts in ((found[0], OURS), (found[1], THEIRS)):
-        turns = [cut(trace(way, environ, folder, failed), parts) for _ in range(traced)]
+        turns = [split(trace(way, environ, folder, failed), parts) for _ in range(traced)]
         lines += [*parts_table(way.name, turns), ""]
     machine = f"{describe_machine()}, torch {torch.__version__}"
     lines.append(f"Medians of {rounds} alternating turns, parts of {traced} more, on {machine}.")

@@ -448,7 +448,7 @@ def report(results: Results, seconds: float, path: Path | None) -> None:
         f"{results.kills} kills ({kinds}) of {results.starts} starts in {results.runs} runs, {results.resumed} of them",
         f"from a checkpoint; starts by ranks: {worlds}; {seconds:.0f} s.",
         "",
-        "| what | seen |",
+        "| fault | count |",
         "|---|---|",
         f"| samples lost or repeated, steps missing, weights that differ | {wrong} |",
         f"| torn checkpoints accepted | {torn} |",

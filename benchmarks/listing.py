@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/listing.py [--jobs 10000] [--turns 5] [--milliseconds 0] [--write FILE]
 
-A server on loopback holds the jobs and answers ListTrainingJobs and Search by their API reference; `--milliseconds`
-lets each answer wait, as one from far away does. The local runs are folders as the local backend leaves them. Commands
-alternate. boto3 that reads the same page, and all pages, is measured for comparison.
+A server on loopback implements ListTrainingJobs and Search by their API reference. `--milliseconds` delays each
+response, as a distant server does. The local runs are folders in the local backend's format. Commands alternate. For
+comparison, boto3 reads one page, and all pages.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def make_jobs(count: int) -> list[dict[str, Any]]:
     return jobs
 
 
-def list_jobs(jobs: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
-    """Answer ListTrainingJobs: names and times before a page is cut, the status after."""
-    name, after = asked.get("NameContains", ""), asked.get("CreationTimeAfter", 0)
+def list_jobs(jobs: list[dict[str, Any]], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a response of ListTrainingJobs. As in AWS, the filter by status applies within a page."""
+    name, after = parameters.get("NameContains", ""), parameters.get("CreationTimeAfter", 0)
     found = (
         jobs
         if not name and not after
         else [j for j in jobs if name in j["TrainingJobName"] and j["CreationTime"] > after]
     )
-    page, more = _page(found, asked)
-    status = asked.get("StatusEquals")
+    page, more = _page(found, parameters)
+    status = parameters.get("StatusEquals")
     hidden = {"Tags"}
     summaries = [
         {key: value for key, value in job.items() if key not in hidden}
@@ -81,33 +81,32 @@ def list_jobs(jobs: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, An
     return {"TrainingJobSummaries": summaries, **more}
 
 
-def search(jobs: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
-    """Answer Search by tags."""
-    wanted = [(f["Name"].removeprefix("Tags."), f["Value"]) for f in asked["SearchExpression"]["Filters"]]
+def search(jobs: list[dict[str, Any]], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a response of Search by tags."""
+    wanted = [(f["Name"].removeprefix("Tags."), f["Value"]) for f in parameters["SearchExpression"]["Filters"]]
     found = [job for job in jobs if all({"Key": key, "Value": value} in job["Tags"] for key, value in wanted)]
-    page, more = _page(found, asked)
+    page, more = _page(found, parameters)
     return {"Results": [{"TrainingJob": job} for job in page], **more}
 
 
-def _page(found: list[dict[str, Any]], asked: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    start, size = int(asked.get("NextToken", 0)), asked.get("MaxResults", 10)
+def _page(found: list[dict[str, Any]], parameters: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    start, size = int(parameters.get("NextToken", 0)), parameters.get("MaxResults", 10)
     return found[start : start + size], ({"NextToken": str(start + size)} if start + size < len(found) else {})
 
 
 def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection) -> None:
-    """Serve the account until the process ends; print the port."""
+    """Serve the account until the process ends; send the port through a connection."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = (
-            True  # without it each response waits 40 ms for a delayed ACK between headers and body
-        )
+        # With Nagle's algorithm, each response waits 40 ms for a delayed ACK between headers and body.
+        disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             operation = self.headers["X-Amz-Target"].rpartition(".")[2]
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            parameters = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             time.sleep(seconds)
-            body = json.dumps({"ListTrainingJobs": list_jobs, "Search": search}[operation](jobs, asked)).encode()
+            body = json.dumps({"ListTrainingJobs": list_jobs, "Search": search}[operation](jobs, parameters)).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
             self.send_header("Content-Length", str(len(body)))
@@ -189,7 +188,7 @@ def main() -> None:
         found = commands(home)
         seconds = measure(found, options.turns, environ, failed)
     server.terminate()
-    wait = f", each answer after {options.milliseconds:g} ms" if options.milliseconds else ""
+    wait = f", each response after {options.milliseconds:g} ms" if options.milliseconds else ""
     note = (
         f"{options.jobs:,} jobs of an account on loopback{wait}, and as many runs on this machine. Medians of "
         f"{options.turns} alternating turns on {describe_machine()}; entire processes."

@@ -1,7 +1,7 @@
-"""Training loops of loops.py, their models, and their turns: one rank is one process.
+"""Training loops of loops.py, their models, and their turns. One rank is one process.
 
-Every loop calls the same `loss` once per step, and that is where time is taken and where turns are waited for: at the
-begin of a turn a rank reads a byte from GO_FD, at its end it writes the seconds of the turn's counted steps to DONE_FD.
+Every loop calls the same `loss` once per step. This function measures the time and waits for turns. At the start of a
+turn, a rank reads a byte from GO_FD. At its end, the rank writes the seconds of the turn's counted steps to DONE_FD.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def make_model(kind: str) -> nn.Module:
 
 def make_data(kind: str, samples: int) -> Dataset[Any]:
     """Return random samples, the same in every process."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     if kind == "gpt":
-        return TensorDataset(torch.randint(256, (samples, 65), generator=draw))
-    features = torch.randn(samples, 128, generator=draw)
-    labels = (features @ torch.randn(128, 10, generator=draw)).argmax(dim=1)
+        return TensorDataset(torch.randint(256, (samples, 65), generator=generator))
+    features = torch.randn(samples, 128, generator=generator)
+    labels = (features @ torch.randn(128, 10, generator=generator)).argmax(dim=1)
     return Rows(features, labels) if kind == "rows" else TensorDataset(features, labels)
 
 
 class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Samples of an unknown dataset class, so that each loop reads them one by one."""
+    """The same samples in a custom dataset class, so that each loop reads them one by one."""
 
     def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         self.features, self.labels = features, labels
@@ -73,10 +73,10 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Work:
-    """One rank's part: the settings, and the turns.
+    """Settings and turns of one rank.
 
     Attributes:
-        kind: `mlp`, `rows` (the same from a dataset of one's own) or `gpt`.
+        kind: `mlp`, `rows` (the same model with a custom dataset class) or `gpt`.
         batch_size: Samples per rank and step.
         steps: Steps of the entire run.
     """
@@ -118,13 +118,13 @@ class Work:
         if self._until:
             os.write(self._done, f"{time.perf_counter() - self._began:.9f}\n".encode())
         if len(self.losses) == self.steps - 1:
-            self._tell_losses()
+            self._write_losses()
             self._until = -1
             return
         os.read(self._go, 1)
         self._until += self.warm
 
-    def _tell_losses(self) -> None:
+    def _write_losses(self) -> None:
         os.write(self._done, (json.dumps([round(float(loss), 6) for loss in self.losses]) + "\n").encode())
 
     def batches(self, *, all_ranks: bool = False) -> BatchList:
@@ -277,7 +277,7 @@ LOOPS = {"hand": by_hand, "fabric": with_fabric, "trainer": with_trainer, "accel
 
 
 def main() -> None:
-    """Run the loop that the command line names; `cloudtrain` is what a worker of a run does."""
+    """Run the loop that the command line names. `cloudtrain` runs the worker of a run."""
     settings = Path(sys.argv[2]).read_text()
     torch.set_num_threads(1)
     if sys.argv[1] == "cloudtrain":

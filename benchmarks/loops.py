@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/loops.py [--rounds 7] [--only mlp-1] [--loops hand,cloudtrain] [--write FILE]
 
-The same models, data, batches and optimizer, one thread per rank, Gloo: an MLP of 0.1 M parameters whose step is
-overhead more than arithmetic, once from a TensorDataset (mlp) and once from a dataset class of one's own (rows), and a
-GPT of 10.9 M. In each round every loop is started once; then they take short turns while all others wait, in an order
-that moves on by one with each turn. A round's ratio is that of the medians of its turns, and what is shown is the
-median of the rounds. Losses are compared step by step: the work is equal.
+All loops use the same models, data, batches and optimizer, one thread per rank, and Gloo. The models are an MLP of 0.1
+M parameters, whose steps are mostly overhead, and a GPT of 10.9 M. The MLP reads a TensorDataset (mlp) or a custom
+dataset class (rows). In each round, every loop is started once. Then the loops run short turns while all others wait.
+Each turn starts with another loop. The ratio of a round is that of the medians of its turns. The tables show the median
+over the rounds. The losses of all loops are compared step by step, so that the work is equal.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Started:
             os.write(pipe, b"\n")
         seconds = [pipe.readline() for pipe in self.done]
         if not all(seconds):
-            sys.exit(f"{self.name} has ended before its turns were over: see its output above")
+            sys.exit(f"{self.name} ended before its last turn: see its output above")
         return float(seconds[0])
 
     def finish(self) -> list[list[float]]:
@@ -167,7 +167,7 @@ def play_round(
 
 
 def _difference(losses: Mapping[str, list[list[float]]]) -> float:
-    """Return by how much a loss of any loop, rank and step differs at most from that of the plain loop."""
+    """Return the largest difference of a loss from that of the plain loop, over all loops, ranks and steps."""
     base = next(iter(losses.values()))
     return max(
         abs(one - other)
@@ -187,7 +187,7 @@ def measure(model: str, ranks: int, names: list[str], rounds: int) -> list[str]:
         seconds, difference = play_round(names, settings, ranks, turn)
         worst = max(worst, difference)
         if difference > _TOLERANCE:
-            sys.exit(f"{model}, {ranks} ranks: losses differ by {difference:.6f}: the loops do not do the same work")
+            sys.exit(f"{model}, {ranks} ranks: losses differ by {difference:.6f}, so the loops differ in their work")
         base = statistics.median(seconds[names[0]])
         for name in names:
             ratios[name].append(base / statistics.median(seconds[name]))

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/packing.py [--files 10000] [--megabytes 500] [--turns 5] [--write FILE]
 
-Each way runs in a process of its own and takes turns with the others. Seconds are those of the packing alone, without
-the start of Python; memory is the peak of the process. Half of the bytes are text, half cannot be compressed.
+Each tool runs in its own process, and the tools alternate. The seconds are those of packing, without the start of
+Python. Memory is the peak of the process. Half of the bytes are text, half are random and cannot be compressed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Packed:
 
 
 def make_tree(root: Path, *, files: int, total_bytes: int) -> None:
-    """Write a tree: by turns a file of words and a file of random bytes, from 0.2 to 1.8 times the mean size."""
-    chance = random.Random(0)  # noqa: S311 (the same tree every time)
-    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz_", k=chance.randint(2, 11))) for _ in range(_WORDS)]
+    """Write files of words and files of random bytes, alternately, with 0.2 to 1.8 times the mean size."""
+    rng = random.Random(0)  # noqa: S311 (the same tree every time)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz_", k=rng.randint(2, 11))) for _ in range(_WORDS)]
     for number in range(files):
-        size = int(total_bytes / files * (0.2 + 1.6 * chance.random()))
+        size = int(total_bytes / files * (0.2 + 1.6 * rng.random()))
         path = root / f"part_{number % _FOLDERS:03}" / f"{number:06}.{'bin' if number % 2 else 'txt'}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(chance.randbytes(size) if number % 2 else _text(chance, words, size))
+        path.write_bytes(rng.randbytes(size) if number % 2 else _text(rng, words, size))
 
 
-def _text(chance: random.Random, words: list[str], size: int) -> bytes:
-    lines = (" ".join(chance.choices(words, k=12)) for _ in range(size // 40))
+def _text(rng: random.Random, words: list[str], size: int) -> bytes:
+    lines = (" ".join(rng.choices(words, k=12)) for _ in range(size // 40))
     return "\n".join(lines).encode()[:size].ljust(size)
 
 
@@ -98,18 +98,18 @@ def run(way: str, root: Path, work: Path) -> Packed:
     took = time.perf_counter() - began
     if status != 0:
         sys.exit(f"{way} failed: {output.read_text()}")
-    output = {"archive": str(work / "sourcedir.tar.gz")}
+    result = {"archive": str(work / "sourcedir.tar.gz")}
     for line in output.read_text().splitlines():
-        output |= json.loads(line) if line.startswith("{") else {}
-    archive = Path(output["archive"])
-    packed = Packed(float(output.get("seconds", took)), usage.ru_maxrss * 1024, archive.stat().st_size)
+        result |= json.loads(line) if line.startswith("{") else {}
+    archive = Path(result["archive"])
+    packed = Packed(float(result.get("seconds", took)), usage.ru_maxrss * 1024, archive.stat().st_size)
     if way != "again":
         shutil.rmtree(archive.parents[2]) if way == "first" else archive.unlink()
     return packed
 
 
 _WAYS = {
-    "first": "cloudtrain, code never seen before",
+    "first": "cloudtrain, new code",
     "again": "cloudtrain, unchanged code",
     "sagemaker": "SageMaker SDK 2, `create_tar_file`",
     "tar": "`tar czf`",
@@ -142,8 +142,8 @@ def main() -> None:
                     found[way].append(packed)
     note = (
         f"{options.files:,} files with {options.megabytes} MB. Medians of {options.turns} alternating turns on "
-        f"{describe_machine()}; files in the page cache. cloudtrain's seconds hold the listing, the digests, the "
-        "search for secrets and the archive, which is stored, not compressed."
+        f"{describe_machine()}; files in the page cache. cloudtrain's seconds include the listing, the digests, "
+        "the search for secrets, and writing the archive, which is not compressed."
     )
     text = "\n".join([*_table(found), "", note])
     print(text)

@@ -1,9 +1,10 @@
-"""Measure the data position: how fast a rank finds its samples, saves its position and resumes; and each step.
+"""Measure how fast a rank computes its samples, saves its position and resumes, and the cost of the sampler per step.
 
     .venv/bin/python benchmarks/position.py [--samples 1000000000] [--ranks 1024] [--turns 5] [--write FILE]
 
-The first part is one rank of many in the middle of an epoch. The second reads an epoch of a small dataset with our
-sampler and with torch's DistributedSampler under a BatchSampler, by turns: lists of indices, no data.
+The first part measures one rank of many in the middle of an epoch. The second part reads an epoch of a small dataset
+with cloudtrain's sampler and with torch's DistributedSampler in a BatchSampler, alternately. It reads lists of indices,
+and no data.
 """
 
 from __future__ import annotations

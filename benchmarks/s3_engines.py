@@ -1,4 +1,4 @@
-"""Measure uploads and reads of one object by `Objects` against the raw clients, in turns, on a server on loopback.
+"""Measure uploads and reads of one object with `S3Objects` and with the clients alone, on a server on loopback.
 
 python benchmarks/s3_engines.py [--rounds 5] [--mib 496]
 """

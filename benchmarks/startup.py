@@ -2,8 +2,8 @@
 
     make benchmarks            # or: .venv/bin/python benchmarks/startup.py [--runs N] [--write FILE]
 
-Wall-clock time of entire processes. The commands of a group alternate, so that a slow minute of the machine affects all
-of them. Results are medians, and ratios within the same turn.
+The times are wall-clock times of entire processes. The commands of a group alternate, so that other load on the machine
+affects all of them. The tables show medians, and medians of the ratios within each turn.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Measure a submit against an estimator script written by hand, on a moto server on loopback.
+"""Measure a submit and a hand-written estimator script (estimator_submit.py) with a moto server on loopback.
 
     .venv/bin/python benchmarks/submit.py [--turns 7] [--megabytes 200] [--write benchmarks/results/submit.md]
 
-Whole processes by the wall clock. The commands of a group take turns, each with an account that is new to it: nothing
-in S3, nothing packed. `estimator_submit.py` is the script. The table also has the CPU time that the server needed for
-it, because that is no time of the command's own.
+The times are wall-clock times of entire processes. The commands of a group alternate. Each starts with an empty
+account: nothing in S3, no packed code. The table also shows the CPU time of the server during each command.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Measured:
 
 
 def commands(job: Path, entry_point: str) -> list[tuple[Command, bool]]:
-    """Return the script and what is compared with it, each with whether the account is new to it."""
+    """Return the script and the commands to compare with it, each with whether it needs an empty account."""
     script = [sys.executable, "-W", "ignore", str(REPOSITORY / "benchmarks" / "estimator_submit.py")]
     submit = [str(BIN / "cloudtrain"), "submit", str(job), "--instances", "2"]
     where = job.parent
@@ -129,7 +128,7 @@ def table(title: str, case: list[tuple[Command, bool]], found: dict[str, Measure
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[Account]:
     """Serve moto until the block ends."""
-    program = [sys.executable, str(REPOSITORY / "tests" / "moto_server.py")]
+    program = [sys.executable, str(REPOSITORY / "tests" / "support" / "moto_server.py")]
     with (folder / "moto.log").open("w") as errors:
         server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert server.stdout is not None  # noqa: S101 (stdout is a pipe)
@@ -195,7 +194,7 @@ def main() -> None:
         ):
             case = commands(job, entry_point)
             lines += [*table(title, case, measure(case, options.turns, account)), ""]
-    machine = f"{describe_machine()}, which the server shares"
+    machine = f"{describe_machine()}, shared with the server"
     lines.append(f"Medians of {options.turns} alternating turns on {machine}.")
     text = "\n".join(lines)
     print(text)

@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/tailing.py [--lines 100000 1000000] [--runs 100] [--seconds 60] [--write FILE]
 
-First one log of four hosts is read, and followed while it is written, with a fifth of the calls struck: throttled,
-answered with status 500, cut, torn, empty. Each line has its number, so that lost and repeated ones are counted; memory
-is the peak of the reading process. Then many runs are followed at once, by one process and by a process each,
-against a server that throttles what is above the limits. Nothing coordinates the clients: each backs off by itself.
+The first part reads one log of four hosts, and follows it while it is written. A fifth of the calls have faults:
+throttling, status 500, lost and truncated responses, empty pages. Lines are numbered, so that lost and repeated lines
+are counted. Memory is the peak of the reading process. The second part follows many runs at once, with one process and
+with a process for each run. The server throttles calls above the limits. The clients are not coordinated: each backs
+off by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HOSTS = 4
 _RUN = "bench-261120-101500-{:06x}"
 _POLL_SECONDS = 0.1
 _LINES_PER_SECOND = 60_000
-"""Lines per second of all hosts of the followed log: somewhat more than can be read."""
+"""Lines per second of all hosts of the followed log: slightly more than a client can read."""
 
 LIMITS = {"GetLogEvents": 10.0, "DescribeLogStreams": 25.0, "DescribeTrainingJob": 10.0}
 """Calls per second of an account in the smaller regions. Source: "CloudWatch Logs quotas", Amazon CloudWatch Logs User
@@ -43,7 +44,7 @@ _PADDING = "loss 0.1234  lr 3.0e-04  812.4 samples/s  grad norm 0.97  data 0.001
 
 
 def serve(script: dict[str, Any]) -> None:
-    """Serve a script; print the address, and statistics of the calls when standard input ends."""
+    """Serve jobs and logs; print the address, and statistics of the calls when standard input ends."""
     from support.cloudwatch_server import EVERY_FAULT, CloudWatch, summary
     from support.cloudwatch_server import serve as serving
 
@@ -55,7 +56,7 @@ def serve(script: dict[str, Any]) -> None:
         for host in range(script["hosts"]):
             per_second = script["per_second"] if host == 0 or script["all_print"] else 0.0
             count = script["lines"] // script["hosts"] if script["all_print"] else script["lines"] if host == 0 else 3
-            service.generate(f"{name}/algo-{host + 1}-1770000000", count, _made(began, per_second))
+            service.generate(f"{name}/algo-{host + 1}-1770000000", count, _numbered_line(began, per_second))
     with serving(service) as endpoint:
         print(endpoint, flush=True)
         for command in sys.stdin:
@@ -70,7 +71,7 @@ def serve(script: dict[str, Any]) -> None:
     print(json.dumps({**summary(service), "most": rates, "refused_late": late}))
 
 
-def _made(began: float, per_second: float) -> Callable[[int], tuple[int, str, int]]:
+def _numbered_line(began: float, per_second: float) -> Callable[[int], tuple[int, str, int]]:
     def event(index: int) -> tuple[int, str, int]:
         at = int((began + (index / per_second if per_second else -60)) * 1000)
         return at, f"{index} {_PADDING}", at
@@ -153,7 +154,7 @@ def measure_long_log(way: str, lines: int) -> list[str]:
     ):
         environ = {**os.environ, "AWS_ENDPOINT_URL": endpoint}
         if followed and process.stdin is not None:
-            threading.Timer(lines / _LINES_PER_SECOND, _say_end, (process,)).start()
+            threading.Timer(lines / _LINES_PER_SECOND, _send_end, (process,)).start()
         with tempfile.TemporaryFile("w+") as output:
             argv = [sys.executable, __file__, "--read", way]
             actions = [(os.POSIX_SPAWN_DUP2, output.fileno(), 1)]
@@ -169,7 +170,7 @@ def measure_long_log(way: str, lines: int) -> list[str]:
     return [*cells, f"{faults} and {injected.get('empty', 0)}", f"{lost}", f"{repeated}"]
 
 
-def _say_end(process: subprocess.Popen[str]) -> None:
+def _send_end(process: subprocess.Popen[str]) -> None:
     if process.stdin is not None:
         process.stdin.write("end\n")
         process.stdin.flush()
@@ -196,7 +197,7 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float, work: Path) 
             thread.start()
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        return _sum([_told(checker) for checker in checkers])
+        return _sum([_result(checker) for checker in checkers])
     folder = work / "results"
     folder.mkdir()
     children = [_fork(clients, number, until, folder) for number in range(runs)]
@@ -213,12 +214,12 @@ def _fork(clients: list[Any], number: int, until: float, folder: Path) -> int:
     thread = threading.Thread(target=_follow, args=(clients, number, until, checker), daemon=True)
     thread.start()
     thread.join(max(0.0, until - time.monotonic()))
-    (folder / str(number)).write_text(json.dumps(_told(checker)))
+    (folder / str(number)).write_text(json.dumps(_result(checker)))
     os._exit(0)
 
 
 def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> None:
-    """Follow one run as `cloudtrain follow` does, which also retries a run that does not answer at first."""
+    """Follow one run as `cloudtrain follow` does, with its retries of outages."""
     from cloudtrain.aws.errors import aws_errors
     from cloudtrain.aws.retry import OutageTolerance
     from cloudtrain.backends.sagemaker.log_tail import JobSnapshot
@@ -243,7 +244,7 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
             time.sleep(outages.failed(error))
 
 
-def _told(checker: Checker) -> dict[str, Any]:
+def _result(checker: Checker) -> dict[str, Any]:
     counts = {"lines": checker.lines, "lost": checker.lost, "repeated": checker.repeated}
     return {**counts, "latencies": checker.latencies[:]}
 
@@ -256,7 +257,7 @@ def _sum(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure_many(way: str, runs: int, seconds: float) -> list[list[str]]:
-    """Return the rows of one way: a row for each operation."""
+    """Return the rows of one variant: a row for each operation."""
     script = {"faults": False, "limits": LIMITS, "runs": runs, "hosts": 2, "lines": 3600, "all_print": False}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -291,7 +292,7 @@ _RUN_HEADS = [
     "limit/s",
     "calls/s",
     "most in a second",
-    "refused (of all, of the second half)",
+    "throttled (of all, of the second half)",
     "line shown after (median, 95 %)",
     "lost, repeated",
 ]
