@@ -51,7 +51,7 @@ data "aws_iam_policy_document" "alerts" {
 
 resource "aws_cloudwatch_event_rule" "ended_badly" {
   name        = "${var.name}-ended-badly"
-  description = "A training job has failed, was stopped, or has reached its limit of time"
+  description = "A training job has failed, was stopped, or has reached its time limit"
   event_pattern = jsonencode({
     source      = ["aws.sagemaker"]
     detail-type = ["SageMaker Training Job State Change"]

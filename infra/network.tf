@@ -123,7 +123,7 @@ resource "aws_vpc_security_group_egress_rule" "https" {
   count = local.makes_group && !local.makes_vpc ? 1 : 0
 
   security_group_id = aws_security_group.jobs[0].id
-  description       = "HTTPS to AWS, by whatever way the network has"
+  description       = "HTTPS to AWS through the routes of the network"
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443

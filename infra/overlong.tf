@@ -8,7 +8,7 @@ resource "aws_cloudwatch_event_rule" "began" {
   count = local.watches_long_jobs ? 1 : 0
 
   name        = "${var.name}-began"
-  description = "A training job has its instances and has begun to train"
+  description = "A training job has started to train on its instances"
   event_pattern = jsonencode({
     source      = ["aws.sagemaker"]
     detail-type = ["SageMaker Training Job State Change"]
@@ -38,27 +38,27 @@ resource "aws_sfn_state_machine" "overlong" {
   role_arn = aws_iam_role.watch[0].arn
   tags     = local.tags
   definition = jsonencode({
-    Comment = "Tell when a training job goes on for longer than ${var.overlong_hours} hours."
+    Comment = "Send an alert if a training job runs for longer than ${var.overlong_hours} hours."
     StartAt = "Wait"
     States = {
       Wait = {
         Type    = "Wait"
         Seconds = var.overlong_hours * 3600
-        Next    = "Look"
+        Next    = "Describe"
       }
-      Look = {
+      Describe = {
         Type       = "Task"
         Resource   = "arn:${local.partition}:states:::aws-sdk:sagemaker:describeTrainingJob"
         Parameters = { "TrainingJobName.$" = "$.TrainingJobName" }
         Retry      = [{ ErrorEquals = ["States.ALL"], IntervalSeconds = 60, MaxAttempts = 5, BackoffRate = 2 }]
-        Next       = "GoesOn"
+        Next       = "IsRunning"
       }
-      GoesOn = {
+      IsRunning = {
         Type    = "Choice"
-        Choices = [{ Variable = "$.TrainingJobStatus", StringEquals = "InProgress", Next = "Tell" }]
+        Choices = [{ Variable = "$.TrainingJobStatus", StringEquals = "InProgress", Next = "Notify" }]
         Default = "Ended"
       }
-      Tell = {
+      Notify = {
         Type     = "Task"
         Resource = "arn:${local.partition}:states:::sns:publish"
         Parameters = {
@@ -76,7 +76,7 @@ resource "aws_iam_role" "watch" {
   count = local.watches_long_jobs ? 1 : 0
 
   name                 = "${var.name}-overlong"
-  description          = "Looks whether a training job goes on, and tells"
+  description          = "Checks whether a training job is running, and sends alerts"
   assume_role_policy   = data.aws_iam_policy_document.assume["states"].json
   permissions_boundary = var.permissions_boundary
   tags                 = local.tags
@@ -85,26 +85,26 @@ resource "aws_iam_role" "watch" {
 resource "aws_iam_role_policy" "watch" {
   count = local.watches_long_jobs ? 1 : 0
 
-  name   = "look-and-tell"
+  name   = "describe-and-notify"
   role   = aws_iam_role.watch[0].id
   policy = data.aws_iam_policy_document.watch.json
 }
 
 data "aws_iam_policy_document" "watch" {
   statement {
-    sid       = "Look"
+    sid       = "DescribeJobs"
     actions   = ["sagemaker:DescribeTrainingJob"]
     resources = ["${local.training_jobs}/*"]
   }
 
   statement {
-    sid       = "Tell"
+    sid       = "SendAlerts"
     actions   = ["sns:Publish"]
     resources = [aws_sns_topic.alerts.arn]
   }
 
   statement {
-    sid       = "EncryptWhatIsTold"
+    sid       = "EncryptAlerts"
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
     resources = [aws_kms_key.this.arn]
     condition {
@@ -119,7 +119,7 @@ resource "aws_iam_role" "starts_watch" {
   count = local.watches_long_jobs ? 1 : 0
 
   name                 = "${var.name}-starts-overlong"
-  description          = "Starts the state machine that waits beside a training job"
+  description          = "Starts the state machine that waits while a training job runs"
   assume_role_policy   = data.aws_iam_policy_document.assume["events"].json
   permissions_boundary = var.permissions_boundary
   tags                 = local.tags

@@ -70,8 +70,6 @@ data "aws_iam_policy_document" "execution" {
     resources = ["${local.objects}/*/checkpoints/*"]
   }
 
-  # ---------------------------------------------------------------- keys
-
   statement {
     sid       = "EncryptObjects"
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
@@ -108,8 +106,6 @@ data "aws_iam_policy_document" "execution" {
     }
   }
 
-  # ---------------------------------------------------------------- logs and metrics
-
   statement {
     sid       = "MakeTheLogGroup"
     actions   = ["logs:CreateLogGroup", "logs:DescribeLogStreams"]
@@ -134,8 +130,6 @@ data "aws_iam_policy_document" "execution" {
     }
   }
 
-  # ---------------------------------------------------------------- the image
-
   # The token belongs to the account, so this action has no resource ARN.
   statement {
     sid       = "LogInToRegistry"
@@ -148,8 +142,6 @@ data "aws_iam_policy_document" "execution" {
     actions   = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
     resources = local.image_repositories
   }
-
-  # ---------------------------------------------------------------- network interfaces
 
   # These EC2 actions have no resource ARNs.
   statement {

@@ -32,7 +32,7 @@ locals {
   ]
   with_volumes = setsubtract(var.instance_types, local.with_local_disks)
 
-  # A job names types of one of these groups. Both must hold in full: what a condition does not mention is not checked.
+  # A job uses types of one of these groups. Each statement needs all conditions: a key without a condition is not checked.
   groups_of_types = { for key, types in { LocalDisks = local.with_local_disks, Volumes = local.with_volumes } : key => types if length(types) > 0 }
 
   submitter_role_arns = [for name in var.submitter_roles : "arn:${local.partition}:iam::${local.account}:role/${name}"]
@@ -139,7 +139,7 @@ data "aws_iam_policy_document" "submit" {
     resources = ["${local.objects}/*"]
   }
 
-  # For the volumes of a job SageMaker makes its grant with the execution role, so no submitter needs kms:CreateGrant.
+  # For the volumes of a job, SageMaker creates the grant with the execution role, so submitters need no kms:CreateGrant.
   statement {
     sid       = "EncryptUploads"
     actions   = ["kms:Decrypt", "kms:GenerateDataKey"] # completing a multipart upload decrypts its parts

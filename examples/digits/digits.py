@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real 8 x 8 images that scikit-learn brings along, and a small ConvNet."""
+"""Classification of handwritten digits: 1,797 real images of 8 x 8 pixels from scikit-learn, and a small ConvNet."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,11 +53,11 @@ class Digits(Task):
         return F.cross_entropy(model(images), labels)
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:
-        """Return 1 for each image that is classified right, else 0."""
+        """Return 1 for each image that is classified correctly, else 0."""
         images, labels = batch
         return {"accuracy": (model(images).argmax(dim=1) == labels).float()}
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the predicted and the true digit of each image: the run ends with an analysis of the test split."""
+        """Return the predicted and the true digit of each image, for the analysis of the test split after training."""
         images, labels = batch
         return model(images).argmax(dim=1), labels

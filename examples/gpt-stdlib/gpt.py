@@ -1,4 +1,4 @@
-"""A small byte-level GPT that learns the source text of the Python that runs it.
+"""A small byte-level GPT that learns the source text of Python's standard library.
 
 Shapes: B samples, T bytes of context, D model width, H heads of K values each, V = 256 byte values.
 """
@@ -50,13 +50,13 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward layer, each behind a norm and beside a residual."""
+    """Causal self-attention and a feed-forward layer, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.head_width = width // heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        # Three layers, so that tensor parallelism can give each rank whole heads of all three.
+        # Separate layers, so that tensor parallelism can assign complete heads to each rank.
         self.to_q, self.to_k, self.to_v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.to_out = nn.Linear(width, width, bias=False)
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -96,7 +96,7 @@ class GPT(Task):
         width: Model width D.
         heads: Attention heads; they divide the width.
         context_bytes: Context length T.
-        files: How many of the library's modules to read, in alphabetical order.
+        files: Number of the library's modules to read, in alphabetical order.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GPT(Task):
     ) -> None:
         self.layers, self.width, self.heads, self.length = layers, width, heads, context_bytes
         self.files = files
-        self.tokens_per_sample = context_bytes  # so that throughput is told in tokens, too
+        self.tokens_per_sample = context_bytes  # to report the throughput in tokens, too
 
     def model(self) -> nn.Module:
         """Return the model: bytes [B, T] to scores [B, T, 256]."""
@@ -128,7 +128,7 @@ class GPT(Task):
         return F.cross_entropy(scores_BTV.flatten(0, 1), batch[:, 1:].flatten())
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> Iterable[nn.Module]:
-        """Give each rank of a tensor group some heads and some of the feed-forward layer; return the blocks."""
+        """Split heads and feed-forward layers over the ranks of a tensor group; return the blocks as FSDP units."""
         blocks: Any = model.blocks
         first, last = ColwiseParallel(), RowwiseParallel()
         plan = {"to_q": first, "to_k": first, "to_v": first, "to_out": last, "feed_forward.0": first}
@@ -138,12 +138,12 @@ class GPT(Task):
         return list(blocks)
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
-        """Return what computes the scores, one after the other."""
+        """Return the modules that compute the scores, in the order of the forward pass."""
         parts: Any = model
         return [parts.embedding, *parts.blocks, parts.head]
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:
-        """Return each window's share of bytes that are predicted right."""
+        """Return the share of correctly predicted bytes for each window."""
         return {"accuracy": (model(batch[:, :-1]).argmax(-1) == batch[:, 1:]).float().mean(dim=1)}
 
 
@@ -155,6 +155,6 @@ def read_library(files: int) -> torch.Tensor:
 
 
 def unigram_entropy(text_N: torch.Tensor) -> float:
-    """Return the entropy of single bytes in nats: the loss of a model that knows frequencies only."""
+    """Return the entropy of single bytes in nats: the loss of a model that predicts only their frequencies."""
     shares = torch.bincount(text_N.long(), minlength=VOCABULARY).double() / len(text_N)
     return float(-(shares * torch.where(shares > 0, shares, 1).log()).sum())

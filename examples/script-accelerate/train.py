@@ -1,4 +1,4 @@
-"""A loop with Accelerate. checkpoint.load, save and should_stop take the place of its save_state and load_state."""
+"""A training loop with Accelerate. checkpoint.load, save and should_stop replace its load_state and save_state."""
 
 import argparse
 import contextlib
@@ -23,18 +23,18 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     options = parser.parse_args()
 
-    # Joins the ranks. Without GPUs it has to be told so, or each rank trains alone.
+    # Accelerator creates the process group. Without cpu=True, it trains each rank separately if there are no GPUs.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     torch.manual_seed(0)  # all ranks build the same model
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9))
-    torch.manual_seed(1 + accelerator.process_index)  # each rank drops other units
+    torch.manual_seed(1 + accelerator.process_index)  # dropout differs between ranks
 
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
     sampler = GlobalOrderSampler(len(data), batch_size=options.batch_size)
-    # Not for accelerator.prepare: it would share out the batches over the ranks again, and repeat samples to make them
-    # even. A generator of its own, because a loader without one draws from the global one whenever it is started.
+    # Do not pass the loader to accelerator.prepare, which would distribute the batches over the ranks again.
+    # Without its own generator, each start of a loader would change the global random state, and so the dropout.
     loader = DataLoader(data, batch_sampler=sampler, generator=torch.Generator())
 
     run = {"model": model, "optimizer": optimizer, "sampler": sampler, "scaler": accelerator.scaler}
@@ -42,13 +42,13 @@ def main() -> None:
     is_stopping = False
     while sampler.epoch < options.epochs and not is_stopping:
         batches = iter(loader)
-        for step in sampler.schedule():  # what is left of the epoch
+        for step in sampler.schedule():  # the remaining steps of the epoch
             for micro in step.micro_batches:
                 inputs, labels = (part.to(accelerator.device) for part in next(batches))
                 is_last = micro is step.micro_batches[-1]
                 with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
                     loss = F.cross_entropy(model(inputs), labels)
-                    # Each sample of the step weighs the same, also where ranks have a different number of them.
+                    # All samples of the step have the same weight, also if ranks have different numbers of samples.
                     accelerator.backward(loss * micro.count * sampler.world_size / step.samples)
             optimizer.step()
             optimizer.zero_grad()

@@ -1,6 +1,6 @@
-"""A plain DDP loop. Three calls keep it from losing work: checkpoint.load, save and should_stop.
+"""A plain DDP loop with three calls that save and resume the training: checkpoint.load, save and should_stop.
 
-It runs as `torchrun --nproc-per-node 2 train.py --epochs 3` too.
+It also runs without cloudtrain's launcher: `torchrun --nproc-per-node 2 train.py --epochs 3`.
 """
 
 import argparse
@@ -35,8 +35,8 @@ def main() -> None:
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
     sampler = GlobalOrderSampler(len(data), batch_size=options.batch_size)
-    # Without a generator of its own a loader draws from the global one whenever it is started, so that the dropout
-    # after a resume would not be that of a run that was not interrupted.
+    # Without its own generator, each start of a loader would change the global random state. The dropout after a
+    # resume would then differ from that of an uninterrupted run.
     loader = DataLoader(data, batch_sampler=sampler, generator=torch.Generator())
 
     torch.manual_seed(0)  # all ranks build the same model
@@ -44,19 +44,19 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs * sampler.steps_per_epoch)
-    torch.manual_seed(1 + dist.get_rank())  # each rank drops other units
+    torch.manual_seed(1 + dist.get_rank())  # dropout differs between ranks
 
     run = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
     checkpoint.load(**run)
     is_stopping = False
     while sampler.epoch < options.epochs and not is_stopping:
         batches = iter(loader)
-        for step in sampler.schedule():  # what is left of the epoch
+        for step in sampler.schedule():  # the remaining steps of the epoch
             optimizer.zero_grad()
             for micro in step.micro_batches:
                 inputs, labels = next(batches)
                 loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
-                # Each sample of the step weighs the same, also where ranks have a different number of them.
+                # All samples of the step have the same weight, also if ranks have different numbers of samples.
                 (loss * micro.count * sampler.world_size / step.samples).backward()
             optimizer.step()
             scheduler.step()

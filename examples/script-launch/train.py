@@ -1,6 +1,6 @@
-"""DDP as it was written for `python -m torch.distributed.launch`, which passed each process its --local_rank.
+"""DDP with `python -m torch.distributed.launch`, which passes --local_rank to each process.
 
-Nothing in here knows of cloudtrain.
+The script does not import cloudtrain.
 """
 
 import argparse

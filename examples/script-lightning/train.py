@@ -19,17 +19,17 @@ from cloudtrain_runtime import GlobalOrderSampler, checkpoint
 
 
 class Checkpoints(lightning.Callback):
-    """Goes on from the newest checkpoint, saves, and stops when the run is told to.
+    """Resumes from the newest checkpoint, saves checkpoints, and stops the training when the run is stopped.
 
     Args:
-        sampler: Knows how far the run has come: Lightning counts the batches of this process alone.
+        sampler: Sampler with the position of the run. Lightning counts only the batches of the current process.
     """
 
     def __init__(self, sampler: GlobalOrderSampler) -> None:
         self.sampler = sampler
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Load, as soon as the ranks are joined, the model is wrapped and the optimizer is there."""
+        """Load the checkpoint, after Lightning has wrapped the model and created the optimizer."""
         checkpoint.load(**self.saved(trainer, pl_module))
         loop = trainer.fit_loop
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = self.sampler.epoch
@@ -37,11 +37,11 @@ class Checkpoints(lightning.Callback):
         self.on_signal = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, *_: Any) -> None:
-        """Take SIGTERM back: in its own handler Lightning talks to the other ranks, which are elsewhere, and hangs."""
+        """Restore the handler of SIGTERM: Lightning's handler waits for the other ranks and can hang."""
         signal.signal(signal.SIGTERM, self.on_signal)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
-        """Let Lightning take as many micro-steps as the sampler: more on fewer ranks than the run has begun with."""
+        """Use the sampler's number of micro-steps. It grows if a run resumes with fewer ranks."""
         trainer.accumulate_grad_batches = len(next(self.sampler.schedule()).micro_batches)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
@@ -54,10 +54,10 @@ class Checkpoints(lightning.Callback):
         trainer.should_stop = checkpoint.should_stop()
 
     def saved(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
-        """Return what a checkpoint holds. The precision plugin has the state of the scaler, where there is one."""
+        """Return the objects to save. The precision plugin contains the state of the scaler, if there is one."""
         schedulers = {f"scheduler_{n}": each.scheduler for n, each in enumerate(trainer.lr_scheduler_configs)}
         return {
-            "model": trainer.model or module,  # as Lightning has wrapped it
+            "model": trainer.model or module,  # the model that Lightning has wrapped
             "optimizer": trainer.optimizers,
             "sampler": self.sampler,
             "precision": trainer.precision_plugin,
@@ -80,19 +80,19 @@ class Classifier(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of what is left of the epoch."""
+        """Return a loader of the remaining samples of the epoch."""
         digits = load_digits()
         data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
-        # Without a generator of its own a loader draws from the global one whenever it is started, so that the dropout
-        # after a resume would not be that of a run that was not interrupted.
+        # Without its own generator, each start of a loader would change the global random state. The dropout after a
+        # resume would then differ from that of an uninterrupted run.
         return DataLoader(data, batch_sampler=self.sampler, generator=torch.Generator())
 
     def on_train_epoch_start(self) -> None:
-        """Look up what each batch of the epoch counts."""
+        """Prepare the loss weights of the epoch's batches."""
         self.weights = self.weights_of_batches()
 
     def weights_of_batches(self) -> Iterator[float]:
-        """Yield factors with which each sample of a step weighs the same, wherever ranks have a different number."""
+        """Yield loss weights that give all samples of a step the same weight, with any number of samples per rank."""
         for step in self.sampler.schedule():
             for micro in step.micro_batches:
                 # Lightning divides by the first factor, DDP by the second.
@@ -115,7 +115,7 @@ def main() -> None:
     torch.manual_seed(0)  # all ranks build the same model
     sampler = GlobalOrderSampler(len(load_digits().target), batch_size=options.batch_size)
     model = Classifier(sampler, options.lr, options.epochs)
-    torch.manual_seed(1 + sampler.rank)  # each rank drops other units
+    torch.manual_seed(1 + sampler.rank)  # dropout differs between ranks
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     trainer = lightning.Trainer(
         max_epochs=options.epochs,
@@ -123,12 +123,12 @@ def main() -> None:
         devices=local_ranks,
         num_nodes=sampler.world_size // local_ranks,
         strategy="ddp",
-        # Named, so that Lightning does not find a Slurm around it and answer its signals.
+        # Explicit, so that Lightning does not detect Slurm and install its signal handlers.
         plugins=[TorchElasticEnvironment()],
         callbacks=[Checkpoints(sampler)],
         enable_checkpointing=False,
-        use_distributed_sampler=False,  # the sampler has shared out the samples already
-        reload_dataloaders_every_n_epochs=1,  # else an epoch after a resume would be as short as what was left then
+        use_distributed_sampler=False,  # GlobalOrderSampler already distributes the samples
+        reload_dataloaders_every_n_epochs=1,  # the first epoch after a resume is shorter than the next ones
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

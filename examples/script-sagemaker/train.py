@@ -1,6 +1,6 @@
-"""DDP as it was written for SageMaker's PyTorch estimator: every place comes from an SM_* variable.
+"""DDP for SageMaker's PyTorch estimator: folders, hosts and GPUs come from SM_* variables.
 
-Nothing in here knows of cloudtrain.
+The script does not import cloudtrain.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def read(folder: str) -> TensorDataset:
-    """Return points and whether they lie inside of a circle."""
+    """Return points with their label: 1 inside of a circle, else 0."""
     with open(os.path.join(folder, "points.csv"), newline="") as file:
         rows = [[float(value) for value in row] for row in csv.reader(file)]
     table = torch.tensor(rows)

@@ -1,6 +1,6 @@
-"""DDP as it was written before torchrun: started once per host, it starts that host's ranks and numbers them itself.
+"""DDP without torchrun: the script runs once per host, and starts the ranks of this host itself.
 
-Its numbers come from SM_HOSTS and SM_CURRENT_HOST. Nothing in here knows of cloudtrain.
+It computes ranks from SM_HOSTS and SM_CURRENT_HOST. It does not import cloudtrain.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def train(local_rank: int, args: argparse.Namespace) -> None:
-    """Train a classifier of points, inside of a circle or not, and save it."""
+    """Train a classifier of points inside and outside of a circle, and save it."""
     world_size = len(args.hosts) * args.processes
     rank = sorted(args.hosts).index(args.current_host) * args.processes + local_rank
     use_gpu = torch.cuda.device_count() > local_rank
     device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
-    # Given by whoever started this script; without it the first host's name, which only SageMaker's network knows.
+    # cloudtrain sets the address. The default, the name of the first host, resolves in SageMaker's network only.
     os.environ.setdefault("MASTER_ADDR", min(args.hosts))
     os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group("nccl" if use_gpu else "gloo", rank=rank, world_size=world_size)

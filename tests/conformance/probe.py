@@ -1,4 +1,4 @@
-"""Record what a script sees in its container: argv, environment, working directory and the files below /opt/ml."""
+"""Record the container of a script: argv, environment, working directory and the files below /opt/ml."""
 
 import hashlib
 import json
@@ -17,16 +17,17 @@ def files_below(folder: Path) -> dict[str, str]:
         paths = [Path(parent, name) for name in files if not name.startswith("probe-")]
         for path in paths:
             name = str(path.relative_to(folder))
-            is_same = not name.startswith(("watch/", "cloudtrain/"))  # pulses, and run.json, which is compared itself
+            # Heartbeats differ. run.json is recorded separately.
+            is_same = not name.startswith(("watch/", "cloudtrain/"))
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if is_same else "file"
         if not folders and not paths:
             found[str(Path(parent).relative_to(folder))] = "folder"
     return found
 
 
-def meet(name: str) -> None:
-    """Wait for every rank of the run, in a folder that the hosts share in this test."""
-    folder = Path(os.environ["PROBE_MEETING"], name)
+def wait_for_all_ranks(name: str) -> None:
+    """Wait until every rank of the run has called this function. The hosts share a folder in this test."""
+    folder = Path(os.environ["PROBE_BARRIERS"], name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / os.environ["RANK"]).touch()
     while len(list(folder.iterdir())) < int(os.environ["WORLD_SIZE"]):
@@ -36,7 +37,7 @@ def meet(name: str) -> None:
 ml = Path(__file__).resolve().parent.parent
 if os.environ["LOCAL_RANK"] == "0":
     Path(os.environ["SM_MODEL_DIR"], "model.txt").write_text("a model")
-meet("started")
+wait_for_all_ranks("started")
 seen = {
     "argv": sys.argv,
     "environment": dict(os.environ),
@@ -49,8 +50,8 @@ seen = {
     "executable code": sorted(path.name for path in (ml / "code").iterdir() if os.access(path, os.X_OK)),
 }
 Path(os.environ["SM_OUTPUT_DATA_DIR"], f"probe-{os.environ['RANK']}.json").write_text(json.dumps(seen))
-meet("recorded")
+wait_for_all_ranks("recorded")
 if code := int(os.environ["PROBE_EXIT"]):
     if os.environ["RANK"] == "0":
         sys.exit(code)
-    signal.pause()  # until the launcher ends the other ranks
+    signal.pause()  # the launcher kills the other ranks

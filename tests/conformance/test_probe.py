@@ -1,4 +1,4 @@
-"""One script run locally, in the sandbox and by the container's entry command sees the same."""
+"""A script gets the same argv, environment and files in local runs, in the sandbox and by the entry command."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _OF_IMAGE = (
     *("http_proxy", "https_proxy", "no_proxy", "PWD", "OLDPWD", "SHLVL", "_"),
 )
 DIFFERENT = {
-    **dict.fromkeys(_OF_IMAGE, "the container's image sets them, this machine in a local run, or bash"),
+    **dict.fromkeys(_OF_IMAGE, "set by the container's image or by bash; in a local run by this machine"),
     **dict.fromkeys((ADDRESSES_VARIABLE, PORT_VARIABLE, "MASTER_ADDR", "MASTER_PORT"), "addresses and ports"),
     "TORCHELASTIC_ERROR_FILE": "torchrun creates a temporary folder",
-    "TORCHINDUCTOR_CACHE_DIR": "set where a test of the same session has imported torch's compiler",
+    "TORCHINDUCTOR_CACHE_DIR": "set if a test of the same session has imported torch's compiler",
     "TRAINING_JOB_ARN": "names an account and a region, which a local run does not have",
     ML_ROOT_VARIABLE: "not set in SageMaker, where the tree is /opt/ml itself",
     GPUS_VARIABLE: "a local run shares the GPUs of one machine among the hosts",
@@ -70,9 +70,9 @@ DIFFERENT = {
 }
 """Variables that may differ, with the reason.
 
-AWS_* (credentials, region, endpoint) may differ as well. So may the places of the bundle and the checkpoints, which
-are folders in a local run and S3 elsewhere. In local and sandbox runs a channel is a link to its folder, which saves a
-copy; the probe follows links.
+AWS_* (credentials, region, endpoint) and the URIs of the bundle and the checkpoints may differ, too: these are folders
+in a local run, and S3 objects elsewhere. In local and sandbox runs a channel is a link to its folder, which saves a
+copy. The probe follows links.
 """
 
 DIFFERENT_IN_RUN_JSON = {
@@ -84,13 +84,13 @@ DIFFERENT_IN_RUN_JSON = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What the ranks recorded, by rank, and how the hosts ended.
+    """The records of the ranks, and the results of the hosts.
 
     Attributes:
-        ranks: What the probe wrote.
-        failed: The events of failed ranks, as (host, exit code).
-        failures: The hosts' failure files.
-        models: The files below the hosts' model folders afterwards.
+        ranks: Record of the probe by rank.
+        failed: Events of failed ranks, as (host, exit code).
+        failures: Content of the failure file by host.
+        models: Files in the model folder by host, after the run.
     """
 
     ranks: dict[int, dict[str, Any]]
@@ -101,20 +101,20 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve the sandbox that `submit --sandbox` finds below its CLOUDTRAIN_HOME."""
+    """Serve a sandbox that `submit --sandbox` finds by CLOUDTRAIN_HOME."""
     with serve(tmp_path_factory.mktemp("home") / "sandbox") as served:
         yield served
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_gpus() -> Iterator[None]:
-    """Hide this machine's GPUs from all three: the job's instance type has none."""
+    """Hide this machine's GPUs, because the job's instance type has none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield
 
 
-def write_job(folder: Path, meeting: Path, code: int) -> Path:
+def write_job(folder: Path, barriers: Path, code: int) -> Path:
     """Write a job whose probe ends with an exit code."""
     for name, text in DATA.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,14 +124,14 @@ def write_job(folder: Path, meeting: Path, code: int) -> Path:
     (folder / "tool.sh").chmod(0o755)
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").touch()
-    env = {**CODE["env"], "PROBE_MEETING": str(meeting), "PROBE_EXIT": str(code)}
+    env = {**CODE["env"], "PROBE_BARRIERS": str(barriers), "PROBE_EXIT": str(code)}
     path = folder / "job.yaml"
     path.write_text(json.dumps({**JOB, "code": {**CODE, "env": env}}))
     return path
 
 
 def read_seen(trees: Mapping[str, MlTree], root: Mapping[str, str], run: str, lines: list[str]) -> Seen:
-    """Return what the ranks of a run recorded, with its name and its hosts' folders replaced by fixed words."""
+    """Return the records of a run, with fixed words in place of the run id and the folders of the hosts."""
 
     def normal(value: Any, host: str) -> Any:
         if isinstance(value, str):
@@ -177,8 +177,8 @@ def run_in_sandbox(cli: Cli, job: Path, sandbox: Served) -> tuple[int, str, Seen
     return done.code, run, read_seen(trees, roots, run, lines)
 
 
-def lay_out(tree: MlTree, description: Mapping[str, Any], host: str, s3: Any) -> None:
-    """Lay out /opt/ml as SageMaker's documentation describes it: real files, downloaded from S3."""
+def create_ml_tree(tree: MlTree, description: Mapping[str, Any], host: str, s3: Any) -> None:
+    """Create /opt/ml as SageMaker's documentation describes it, with channels downloaded from S3."""
     for folder in (tree.config, tree.model, tree.output_data, tree.checkpoints):
         folder.mkdir(parents=True)
     kind = description["ResourceConfig"]["InstanceType"]
@@ -189,7 +189,7 @@ def lay_out(tree: MlTree, description: Mapping[str, Any], host: str, s3: Any) ->
         "current_group_name": "homogeneousCluster",
         "hosts": list(HOSTS),
         "instance_groups": [group],
-        "network_interface_name": loopback_interface(),  # eth0 in SageMaker: an address
+        "network_interface_name": loopback_interface(),  # eth0 in SageMaker
     }
     channels = {}
     for channel in description["InputDataConfig"]:
@@ -217,7 +217,7 @@ def lay_out(tree: MlTree, description: Mapping[str, Any], host: str, s3: Any) ->
 
 
 def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> tuple[dict[str, int], Seen]:
-    """Run the request's entry command on each host's tree, below /opt/ml itself where this machine allows it."""
+    """Run the request's entry command for each host. If this machine allows it, the tree is mounted at /opt/ml."""
     tools = folder / "bin"
     tools.mkdir(parents=True)
     (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -231,14 +231,14 @@ def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> 
     trees = {host: MlTree(folder / host / "ml") for host in HOSTS}
     started = {}
     for host, tree in trees.items():
-        lay_out(tree, description, host, s3)
+        create_ml_tree(tree, description, host, s3)
         environ = {
             **image,
             "PATH": f"{tools}:{os.environ['PATH']}",
             "HOME": str(folder),
             "TRAINING_JOB_NAME": description["TrainingJobName"],
             "TRAINING_JOB_ARN": description["TrainingJobArn"],
-            # The names of hosts do not resolve here.
+            # The names of the hosts do not resolve on this machine.
             ADDRESSES_VARIABLE: json.dumps(host_addresses(HOSTS)),
             PORT_VARIABLE: port,
             **({} if is_mounted else {ML_ROOT_VARIABLE: str(tree.root)}),
@@ -259,7 +259,7 @@ def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> 
 
 
 def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
-    """Return what each rank recorded without what may differ."""
+    """Return the records of the ranks without the values that may differ."""
     found = copy.deepcopy(seen.ranks)
     for record in found.values():
         for name in [name for name in record["environment"] if name in DIFFERENT or name.startswith("AWS_")]:
@@ -273,12 +273,12 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_script_sees_the_same_everywhere(cli: Cli, sandbox: Served, tmp_path: Path, code: int) -> None:
-    meeting = tmp_path / "meeting"
-    job = write_job(tmp_path / "job", meeting, code)
+    barriers = tmp_path / "barriers"
+    job = write_job(tmp_path / "job", barriers, code)
     local_code, local = run_locally(cli, job)
-    shutil.rmtree(meeting)
+    shutil.rmtree(barriers)
     sandbox_code, run, sent = run_in_sandbox(cli, job, sandbox)
-    shutil.rmtree(meeting)
+    shutil.rmtree(barriers)
     description = sandbox.describe(run)
     entry_codes, entered = run_entry_command(tmp_path / "entry", description, sandbox.client("s3"))
 

@@ -1,6 +1,6 @@
-"""The environment of a script compared with what AWS's training toolkit sets.
+"""The environment of a script has the variables that AWS's training toolkit sets.
 
-The names on file are those of `sagemaker_training.environment.Environment().to_env_vars()`, version 5.1.4, run with
+The stored names are those of `sagemaker_training.environment.Environment().to_env_vars()`, version 5.1.4, run with
 SAGEMAKER_BASE_DIR for the same configuration files.
 """
 

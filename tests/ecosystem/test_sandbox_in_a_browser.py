@@ -28,7 +28,7 @@ pytestmark = [
 PAGE = Path(__file__).with_name("attack.html")
 EVIL = "evil.example"
 REBOUND = "127.0.0.2"
-"""Loopback, too. The page's server takes the sandbox's port there, so that both have one origin."""
+"""Another loopback address. The page's server uses the sandbox's port there, so that both have the same origin."""
 KEPT = "content of the user"
 REFUSALS = ("the sandbox rejects requests from web pages", "the sandbox accepts only requests to")
 JSON = "application/x-amz-json-1.1"
@@ -36,7 +36,7 @@ WAIT_SECONDS = 120
 
 
 def attempts(bucket: str, job: Mapping[str, Any], key: str = "") -> list[dict[str, Any]]:
-    """Return requests that read or change a sandbox; each carries the access key, where one is given."""
+    """Return requests that read or change a sandbox. With `key`, each contains the access key."""
     query = (
         f"?X-Amz-Credential={quote(f'{key}/20261122/us-west-2/s3/aws4_request', safe='')}&X-Amz-Signature=none"
         if key
@@ -69,7 +69,7 @@ def attempts(bucket: str, job: Mapping[str, Any], key: str = "") -> list[dict[st
 
 
 def state(sandbox: Served) -> dict[str, Any]:
-    """Return what is in a sandbox, as the holder of its key sees it."""
+    """Return the buckets, objects, jobs and fault plan of a sandbox."""
     s3 = sandbox.client("s3")
     buckets = [each["Name"] for each in s3.list_buckets()["Buckets"]]
     return {
@@ -87,45 +87,42 @@ def state(sandbox: Served) -> dict[str, Any]:
 
 
 def ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, str]:
-    """Send a request as no browser does; return the answer's status and body."""
+    """Send a request without a browser; return the status and the body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, body=body, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode("utf-8", "replace")
+        response = connection.getresponse()
+        return response.status, response.read().decode("utf-8", "replace")
     finally:
         connection.close()
 
 
-# ---------------------------------------------------------------- the page and the browser
+def handler_of(page: str, rebound_to: int | None, responses: queue.Queue[Any]) -> type[BaseHTTPRequestHandler]:
+    """Return a handler that serves the page and receives its report.
 
-
-def handler_of(page: str, rebound_to: int | None, learned: queue.Queue[Any]) -> type[BaseHTTPRequestHandler]:
-    """Return a server of the page, and of what it has learned.
-
-    With `rebound_to` all other requests reach that port of 127.0.0.1 unchanged, as they do when the name's address
-    changes after the page has loaded.
+    With `rebound_to`, the handler forwards all other requests to that port of 127.0.0.1. This is the effect of DNS
+    rebinding, where the address of a name changes after the page has loaded.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
+        def serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if self.path == "/page":
                 self.write(200, {"Content-Type": "text/html"}, page.encode())
-            elif self.path == "/learned":
+            elif self.path == "/report":
                 self.write(204, {}, b"")
-                learned.put(json.loads(body))
+                responses.put(json.loads(body))
             elif rebound_to is None or "Upgrade" in self.headers:
                 self.write(404, {}, b"")
             else:
                 connection = http.client.HTTPConnection("127.0.0.1", rebound_to, timeout=60)
                 connection.request(self.command, self.path, body, dict(self.headers))
-                answer = connection.getresponse()
-                kept = {name: value for name, value in answer.getheaders() if name.lower() == "content-type"}
-                self.write(answer.status, kept, answer.read())
+                response = connection.getresponse()
+                kept = {name: value for name, value in response.getheaders() if name.lower() == "content-type"}
+                self.write(response.status, kept, response.read())
                 connection.close()
 
-        do_GET = do_POST = do_PUT = do_DELETE = do_OPTIONS = answer  # noqa: N815 (names of http.server)
+        do_GET = do_POST = do_PUT = do_DELETE = do_OPTIONS = serve  # noqa: N815 (names of http.server)
 
         def write(self, status: int, headers: dict[str, str], body: bytes) -> None:
             self.send_response(status)
@@ -135,7 +132,7 @@ def handler_of(page: str, rebound_to: int | None, learned: queue.Queue[Any]) -> 
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Write nothing."""
+            """Log nothing."""
 
     return Handler
 
@@ -154,8 +151,8 @@ def served_page(address: str, port: int, handler: type[BaseHTTPRequestHandler]) 
         server.server_close()
 
 
-def visit(folder: Path, url: str, address: str, learned: queue.Queue[Any]) -> dict[str, Any]:
-    """Open a page in Chromium; return what it has learned. Only EVIL resolves, so nothing leaves this machine."""
+def visit(folder: Path, url: str, address: str, responses: queue.Queue[Any]) -> dict[str, Any]:
+    """Open a page in Chromium; return its report. Only EVIL resolves, so no request leaves this machine."""
     rules = f"MAP {EVIL} {address}, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE {REBOUND}"
     options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
     quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
@@ -163,7 +160,7 @@ def visit(folder: Path, url: str, address: str, learned: queue.Queue[Any]) -> di
     with (folder / "chromium.log").open("w") as log:
         browser = subprocess.Popen(["chromium", *options, *quiet, *own, url], stdout=log, stderr=log)
     try:
-        found: dict[str, Any] = learned.get(timeout=WAIT_SECONDS)
+        found: dict[str, Any] = responses.get(timeout=WAIT_SECONDS)
     except queue.Empty:
         pytest.fail(f"the page reported nothing: {(folder / 'chromium.log').read_text()[-4000:]}")
     finally:
@@ -174,12 +171,12 @@ def visit(folder: Path, url: str, address: str, learned: queue.Queue[Any]) -> di
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the page comes from.
+    """The origin of the page.
 
     Attributes:
-        host: Name or address in the page's URL, and in that of its requests.
+        host: Name or address in the URLs of the page and of its requests.
         address: Address of the page's server.
-        is_rebound: Whether the page has the target's port, too, and so its origin.
+        is_rebound: Whether the page has the target's port, and so the same origin as the target.
     """
 
     host: str
@@ -195,17 +192,14 @@ ORIGINS = {
 
 
 def attack(folder: Path, target: int, sent: list[dict[str, Any]], origin: Origin) -> dict[str, Any]:
-    """Let a page of an origin send requests to a port of this machine; return what it has learned of the answers."""
-    learned: queue.Queue[Any] = queue.Queue()
+    """Open a page of an origin that sends requests to a port of this machine; return its report of the responses."""
+    responses: queue.Queue[Any] = queue.Queue()
     config = {"target": f"http://{origin.host}:{target}", "attempts": sent}
     page = PAGE.read_text().replace("CONFIG", json.dumps(config).replace("<", "\\u003c"), 1)
-    handler = handler_of(page, target if origin.is_rebound else None, learned)
+    handler = handler_of(page, target if origin.is_rebound else None, responses)
     folder.mkdir()
     with served_page(origin.address, target if origin.is_rebound else 0, handler) as port:
-        return visit(folder, f"http://{origin.host}:{port}/page", origin.address, learned)
-
-
-# ---------------------------------------------------------------- the tests
+        return visit(folder, f"http://{origin.host}:{port}/page", origin.address, responses)
 
 
 @pytest.fixture
@@ -223,21 +217,21 @@ def test_a_web_page_cannot_use_the_sandbox(sandbox: Served, tmp_path: Path, orig
     job = request(sandbox, "planted", "true")
     keys = ("", sandbox.environment["AWS_ACCESS_KEY_ID"])
     sent = [each for key in keys for each in attempts(sandbox.info["bucket"], job, key)]
-    learned = attack(tmp_path / "page", sandbox.port, sent, ORIGINS[origin])
+    responses = attack(tmp_path / "page", sandbox.port, sent, ORIGINS[origin])
     assert state(sandbox) == before
-    assert len(learned) > 2 * len(sent)
-    for name, answer in learned.items():
-        assert not answer.keys() & {"open", "loaded"}, (name, answer)
-        if ORIGINS[origin].is_rebound:  # a page may read the refusals of its own origin
-            assert answer.get("status", 403) in (0, 403), (name, answer)
-            assert any(refusal in (answer.get("text") or refusal) for refusal in REFUSALS), (name, answer)
+    assert len(responses) > 2 * len(sent)
+    for name, response in responses.items():
+        assert not response.keys() & {"open", "loaded"}, (name, response)
+        if ORIGINS[origin].is_rebound:  # a page can read the error responses of its own origin
+            assert response.get("status", 403) in (0, 403), (name, response)
+            assert any(refusal in (response.get("text") or refusal) for refusal in REFUSALS), (name, response)
         else:
-            assert not answer.get("status"), (name, answer)
-            assert not answer.get("text"), (name, answer)
+            assert not response.get("status"), (name, response)
+            assert not response.get("text"), (name, response)
 
 
 def test_a_client_with_the_key_sends_the_same_requests(sandbox: Served) -> None:
-    """What the page sends would do harm, so its refusal means something."""
+    """The page's requests have an effect if they contain the key, so rejecting them is necessary."""
     before = state(sandbox)
     key = sandbox.environment["AWS_ACCESS_KEY_ID"]
     for each in attempts(sandbox.info["bucket"], request(sandbox, "planted", "true"), key):
@@ -254,7 +248,7 @@ def test_a_client_with_the_key_sends_the_same_requests(sandbox: Served) -> None:
 
 
 def test_the_same_page_uses_a_server_without_a_check(tmp_path: Path) -> None:
-    """The browser sends what the page asks for, and the page can read and change what nothing guards."""
+    """The browser sends the page's requests. Without the sandbox's check, the page reads and changes objects."""
     import boto3
 
     with serve_moto(tmp_path / "moto.log") as endpoint:
@@ -264,9 +258,9 @@ def test_the_same_page_uses_a_server_without_a_check(tmp_path: Path) -> None:
         s3.create_bucket(Bucket="open")
         s3.put_object(Bucket="open", Key="kept", Body=KEPT.encode(), ACL="public-read-write")
         sent = [each for each in attempts("open", {}) if each["name"] != "reset"]
-        learned = attack(tmp_path / "page", int(endpoint.rpartition(":")[2]), sent, ORIGINS["another port"])
+        responses = attack(tmp_path / "page", int(endpoint.rpartition(":")[2]), sent, ORIGINS["another port"])
         keys = [each["Key"] for each in s3.list_objects_v2(Bucket="open")["Contents"]]
-    assert "open" in learned["list buckets (cors)"]["text"]
-    assert learned["read an object (cors)"]["text"] == KEPT
+    assert "open" in responses["list buckets (cors)"]["text"]
+    assert responses["read an object (cors)"]["text"] == KEPT
     assert {"planted", "uploaded"} <= set(keys)
     assert "kept" not in keys

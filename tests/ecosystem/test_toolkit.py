@@ -1,4 +1,4 @@
-"""The `SM_*` variables compared with those of AWS's real training toolkit: `make test-ecosystem`."""
+"""The `SM_*` variables equal those of AWS's training toolkit: `make test-ecosystem`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 
 TOOLKIT = os.environ.get("TOOLKIT_PYTHON", "")
-ASK = "import json; from sagemaker_training import environment as e; print(json.dumps(e.Environment().to_env_vars()))"
+PRINT_VARIABLES = (
+    "import json; from sagemaker_training import environment as e; print(json.dumps(e.Environment().to_env_vars()))"
+)
 GROUP = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.m5.xlarge", "hosts": ["algo-1", "algo-2"]}
 FILES: dict[str, dict[str, Any]] = {
     "resourceconfig": {
@@ -43,8 +45,8 @@ FILES: dict[str, dict[str, Any]] = {
 }
 ARGUMENTS = ["--flag", "True", "--lr", "0.1", "--name", "two words"]
 DIFFERENT = {
-    "SM_MODULE_DIR": "the toolkit names the archive, cloudtrain the folder with the code",
-    "SM_TRAINING_ENV": "the toolkit adds what it knows of its own launchers; the other entries are variables as well",
+    "SM_MODULE_DIR": "the archive in the toolkit, the folder with the code in cloudtrain",
+    "SM_TRAINING_ENV": "the toolkit adds details of its own launchers; its other entries are separate variables, too",
 }
 
 
@@ -56,8 +58,9 @@ def test_the_values_are_those_of_the_real_toolkit(tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tree.config / f"{name}.json").write_text(json.dumps(content))
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SAGEMAKER_BASE_DIR": str(tmp_path)}
-    asked = subprocess.run([TOOLKIT, "-c", ASK], env=environ, capture_output=True, text=True, check=True)
-    theirs = json.loads(asked.stdout.splitlines()[-1])
+    command = [TOOLKIT, "-c", PRINT_VARIABLES]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout.splitlines()[-1])
     ours = sagemaker_variables(tree, gpus=0, user_args=ARGUMENTS, entry_point="train.py")
     assert sorted(ours) == sorted(theirs)
     assert {name: _decoded(ours[name]) for name in ours if name not in DIFFERENT} == {

@@ -1,7 +1,6 @@
-"""Serve moto, and what Terraform's provider asks that moto lacks; the first line of standard output is its address.
+"""Program that serves moto with four more operations. The first line of its standard output is the address.
 
-Each of these is answered with status 500 by moto 5.2, which the provider takes for a fault that passes, and repeats for
-many minutes. It is the only fake of AWS here.
+Terraform's provider needs these operations. moto 5.2 responds with status 500, which the provider retries for minutes.
 """
 
 import json
@@ -13,7 +12,7 @@ from moto.stepfunctions.responses import StepFunctionResponse
 
 
 def list_tags_for_resource(_: BudgetsResponse) -> str:
-    """Answer that a budget has no tags; moto keeps none."""
+    """Return no tags of a budget, because moto stores none."""
     return json.dumps({"ResourceTags": []})
 
 
@@ -22,12 +21,12 @@ def describe_subscribers_for_notification(self: BudgetsResponse) -> str:
     account, name, wanted = (self._get_param(key) for key in ("AccountId", "BudgetName", "Notification"))
     budget = self.backend.budgets[account][name]
     return json.dumps(
-        {"Subscribers": [who for each in budget.notifications if each.details == wanted for who in each.subscribers]}
+        {"Subscribers": [one for each in budget.notifications if each.details == wanted for one in each.subscribers]}
     )
 
 
 def validate_state_machine_definition(_: StepFunctionResponse) -> str:
-    """Answer that a state machine is sound; a test of its own looks at it."""
+    """Return that a state machine is valid. test_apply.py checks its definition."""
     return json.dumps({"result": "OK", "diagnostics": []})
 
 

@@ -1,4 +1,4 @@
-"""Terraform, run for real: the module and its examples are applied to a moto server over HTTP, and destroyed again."""
+"""Fixtures with Terraform: the module and its examples are applied to a moto server over HTTP, and destroyed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
 
 @pytest.fixture(scope="session")
 def applied(terraform: Terraform, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Apply and destroy the module and each example, once for all processes of the tests; return what was seen."""
+    """Apply and destroy the module and each example, once for all workers of pytest-xdist; return the results."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    seen = shared / "applied.json"
-    with Path(f"{seen}.lock").open("w") as lock:
+    path = shared / "applied.json"
+    with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not seen.exists():
-            seen.write_text(json.dumps(apply_all(terraform, tmp_path_factory.mktemp("roots"))))
-    found: dict[str, Any] = json.loads(seen.read_text())
-    return found
+        if not path.exists():
+            path.write_text(json.dumps(apply_all(terraform, tmp_path_factory.mktemp("roots"))))
+    results: dict[str, Any] = json.loads(path.read_text())
+    return results

@@ -1,9 +1,9 @@
-// Asks @cloud-copilot/iam-simulate, which knows AWS's Service Authorization Reference, what policies allow.
+// Evaluates policies with @cloud-copilot/iam-simulate, which contains AWS's Service Authorization Reference.
 //
-//   node simulate.mjs FOLDER < cases.json     FOLDER has its node_modules
+//   node simulate.mjs FOLDER < cases.json     FOLDER contains node_modules
 //
-// Each case: {policies: [document], own: the resource's policy or null, action, resource, context}. Each answer: `allowed`, `implicitDeny`, `explicitDeny`,
-// or what is wrong with the case: an action, a resource or a condition key that AWS does not have.
+// Each case is {policies: [document], own: the resource's policy or null, action, resource, context}. The result of each
+// case is `allowed`, `implicitDeny`, `explicitDeny`, or an error: AWS has no such action, resource or condition key.
 
 import { createRequire } from 'node:module'
 import { readFileSync } from 'node:fs'
@@ -13,7 +13,7 @@ const find = createRequire(`${process.argv[2]}/package.json`)
 const { runSimulation } = await import(pathToFileURL(find.resolve('@cloud-copilot/iam-simulate')))
 const words = { Allowed: 'allowed', ImplicitlyDenied: 'implicitDeny', ExplicitlyDenied: 'explicitDeny' }
 
-async function answer({ policies, own, action, resource, context }) {
+async function evaluate({ policies, own, action, resource, context }) {
   const response = await runSimulation(
     {
       identityPolicies: policies.map((policy, index) => ({ name: `${index}`, policy })),
@@ -31,9 +31,9 @@ async function answer({ policies, own, action, resource, context }) {
   )
   if (response.resultType === 'error') return JSON.stringify(response.errors)
   const ignored = response.result?.ignoredContextKeys ?? []
-  return ignored.length ? `no keys of this action: ${ignored}` : words[response.overallResult]
+  return ignored.length ? `this action has no keys ${ignored}` : words[response.overallResult]
 }
 
-const answers = []
-for (const each of JSON.parse(readFileSync(0, 'utf8'))) answers.push(await answer(each))
-console.log(JSON.stringify(answers))
+const results = []
+for (const each of JSON.parse(readFileSync(0, 'utf8'))) results.push(await evaluate(each))
+console.log(JSON.stringify(results))

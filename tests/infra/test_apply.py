@@ -1,4 +1,4 @@
-"""The module and both examples, applied over HTTP and destroyed again."""
+"""The module and both examples are applied over HTTP and destroyed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cloudtrain.settings.settings import Settings
 
 pytestmark = [
     pytest.mark.aws,
-    pytest.mark.timeout(1800),  # the first of them applies everything
+    pytest.mark.timeout(1800),  # the first test applies all roots
 ]
 
-# What moto has no answer for (quotas, simulated policies) is `could not check`.
+# Other checks are unknown, because moto lacks their operations (quotas, simulated policies).
 PASSED = {"identity", "role", "trust", "bucket", "subnets", "security groups", "way to s3"}
 
 
@@ -25,12 +25,12 @@ def test_apply_creates_and_destroy_removes_everything(
 ) -> None:
     resources = applied[root]["resources"]
     with capsys.disabled():
-        print(f"\n{root}: {len(resources)} resources made and destroyed")
+        print(f"\n{root}: {len(resources)} resources created and destroyed")
     assert len(resources) == {"module": 49, "minimal": 47, "existing-vpc": 33}[root]
     assert applied[root]["left"] == []
 
 
-def test_the_account_is_as_it_was(applied: dict[str, Any]) -> None:
+def test_destroy_restores_the_account(applied: dict[str, Any]) -> None:
     account = applied["account"]
     assert account["after"] == account["before"]
     assert account["before"]["vpcs"]
@@ -60,13 +60,13 @@ def test_outputs_are_stored_as_a_profile(applied: dict[str, Any], root: str) -> 
         ("identity", "role", "trust", "bucket", "subnets", "security groups"), "pass"
     )
     for shown in applied[root]["shown"]["settings"]:
-        # The tests name the region, because Terraform needs one.
+        # The tests set AWS_REGION, because Terraform needs a region.
         expected = ("AWS_REGION", None) if shown["name"] == "region" else (configured["file"], root)
         assert (shown["source"], shown["profile"]) == expected
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_a_first_plan_is_of_what_was_applied(applied: dict[str, Any], root: str) -> None:
+def test_a_first_plan_uses_the_applied_resources(applied: dict[str, Any], root: str) -> None:
     request, outputs = applied[root]["planned"]["request"], applied[root]["outputs"]
     assert request["RoleArn"] == outputs["role"]
     assert request["OutputDataConfig"] == {
@@ -114,6 +114,6 @@ def test_state_machine_waits_checks_and_notifies(applied: dict[str, Any]) -> Non
     states = definition["States"]
     assert states["Wait"]["Seconds"] == 48 * 3600
     nexts = [state["Next"] for state in states.values() if "Next" in state]
-    choice = states["GoesOn"]
+    choice = states["IsRunning"]
     nexts += [choice["Default"], *(each["Next"] for each in choice["Choices"])]
     assert set(nexts) | {definition["StartAt"]} == set(states)

@@ -1,4 +1,4 @@
-"""The evaluator of policies: each rule of IAM that infra/ leans on, and a comparison with another evaluator."""
+"""The evaluator of policies implements the rules of IAM that infra/ depends on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def policy(*statements: dict[str, Any]) -> dict[str, Any]:
 
 
 def under(condition: dict[str, Any], **context: Any) -> Decision:
-    """Decide a request with such a context that is allowed under a condition."""
+    """Return the decision for a request with a context, by a policy that allows it under a condition."""
     values = {key: value if isinstance(value, tuple) else (value,) for key, value in context.items()}
     return decide([policy(allow(Condition=condition))], Request("s3:GetObject", f"{BUCKET}/key", values))
 
@@ -63,7 +63,7 @@ def test_deny_overrides_allow_in_any_order_and_policy() -> None:
     [
         ("arn:aws:logs:eu:1:log-group:/a:*", "arn:aws:logs:eu:1:log-group:/a:log-stream:x/y", Decision.ALLOWED),
         ("arn:aws:iam::*:role/x", "arn:aws:iam::1:role/x", Decision.ALLOWED),
-        # A wildcard reaches over no colon before the resource's own part.
+        # Before the last part of an ARN, a wildcard matches no colon.
         ("arn:aws:*:role/x", "arn:aws:iam::1:role/x", Decision.IMPLICIT),
         ("arn:aws:s3:::b/?", "arn:aws:s3:::b/xy", Decision.IMPLICIT),
         ("arn:aws:s3:::b/[x]*", "arn:aws:s3:::b/x", Decision.IMPLICIT),
@@ -79,13 +79,13 @@ def test_wildcards(pattern: str, arn: str, expected: Decision) -> None:
 
 def test_unset_policy_variables_match_nothing() -> None:
     own = policy(allow("iam:GetRole", "arn:aws:iam::1:user/${aws:username}"))
-    ask = "arn:aws:iam::1:user/ada"
-    assert decide([own], Request("iam:GetRole", ask, {"aws:username": ("ada",)})) == Decision.ALLOWED
-    assert decide([own], Request("iam:GetRole", ask, {"aws:username": ("bob",)})) == Decision.IMPLICIT
-    assert decide([own], Request("iam:GetRole", ask)) == Decision.IMPLICIT
+    ada = "arn:aws:iam::1:user/ada"
+    assert decide([own], Request("iam:GetRole", ada, {"aws:username": ("ada",)})) == Decision.ALLOWED
+    assert decide([own], Request("iam:GetRole", ada, {"aws:username": ("bob",)})) == Decision.IMPLICIT
+    assert decide([own], Request("iam:GetRole", ada)) == Decision.IMPLICIT
 
 
-# (condition, context, whether it holds)
+# (condition, context, whether the condition is met)
 CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({"StringEquals": {"k": ["a", "b"]}}, {"k": "b"}, True),
     ({"StringEquals": {"k": "a"}}, {"k": "A"}, False),
@@ -115,14 +115,14 @@ CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({"ForAllValues:StringEquals": {"k": ["a", "b"]}}, {"k": ("a", "b")}, True),
     ({"ForAllValues:StringEquals": {"k": ["a", "b"]}}, {"k": ("a", "c")}, False),
     ({"ForAllValues:StringLike": {"k": ["ml.*"]}}, {"k": ("ml.a", "ml.b")}, True),
-    # Which is why submitter.tf asks for each of its keys by `Null`, too.
+    # For this reason, submitter.tf also requires each of its keys with `Null`.
     ({"ForAllValues:StringEquals": {"k": "a"}}, {}, True),
 ]
 
 
-@pytest.mark.parametrize(("condition", "context", "holds"), CONDITIONS)
-def test_conditions(condition: dict[str, Any], context: dict[str, Any], holds: bool) -> None:
-    assert under(condition, **context) == (Decision.ALLOWED if holds else Decision.IMPLICIT)
+@pytest.mark.parametrize(("condition", "context", "is_met"), CONDITIONS)
+def test_conditions(condition: dict[str, Any], context: dict[str, Any], is_met: bool) -> None:
+    assert under(condition, **context) == (Decision.ALLOWED if is_met else Decision.IMPLICIT)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The module as it is written: its format, its plans without an account, its tables, and what a static check says."""
+"""Format, plans without an account, tables of the README and static check of the Terraform module."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from support.jobs import REPOSITORY
 from support.terraform import MODULE, Terraform, copy_module
 
 EXCEPTIONS = {
-    "CKV2_AWS_11": "flow logs: nothing leaves the network but to AWS's endpoints",
+    "CKV2_AWS_11": "flow logs: the network reaches only AWS's endpoints",
     "CKV2_AWS_62": "no consumer needs notifications about objects",
-    "CKV_AWS_109": "in the policy of a key `*` is that key, and its account must keep control of it",
-    "CKV_AWS_111": "in the policy of a key `*` is that key, and its account must keep control of it",
-    "CKV_AWS_144": "whether checkpoints, which are large, are copied to another region is for their owner to decide",
-    "CKV_AWS_284": "tracing of a state machine that waits and asks once",
-    "CKV_AWS_285": "a log of executions of a state machine that waits and asks once; AWS keeps them for 90 days anyway",
-    "CKV_AWS_356": "in the policy of a key `*` is that key; for roles see test_policies.py",
-    "CKV_AWS_394": "the zones are the first two by name, and a new zone's name comes after theirs",
+    "CKV_AWS_109": "in a key's policy, `*` means that key, and its account must keep control of it",
+    "CKV_AWS_111": "in a key's policy, `*` means that key, and its account must keep control of it",
+    "CKV_AWS_144": "the owner decides whether checkpoints, which are large, are copied to another region",
+    "CKV_AWS_284": "tracing of a state machine that waits and makes one request",
+    "CKV_AWS_285": "log of a state machine that waits and makes one request; AWS keeps its executions for 90 days",
+    "CKV_AWS_356": "in a key's policy, `*` means that key; for roles see test_policies.py",
+    "CKV_AWS_394": "the module uses the first two zones by name; the name of a new zone sorts after them",
 }
 
 
 @pytest.fixture
 def module(terraform: Terraform, tmp_path: Path) -> Path:
-    """Return a copy that is initialised."""
+    """Return an initialised copy of the module."""
     copied = copy_module(tmp_path)
     terraform.init(copied)
     return copied
@@ -53,7 +53,7 @@ def test_tables_of_the_readme_are_up_to_date() -> None:
 
 
 def test_registries_are_those_of_the_catalog() -> None:
-    """A plan's image must be one that the role may pull, in every region."""
+    """The role may pull the images of all plans, in every region."""
     tables = runpy.run_path(str(MODULE / "tables.py"))
     (names,) = (each for each in tables["_load"](MODULE / "main.tf")["locals"])
     written = {key.strip('"'): value.strip('"') for key, value in names["image_registries"].items()}
@@ -65,7 +65,7 @@ def test_registries_are_those_of_the_catalog() -> None:
 
 def test_every_variable_is_documented_typed_and_validated() -> None:
     tables = runpy.run_path(str(MODULE / "tables.py"))
-    free = {"tags", "access_log_bucket", "permissions_boundary"}  # whatever AWS takes
+    free = {"tags", "access_log_bucket", "permissions_boundary"}  # any value that AWS accepts
     for name, block in tables["_blocks"]("variables.tf", "variable"):
         assert block["description"].strip('"').endswith("."), name
         assert block["type"], name
@@ -94,5 +94,5 @@ def test_static_check_of_the_module(tmp_path: Path) -> None:
         each["check_id"]: f"{each['resource']}: {each['check_name']}" for each in report["results"]["failed_checks"]
     }
     assert report["summary"]["passed"] > 0
-    assert {check: what for check, what in failed.items() if check not in EXCEPTIONS} == {}
-    assert set(EXCEPTIONS) <= set(failed), "an exception that nothing needs any more"
+    assert {check: text for check, text in failed.items() if check not in EXCEPTIONS} == {}
+    assert set(EXCEPTIONS) <= set(failed), "remove exceptions that are not needed any more"

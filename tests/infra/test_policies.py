@@ -1,4 +1,4 @@
-"""What the policies say, in the words that Terraform has rendered: nothing wider than it must be."""
+"""The policies that Terraform renders grant no more than necessary."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cloudtrain import catalog
 
 pytestmark = [
     pytest.mark.aws,
-    pytest.mark.timeout(1800),  # the first of them applies everything
+    pytest.mark.timeout(1800),  # the first test applies all roots
 ]
 
-# AWS lets no resource be named for these (Service Authorization Reference, 2026-11).
-UNNAMEABLE = {
+# Actions without resources in policies (Service Authorization Reference, 2026-11).
+WITHOUT_RESOURCES = {
     "batch:DescribeJobQueues",
     "batch:DescribeServiceEnvironments",
     "batch:DescribeServiceJob",
@@ -58,7 +58,7 @@ INLINE_CHARACTERS = 10240
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize(("kind", "name"), IDENTITY_POLICIES)
-def test_every_action_is_named_and_every_resource_that_can_be(
+def test_actions_and_resources_are_named_where_possible(
     applied: dict[str, Any], root: str, kind: str, name: str
 ) -> None:
     for statement in policy_of(applied[root]["resources"], kind, name)["Statement"]:
@@ -68,9 +68,9 @@ def test_every_action_is_named_and_every_resource_that_can_be(
         assert "NotResource" not in statement
         resources = as_list(statement["Resource"])
         if "*" in resources:
-            assert actions <= UNNAMEABLE, f"{statement['Sid']}: {sorted(actions - UNNAMEABLE)}"
+            assert actions <= WITHOUT_RESOURCES, f"{statement['Sid']}: {sorted(actions - WITHOUT_RESOURCES)}"
         else:
-            assert not actions & UNNAMEABLE
+            assert not actions & WITHOUT_RESOURCES
             # A wildcard is allowed only at the end, below a named prefix.
             assert all(
                 re.fullmatch(
@@ -103,7 +103,7 @@ def test_every_role_trusts_one_service_for_this_account(applied: dict[str, Any],
 
 
 def statement(applied: dict[str, Any], root: str, kind: str, name: str, sid: str) -> dict[str, Any]:
-    """Return a statement by its name."""
+    """Return a statement by its Sid."""
     (found,) = [each for each in policy_of(applied[root]["resources"], kind, name)["Statement"] if each["Sid"] == sid]
     return dict(found)
 
@@ -119,7 +119,7 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
 def test_a_job_cannot_change_inputs_of_other_jobs(applied: dict[str, Any], action: str) -> None:
-    """Every object that a submit or a resume leaves for the cloud to start from, but for the user's data."""
+    """Covers every object that submit and resume upload for the start of a job, except the user's data."""
     base = f"arn:aws:s3:::{applied['minimal']['outputs']['bucket']}/cloudtrain"
     policy = policy_of(applied["minimal"]["resources"], "aws_iam_role_policy", "execution")
     run = "first-261121-101500-1a2b3c"
@@ -160,12 +160,12 @@ def test_jobs_are_created_only_within_the_limits(applied: dict[str, Any]) -> Non
             "sagemaker:VpcSubnets": outputs["subnets"][0],
             "sagemaker:VpcSecurityGroupIds": outputs["security_groups"][0],
         }
-        # ForAllValues is true of a request that names none.
+        # ForAllValues is true for a request without the key.
         assert condition["Null"] == {
             f"sagemaker:{key}": "false" for key in ("InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets")
         }
         assert condition["ArnEquals"]["sagemaker:OutputKmsKeyArn"] == outputs["kms_key"]
-        # SageMaker refuses a key for disks that are in the instance.
+        # SageMaker rejects a volume key for instance types with local disks.
         has_volumes = sid == "CreateWithVolumes"
         assert condition["ArnEquals"].get("sagemaker:VolumeKmsKeyArn") == (outputs["kms_key"] if has_volumes else None)
         assert condition["Bool"] == {"sagemaker:InterContainerTrafficEncryption": "true"}
@@ -180,7 +180,7 @@ def test_ci_gets_both_policies(applied: dict[str, Any]) -> None:
 
 
 def test_submit_policy_lists_the_types_with_local_disks() -> None:
-    """The request names no key for their volumes (`request.has_local_storage`), so the policy must not ask for one."""
+    """The request has no volume key for these types (`request.has_local_storage`), so the policy requires none."""
     pattern = re.search(r'regex\("(\^ml[^"]+)"', (MODULE / "submitter.tf").read_text(encoding="utf-8"))
     assert pattern is not None
     local = re.compile(pattern[1].replace("\\\\", "\\"))
@@ -190,9 +190,6 @@ def test_submit_policy_lists_the_types_with_local_disks() -> None:
     ]
     assert len(known) > 10
     assert wrong == []
-
-
-# ---------------------------------------------------------------- the bucket
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -217,7 +214,7 @@ def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any
     )
     assert all(each["Principal"] == "*" for each in policy["Statement"])
     outputs = applied["minimal"]["outputs"]
-    place = f"arn:aws:s3:::{outputs['bucket']}/cloudtrain/x"
+    resource = f"arn:aws:s3:::{outputs['bucket']}/cloudtrain/x"
     good = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.2",)}
     encryption, header = "s3:x-amz-server-side-encryption", {"s3:x-amz-server-side-encryption": ("aws:kms",)}
     for changed, is_refused in (
@@ -231,13 +228,13 @@ def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any
         ({encryption: ("aws:kms:dsse",)}, True),
         ({f"{encryption}-customer-algorithm": ("AES256",)}, True),
     ):
-        found = decide([policy], Request("s3:PutObject", place, {**good, **changed}))
+        found = decide([policy], Request("s3:PutObject", resource, {**good, **changed}))
         assert found is (Decision.EXPLICIT if is_refused else Decision.IMPLICIT), changed
 
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_objects_of_runs_never_expire(applied: dict[str, Any], root: str) -> None:
-    """Lifecycle rules know prefixes only: what is current expires nowhere but below code and claims."""
+    """Lifecycle rules apply to prefixes. Current objects expire only below `code` and `requests`."""
     prefix = applied[root]["outputs"]["prefix"]
     lifecycle = one_of_type(applied[root]["resources"], "aws_s3_bucket_lifecycle_configuration")
     rules = {each["id"]: each for each in lifecycle["rule"]}
@@ -256,9 +253,6 @@ def test_objects_of_runs_never_expire(applied: dict[str, Any], root: str) -> Non
     assert old["noncurrent_version_expiration"][0]["noncurrent_days"] == 7
 
 
-# ---------------------------------------------------------------- network and alarms
-
-
 def test_hosts_reach_only_each_other_and_aws(applied: dict[str, Any]) -> None:
     resources = applied["minimal"]["resources"]
     group = applied["minimal"]["outputs"]["security_groups"][0]
@@ -268,7 +262,7 @@ def test_hosts_reach_only_each_other_and_aws(applied: dict[str, Any]) -> None:
     assert {each["security_group_id"] for each in ingress if each["referenced_security_group_id"] != group} == set()
     for rules in (egress, of_type(resources, "aws_vpc_security_group_ingress_rule", "among_hosts")):
         among = [each for each in rules if each["ip_protocol"] == "-1"]
-        # EFA counts only a rule that names the group itself.
+        # EFA needs a rule that refers to the group itself.
         assert [each["referenced_security_group_id"] for each in among] == [group]
     assert not of_type(resources, "aws_internet_gateway")
     assert not of_type(resources, "aws_nat_gateway")
@@ -284,13 +278,13 @@ def test_endpoints_are_those_that_jobs_need(applied: dict[str, Any]) -> None:
 
 
 def test_alarm_sources_may_publish_to_the_topic(applied: dict[str, Any]) -> None:
-    """AWS's services, on the topic and with the key that encrypts it."""
+    """AWS's services may publish to the topic and use the key that encrypts it."""
     resources = applied["minimal"]["resources"]
     topic, key = one_of_type(resources, "aws_sns_topic"), applied["minimal"]["outputs"]["kms_key"]
     assert topic["kms_master_key_id"] == key
     allowed = policy_of(resources, "aws_sns_topic_policy", "alerts")["Statement"]
-    telling = {each["Principal"]["Service"]: each for each in allowed}
-    assert set(telling) == {"events.amazonaws.com", "budgets.amazonaws.com"}
+    publishers = {each["Principal"]["Service"]: each for each in allowed}
+    assert set(publishers) == {"events.amazonaws.com", "budgets.amazonaws.com"}
     for each in allowed:
         assert (each["Effect"], each["Action"], each["Resource"]) == ("Allow", "sns:Publish", topic["arn"])
     encrypting = {
@@ -298,19 +292,19 @@ def test_alarm_sources_may_publish_to_the_topic(applied: dict[str, Any]) -> None
         for each in json.loads(one_of_type(resources, "aws_kms_key")["policy"])["Statement"]
         if "Service" in each["Principal"]
     }
-    for service, publish in telling.items():
+    for service, publish in publishers.items():
         assert {"kms:Decrypt", "kms:GenerateDataKey"} <= set(encrypting[service]["Action"])
         assert encrypting[service].get("Condition") == publish.get("Condition")
     (target,) = of_type(resources, "aws_cloudwatch_event_target", "ended_badly")
     assert target["arn"] == topic["arn"]
-    (wording,) = target["input_transformer"]
-    assert set(re.findall(r"<(\w+)>", wording["input_template"])) == set(wording["input_paths"])
+    (message,) = target["input_transformer"]
+    assert set(re.findall(r"<(\w+)>", message["input_template"])) == set(message["input_paths"])
     watching = policy_of(resources, "aws_iam_role_policy", "watch")["Statement"]
     publishing = [each for each in watching if "sns:Publish" in as_list(each["Action"])]
     assert [each["Resource"] for each in publishing] == [topic["arn"]]
 
 
-def test_rules_know_the_jobs_of_this_role(applied: dict[str, Any]) -> None:
+def test_event_rules_match_jobs_of_this_role(applied: dict[str, Any]) -> None:
     rules = {
         each["name"].rpartition("cloudtrain-")[2]: json.loads(each["event_pattern"])["detail"]
         for each in of_type(applied["minimal"]["resources"], "aws_cloudwatch_event_rule")
