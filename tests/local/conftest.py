@@ -1,4 +1,4 @@
-"""Helpers for runs with real processes."""
+"""Fixtures of tests that run jobs with real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from cloudtrain_runtime import Task, context
 
 class Small(Task):
-    """Fit a line through 46 points. Optionally slow, or failing or hanging on one rank at one step."""
+    """Linear regression with 46 samples. Steps can be slow, and one rank can fail or hang at one step."""
 
     def __init__(self, seconds=0.0, fail_at=None, fail_rank=0, only_first_try=False, hang=False, double=False):
         self.dtype = torch.float64 if double else torch.float32
@@ -44,10 +44,10 @@ class Small(Task):
     def loss(self, model, batch):
         place = context()
         time.sleep(self.seconds)
-        is_me = place.rank == self.fail_rank and place.step == self.fail_at
-        while is_me and self.hang:
+        should_fail = place.rank == self.fail_rank and place.step == self.fail_at
+        while should_fail and self.hang:
             time.sleep(60)
-        if is_me and not (self.only_first_try and place.restarts):
+        if should_fail and not (self.only_first_try and place.restarts):
             raise ValueError("the loss of this rank is broken on purpose")
         return F.mse_loss(model(batch[0]), batch[1])
 '''
@@ -55,7 +55,7 @@ class Small(Task):
 
 @pytest.fixture
 def small(job: Callable[..., Path]) -> Callable[..., Path]:
-    """Write a small job; keyword arguments become code.args."""
+    """Return a function that writes a small job. Its keyword arguments become code.args."""
 
     def write(**arguments: object) -> Path:
         text = ", ".join(f"{name}: {str(value).lower()}" for name, value in arguments.items())
@@ -65,8 +65,8 @@ def small(job: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """End what a failed test has left behind: the processes whose folders are below this test's."""
+def _kill_remaining_processes(tmp_path: Path) -> Iterator[None]:
+    """Kill processes of a failed test after its end: those with a folder below `tmp_path`."""
     yield
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""The reason of a failed run names what failed first, on every host."""
+"""The reason of a failed run is the first failure, on every host."""
 
 from __future__ import annotations
 
@@ -51,7 +51,12 @@ def test_every_host_writes_the_cause(job: Callable[..., Path], cli: Cli, kind: s
 
 
 def agree(reasons: dict[str, bool], *, keeps_store: bool = True) -> list[str]:
-    """Let hosts agree; each reason comes with whether it is an effect. Return what each writes."""
+    """Run `agree_on_cause` for several hosts; return the reason that each host writes.
+
+    Args:
+        reasons: For each host its own reason, and whether this is a secondary failure.
+        keeps_store: Whether the first host holds the store.
+    """
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=9))
     endpoint = f"127.0.0.1:{store.port}"
 
@@ -65,23 +70,23 @@ def agree(reasons: dict[str, bool], *, keeps_store: bool = True) -> list[str]:
         return list(pool.map(one, range(len(reasons)), reasons))
 
 
-def test_hosts_that_saw_an_effect_write_the_cause() -> None:
+def test_hosts_with_secondary_failures_write_the_cause() -> None:
     assert agree({LOST: True, CAUSE: False, "other effect": True}) == [CAUSE] * 3
 
 
-def test_without_a_cause_each_host_writes_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cause_each_host_writes_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
     assert agree({LOST: True, "other effect": True}) == [LOST, "other effect"]
 
 
-def test_without_the_first_host_an_effect_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_store_no_secondary_failure_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
-    asked = {"endpoint": "127.0.0.1:9", "hosts": 2, "holds_store": False}
-    assert agree_on_cause(LOST, is_secondary=True, **asked) == ""  # type: ignore[arg-type]
-    assert agree_on_cause(CAUSE, is_secondary=False, **asked) == CAUSE  # type: ignore[arg-type]
+    no_store = {"endpoint": "127.0.0.1:9", "hosts": 2, "holds_store": False}
+    assert agree_on_cause(LOST, is_secondary=True, **no_store) == ""  # type: ignore[arg-type]
+    assert agree_on_cause(CAUSE, is_secondary=False, **no_store) == CAUSE  # type: ignore[arg-type]
 
 
-def test_one_host_writes_what_it_saw() -> None:
+def test_a_single_host_writes_its_own_reason() -> None:
     assert agree_on_cause(LOST, is_secondary=True, endpoint="", hosts=1, holds_store=True) == LOST
 
 
@@ -90,7 +95,7 @@ def failed(host: str, message: str, at: float, *, secondary: bool = False) -> di
 
 
 def files(folder: Path, **texts: str) -> dict[str, Path]:
-    """Write failure files, one second after the other; return the places of two hosts' files."""
+    """Write failure files with times one second apart; return the paths of two hosts' files."""
     for second, (name, text) in enumerate(texts.items()):
         path = folder / name.replace("_", "-")
         path.write_text(text)
@@ -101,25 +106,25 @@ def files(folder: Path, **texts: str) -> dict[str, Path]:
 BOTH = {"algo-1": 1, "algo-2": 1}
 
 
-def test_the_first_of_two_causes_within_a_second_counts(tmp_path: Path) -> None:
+def test_the_earlier_of_two_causes_in_a_second_wins(tmp_path: Path) -> None:
     events = [failed("algo-1", "later", 100.4), failed("algo-2", "first", 100.3)]
     assert find_cause(events, files(tmp_path), BOTH) == "first"
 
 
 def test_a_start_after_the_failure_hides_no_cause(tmp_path: Path) -> None:
-    """Rank 0 may report its start after another rank has failed."""
+    """Rank 0 can report its start after another rank has failed."""
     events = [failed("algo-2", "cause", 100.0), {"event": "started"}, failed("algo-1", LOST, 101.0, secondary=True)]
     assert find_cause(events, files(tmp_path), BOTH) == "cause"
 
 
-def test_a_host_that_ended_without_a_word_is_the_cause(tmp_path: Path) -> None:
+def test_a_host_that_ended_without_a_reason_is_the_cause(tmp_path: Path) -> None:
     events = [failed("algo-1", LOST, 101.0, secondary=True)]
     found = find_cause(events, files(tmp_path), {"algo-1": 1, "algo-2": -9})
     assert found == "the container of algo-2 ended with SIGKILL; see its log"
     assert find_cause(events, files(tmp_path), {"algo-1": 1}) == LOST
 
 
-def test_of_other_launchers_files_the_one_with_the_cause_counts(tmp_path: Path) -> None:
+def test_failure_files_of_other_launchers_give_the_cause(tmp_path: Path) -> None:
     """AWS's toolkit writes a failure file on every host and emits no event."""
     assert find_cause([], files(tmp_path, algo_1=LOST, algo_2=CAUSE), BOTH) == CAUSE
     assert find_cause([], files(tmp_path, algo_2="first", algo_1="later"), BOTH) == "first"
@@ -136,7 +141,7 @@ def test_event_times_keep_their_fraction(capfd: pytest.CaptureFixture[str]) -> N
     assert found["failed_at"] == 1_795_000_000.25
 
 
-def test_a_port_that_is_taken_is_a_cause() -> None:
-    taken = "DistNetworkError: The server socket has failed to listen on any local network address. name: EADDRINUSE"
-    assert not is_secondary_error(taken)
+def test_a_port_in_use_is_a_cause() -> None:
+    in_use = "DistNetworkError: The server socket has failed to listen on any local network address. name: EADDRINUSE"
+    assert not is_secondary_error(in_use)
     assert is_secondary_error("DistNetworkError: Connection reset by peer")

@@ -1,4 +1,4 @@
-"""`cloudtrain checkpoints` and `resume --from`, on real runs of this machine and on folders."""
+"""`cloudtrain checkpoints` and `resume --from`, with local runs and with folders."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_a_folder_is_listed(cli: Cli, folder: Path) -> None:
 
 
 def test_a_verification_ends_with_4_when_something_is_damaged(cli: Cli, folder: Path) -> None:
-    whole = cli("checkpoints", "verify", folder)
-    assert whole.code == 0, whole.err
-    assert "step-00000200  verified" in whole.out
+    intact = cli("checkpoints", "verify", folder)
+    assert intact.code == 0, intact.err
+    assert "step-00000200  verified" in intact.out
     flip(folder / "step-00000100" / "__0_0.distcp", 5)
     done = cli("checkpoints", "verify", folder, "--json")
     assert done.code == 4
@@ -80,7 +80,7 @@ def test_a_users_mistake(cli: Cli, folder: Path, arguments: list[str], expected:
     assert "Traceback" not in done.err
 
 
-def test_what_lies_in_the_working_folder_is_not_imported(cli: Cli, folder: Path) -> None:
+def test_modules_in_the_working_folder_are_not_imported(cli: Cli, folder: Path) -> None:
     (folder / "json.py").write_text("raise SystemExit('imported')")
     assert cli("checkpoints", ".", cwd=folder).code == 0
     assert cli("checkpoints", "./", "--json", cwd=folder).json["checkpoints"][0]["step"] == 300
@@ -88,7 +88,7 @@ def test_what_lies_in_the_working_folder_is_not_imported(cli: Cli, folder: Path)
 
 @pytest.fixture
 def ended(cli: Cli, small: Callable[..., Path]) -> Mapping[str, Any]:
-    """A local run that has left several checkpoints."""
+    """A local run that has saved several checkpoints."""
     path = small()
     settings = ("--set", "checkpoint.keep=20", "--set", "cluster.processes_per_instance=2")
     done = cli("submit", path, "--local", *settings, "--follow", "--json")
@@ -132,7 +132,7 @@ def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[
 
 def test_a_run_is_found_by_its_id_where_it_has_saved(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
     path = small()
-    own = tmp_path / "own place"
+    own = tmp_path / "own folder"
     done = cli("submit", path, "--local", "--set", f"checkpoint.uri={own}", "--follow", "--json")
     assert done.code == 0, done.err
     run = done.json["run"]

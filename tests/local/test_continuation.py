@@ -1,4 +1,4 @@
-"""Runs of this machine that share a folder for checkpoints, with each other and with cloudtrain 0.1."""
+"""Local runs that share a checkpoint folder with other runs, and with cloudtrain 0.1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent.parent / "golden_checkpoints"
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A job that saves to `checkpoints` beside it; the path of its file."""
+    """Path of a job.yaml that saves to the folder `checkpoints` beside it."""
     for name in ("small.py", "job.yaml"):
         shutil.copy(GOLDEN / name, tmp_path)
     return tmp_path / "job.yaml"

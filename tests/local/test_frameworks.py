@@ -1,4 +1,4 @@
-"""The examples' scripts: killed, started again, stopped and resumed, a run is the run that nobody disturbed."""
+"""Scripts of the examples that are killed, restarted, stopped and resumed give the results of an uninterrupted run."""
 
 import importlib.util
 import json
@@ -23,8 +23,8 @@ from support.jobs import (
 
 pytestmark = pytest.mark.processes
 
-# Runs train.py and writes down what each rank feeds to the model, and the loss that comes out. At one step it waits for
-# a checkpoint and kills itself, at another one it waits for the notice to stop.
+# Runs train.py and records the inputs of the model and the loss on each rank. At step KILL_AT it waits for a checkpoint
+# and kills one rank. At step STOP_AT it waits for the stop notice.
 PROBE = """
 import glob, json, os, runpy, signal, time, zlib
 from pathlib import Path
@@ -34,13 +34,13 @@ from cloudtrain_runtime.process.environment import ml_tree
 
 place = context()
 kill_at, stop_at = int(os.environ["KILL_AT"]), int(os.environ["STOP_AT"])
-# Not torchrun's count: a host that loses another one starts anew without counting it.
+# torchrun's restart count is not used, because it does not grow when a host restarts after losing another host.
 start = len(glob.glob(f"{os.environ['RECORDS']}/[0-9]*-{place.rank}"))
 records = open(f"{os.environ['RECORDS']}/{start}-{place.rank}", "a", buffering=1)
 plain = torch.nn.functional.cross_entropy
 rows = []
 
-def note_rows(module, inputs):
+def record_rows(module, inputs):
     if isinstance(module, torch.nn.Linear) and module.in_features == 64:
         rows[:] = [zlib.crc32(row.numpy().tobytes()) for row in inputs[0].detach()]
 
@@ -52,7 +52,7 @@ def cross_entropy(scores, labels):
         Path(os.environ["RECORDS"], f"waits-{place.rank}").touch()
         wait_for(ml_tree(os.environ).stop_notice.exists)
     if stop_at >= 0:
-        time.sleep(0.1)  # ranks ask each other at each step where steps are not fast
+        time.sleep(0.1)  # with slow steps, ranks exchange the stop notice at each step
     loss = plain(scores, labels)
     records.write(json.dumps([place.step, rows, loss.item()]) + "\\n")
     return loss
@@ -62,34 +62,34 @@ def wait_for(condition):
         time.sleep(0.01)
 
 torch.nn.functional.cross_entropy = cross_entropy
-torch.nn.modules.module.register_module_forward_pre_hook(note_rows)
+torch.nn.modules.module.register_module_forward_pre_hook(record_rows)
 runpy.run_path("train.py", run_name="__main__")
 """
 
 RANKS = 4
 EPOCHS = 2
-STEPS_PER_EPOCH = 8  # 1,797 samples, 256 of them in a step; the last step has 5, and so ranks have 2 or 1
+STEPS_PER_EPOCH = 8  # 1,797 samples with 256 per step; the last step has 5 samples, so ranks have 2 or 1
 NEVER = -1
 
 
 @dataclass(frozen=True)
 class Step:
-    """What all ranks have used for one step, and their losses."""
+    """Inputs and losses of all ranks for one step."""
 
     rows: list[int]
     losses: list[float]
 
 
 def read(folder: Path, start: int = 0) -> dict[int, Step]:
-    """Return the steps that one start of a run has made on all ranks; of one that some had not begun, none."""
+    """Return the steps of one start that all ranks have recorded."""
     ranks = [
         {step: (rows, loss) for step, rows, loss in map(json.loads, path.read_text().splitlines())}
         for path in sorted(folder.glob(f"{start}-*"))
     ]
-    whole = set.intersection(*map(set, ranks)) if len(ranks) == RANKS else set()
+    complete = set.intersection(*map(set, ranks)) if len(ranks) == RANKS else set()
     return {
         step: Step([row for rank in ranks for row in rank[step][0]], [rank[step][1] for rank in ranks])
-        for step in sorted(whole)
+        for step in sorted(complete)
     }
 
 
@@ -129,16 +129,16 @@ def weights(status: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("example", ["script-ddp", "script-lightning", "script-accelerate"], indirect=True)
-def test_a_disturbed_run_is_the_undisturbed_one(cli: Cli, example: Path, tmp_path: Path) -> None:
-    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
-    done = cli("submit", example, "--follow", *settings(whole))
+def test_an_interrupted_run_equals_an_uninterrupted_one(cli: Cli, example: Path, tmp_path: Path) -> None:
+    uninterrupted, first, second = (tmp_path / name for name in ("uninterrupted", "first", "second"))
+    done = cli("submit", example, "--follow", *settings(uninterrupted))
     assert done.code == 0, done.err
-    expected = read(whole)
+    expected = read(uninterrupted)
     assert list(expected) == list(range(EPOCHS * STEPS_PER_EPOCH))
     assert [len(expected[step].rows) for step in (0, STEPS_PER_EPOCH - 1)] == [256, 5]
     assert done.json["last_checkpoint"]["step"] == EPOCHS * STEPS_PER_EPOCH
 
-    # In the middle of the first epoch a worker is killed, in the middle of the second one the run is told to stop.
+    # In the middle of the first epoch a worker is killed. In the middle of the second epoch the run is stopped.
     killed_at, waits_at = 5, 11
     retry = {"limits.retries": "1"}
     run = cli("submit", example, *settings(first, kill_at=killed_at, stop_at=waits_at, **retry)).json["run"]
@@ -153,7 +153,7 @@ def test_a_disturbed_run_is_the_undisturbed_one(cli: Cli, example: Path, tmp_pat
     assert min(after) % 2 == 0
     left_at = max(after) + 1
     assert stopped.json["last_checkpoint"]["step"] == left_at
-    assert left_at == waits_at + 2  # what the ranks tell each other at one step, they read at the next
+    assert left_at == waits_at + 2  # ranks send the stop notice in one step and read it in the next
     entry = cli("checkpoints", "verify", run, "--step", str(left_at), "--json").json["checkpoints"][0]
     assert (entry["state"], entry["world_size"]) == ("complete", RANKS), entry
 
@@ -167,8 +167,8 @@ def test_a_disturbed_run_is_the_undisturbed_one(cli: Cli, example: Path, tmp_pat
     for epoch in range(EPOCHS):
         steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
         assert Counter(row for step in steps for row in used[step].rows) == every
-    for step, there in expected.items():
-        assert used[step].rows == there.rows
-        assert used[step].losses == there.losses, "bit by bit"
+    for step, reference in expected.items():
+        assert used[step].rows == reference.rows
+        assert used[step].losses == reference.losses, "bit by bit"
     for name, value in weights(done.json).items():
         assert torch.equal(weights(rest.json)[name], value)

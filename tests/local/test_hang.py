@@ -1,4 +1,4 @@
-"""A Task that hangs ends its run, and every verb tells why."""
+"""A hang in a Task ends the run, and all commands report the reason."""
 
 import json
 import tarfile
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_rank_that_hangs_ends_the_run_with_its_stack(cli: Cli, small: Callable[..., Path]) -> None:
-    """Two hosts; the second one's rank does not come on, which the first one's cannot know."""
+    """The rank of the second host hangs. The rank of the first host waits for it in a collective."""
     overrides = ["cluster.instances=2", "limits.hang=10s", "limits.retries=3", "checkpoint.every=2 steps"]
     arguments = [part for override in overrides for part in ("--set", override)]
     job = small(hang=True, fail_at=5, fail_rank=1)

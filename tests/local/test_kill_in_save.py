@@ -9,7 +9,7 @@ from support.jobs import Cli, processes_of
 
 pytestmark = pytest.mark.processes
 
-DIES = '''
+KILL_IN_SAVE = '''
 
 import contextlib, signal
 from cloudtrain_runtime.checkpoint.storage import FolderStorage
@@ -18,7 +18,7 @@ _create = FolderStorage.create
 
 @contextlib.contextmanager
 def create(self, folder, file, bytes_=0):
-    """Be killed by half a shard of step 6, once."""
+    """Kill this process in the middle of a shard of step 6, once."""
     with _create(self, folder, file, bytes_) as writer:
         if context().rank == 1 and not context().restarts and "step-00000006" in folder:
             writer.write(b"half of it")
@@ -29,10 +29,10 @@ FolderStorage.create = create
 '''
 
 
-def test_a_group_goes_on_from_the_last_complete_checkpoint(cli: Cli, small: Callable[..., Path]) -> None:
+def test_a_group_resumes_from_the_last_complete_checkpoint(cli: Cli, small: Callable[..., Path]) -> None:
     path = small(seconds=0.05)
     with path.with_name("small.py").open("a") as file:
-        file.write(DIES)
+        file.write(KILL_IN_SAVE)
     settings = ("cluster.processes_per_instance=2", "limits.retries=2", "checkpoint.keep=20")
     arguments = [part for setting in settings for part in ("--set", setting)]
     done = cli("submit", path, "--local", "--follow", "--json", *arguments)
@@ -43,7 +43,7 @@ def test_a_group_goes_on_from_the_last_complete_checkpoint(cli: Cli, small: Call
     starts = [event for event in events if event["event"] == "started"]
     assert [(event["restarts"], event["step"]) for event in starts] == [(0, 0), (1, 4)]
     assert starts[1]["resumed_from"].endswith("step-00000004")
-    # The half of step 6 is there and was never taken for one; the group that came after has saved that step, too.
+    # The incomplete checkpoint of step 6 was never loaded. The restarted group has saved step 6 again.
     listed = cli("checkpoints", run, "--json").json["checkpoints"]
     assert {entry["state"] for entry in listed if entry["step"] == 6} == {"unfinished", "complete"}
     assert [entry["step"] for entry in listed if entry["state"] == "unfinished"] == [6]

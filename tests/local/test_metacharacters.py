@@ -1,4 +1,4 @@
-"""What a shell would act on reaches none: planted in every text of a job, it arrives byte for byte."""
+"""Metacharacters of shells in all texts of a job are passed on unchanged, and no shell executes them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ import json, os, pathlib, sys
 place = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"])
 data = [[str(path.relative_to(os.environ["SM_CHANNEL_TRAIN"])), path.read_text()]
         for path in sorted(pathlib.Path(os.environ["SM_CHANNEL_TRAIN"]).rglob("*")) if path.is_file()]
-told = {"argv": sys.argv[1:], "environ": dict(os.environ), "script": os.path.basename(sys.argv[0]), "data": data}
-(place / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
+seen = {"argv": sys.argv[1:], "environ": dict(os.environ), "script": os.path.basename(sys.argv[0]), "data": data}
+(place / f"seen-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
 
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
-    """A job with such texts everywhere: names of folders and files, arguments, variables, tags that are legal."""
+    """Path of a job with metacharacters in the names of folders and files, in arguments and in variables."""
     base = tmp_path / "job"
     code, data = base / f"code {NAME}", base / f"data {NAME}"
     for folder in (code / NAME, data / NAME):
@@ -70,24 +70,24 @@ def planted(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_local_run_gets_every_text_as_it_is(cli: Cli, planted: Path, tmp_path: Path) -> None:
+def test_a_local_run_gets_every_text_unchanged(cli: Cli, planted: Path, tmp_path: Path) -> None:
     done = cli("submit", planted, "--local", "--follow", "--json", cwd=planted.parent)
     assert done.code == 0, done.err
     wanted = yaml.safe_load(planted.read_text(encoding="utf-8"))["code"]
     folder = Path(done.json["artifacts"]["folder"]) / "hosts/algo-1/opt/ml/output/data"
     for rank in (0, 1):
-        told = json.loads((folder / f"told-{rank}.json").read_text())
-        assert told["argv"] == wanted["args"]
-        assert told["script"] == f"{NAME}.py"
-        assert {name: told["environ"][name] for name in wanted["env"]} == wanted["env"]
-        assert json.loads(told["environ"]["SM_USER_ARGS"]) == wanted["args"]
-        assert told["data"] == [[f"{NAME}/{NAME}.csv", TEXT]]
+        seen = json.loads((folder / f"seen-{rank}.json").read_text())
+        assert seen["argv"] == wanted["args"]
+        assert seen["script"] == f"{NAME}.py"
+        assert {name: seen["environ"][name] for name in wanted["env"]} == wanted["env"]
+        assert json.loads(seen["environ"]["SM_USER_ARGS"]) == wanted["args"]
+        assert seen["data"] == [[f"{NAME}/{NAME}.csv", TEXT]]
     assert cli("logs", done.json["run"], "--grep", TEXT[:20]).code == 0
     assert cli("explain", done.json["run"]).code == 0
     assert not traces(tmp_path)
 
 
-def test_a_task_gets_its_arguments_as_they_are(cli: Cli, planted: Path, tmp_path: Path) -> None:
+def test_a_task_gets_its_arguments_unchanged(cli: Cli, planted: Path, tmp_path: Path) -> None:
     code = planted.parent / f"code {NAME}"
     (code / "task.py").write_text(TASK)
     args = {"text": TEXT, "name": NAME, "deep": {TEXT: [TEXT, {"a": NAME}]}}
@@ -112,8 +112,8 @@ from cloudtrain_runtime import Task
 
 class Planted(Task):
     def __init__(self, text, name, deep):
-        told = {"text": text, "name": name, "deep": deep}
-        (pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"]) / "args.json").write_text(json.dumps(told))
+        seen = {"text": text, "name": name, "deep": deep}
+        (pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"]) / "args.json").write_text(json.dumps(seen))
     def model(self):
         return torch.nn.Linear(1, 1)
     def datasets(self):
@@ -131,7 +131,7 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_field_is_planned_or_refused_and_nothing_is_run(planted: Path, tmp_path: Path, field: str) -> None:
+def test_planning_executes_no_command_in_any_field(planted: Path, tmp_path: Path, field: str) -> None:
     for text in (TEXT, f"s3://bucket/{NAME}", plant(tmp_path)["absolute"]):
         for is_local in (False, True):
             with contextlib.suppress(UserError):
@@ -161,15 +161,15 @@ def test_settings_and_overrides_reach_no_shell(cli: Cli, planted: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["BASH_ENV", "SHELLOPTS", "PS4"])
-def test_variables_that_bash_itself_acts_on_are_refused(cli: Cli, planted: Path, name: str) -> None:
-    """Bash starts the container, and runs commands that stand in these."""
+def test_variables_that_bash_executes_are_rejected(cli: Cli, planted: Path, name: str) -> None:
+    """Bash starts the container, and executes commands in these variables."""
     done = cli("plan", planted, "--set", f"code.env.{name}=$(touch PWNED)")
     assert done.code == 2
     assert f"code.env.{name}: the shell that starts the container executes this variable" in done.err
 
 
-def test_the_code_of_this_folder_starts_no_shell_of_its_own() -> None:
-    """`os.system`, `shell=True` and the like stand nowhere; `/bin/sh` and bash only before constant texts."""
+def test_the_source_starts_shells_only_with_constant_texts() -> None:
+    """The source contains no `os.system`, `shell=True` and the like. `/bin/sh` and bash get only constant texts."""
     root = Path(__file__).parent.parent.parent
     found: dict[str, list[str]] = {}
     for path in sorted([*(root / "sdk").rglob("*.py"), *(root / "entrypoints").rglob("*.py")]):

@@ -1,4 +1,4 @@
-"""`/opt/ml` in a local run is the folder of its instance, and never this machine's."""
+"""In a local run, `/opt/ml` is the folder of the instance, and not this machine's folder."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _packed(artifacts: dict[str, Any], name: str) -> dict[str, str]:
 
 
 @pytest.mark.processes
-def test_a_scripts_arguments_name_the_instances_folder(cli: Cli, job: Callable[..., Path]) -> None:
+def test_arguments_of_a_script_are_mapped(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(JOB, train_py=SCRIPT)
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 0, done.err
@@ -88,7 +88,7 @@ def test_a_scripts_arguments_name_the_instances_folder(cli: Cli, job: Callable[.
 
 
 @pytest.mark.processes
-def test_a_tasks_arguments_name_the_instances_folder(cli: Cli, small: Callable[..., Path]) -> None:
+def test_arguments_of_a_task_are_mapped(cli: Cli, small: Callable[..., Path]) -> None:
     path = small()
     task = path.with_name("small.py")
     arguments = "import json\n" + task.read_text().replace("self, seconds", "self, folders, seconds")
@@ -152,7 +152,7 @@ def test_without_a_namespace_the_plan_names_the_lines(cli: Cli, literal: Path) -
     assert "FileNotFoundError" in done.err
 
 
-def test_the_plan_reads_a_tasks_source_as_well(cli: Cli, small: Callable[..., Path]) -> None:
+def test_the_plan_also_reads_the_source_of_a_task(cli: Cli, small: Callable[..., Path]) -> None:
     path = small()
     task = path.with_name("small.py")
     task.write_text(task.read_text().replace("import torch\n", "import torch\nPLACE = '/opt/ml/output'\n", 1))

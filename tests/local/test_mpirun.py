@@ -1,4 +1,4 @@
-"""Ranks that mpirun starts, with `OMPI_*` variables alone, as AWS's toolkit does for SMDDP: no agent, no launcher."""
+"""Ranks that mpirun starts, as AWS's toolkit does for SMDDP: with `OMPI_*` variables, without agent and launcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, Tra
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(sys.platform != "linux", reason="each host has an address of its own on loopback"),
+    pytest.mark.skipif(sys.platform != "linux", reason="each host needs its own loopback address"),
 ]
 
 HOSTS = ("algo-1", "algo-2")
@@ -63,7 +63,7 @@ class Small(Task):
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 """
 
-# Does what sshd does for mpirun: runs a command on a host, with that host's environment.
+# Replaces ssh for mpirun: runs a command with the environment of a host.
 LOGIN = """#!{python}
 import json, os, sys
 host, command = sys.argv[1], " ".join(sys.argv[2:])
@@ -77,7 +77,8 @@ class Cluster:
     """Two hosts on this machine.
 
     Attributes:
-        environs: What a login on each host finds in its environment.
+        folder: Folder of both hosts.
+        environs: Environment variables of a login, by host.
     """
 
     folder: Path
@@ -86,8 +87,8 @@ class Cluster:
     def tree(self, host: str) -> MlTree:
         return MlTree(self.folder / host)
 
-    def give(self, config: RunConfig, **files: str) -> None:
-        """Put the code and run.json on each host."""
+    def install(self, config: RunConfig, **files: str) -> None:
+        """Write the code and run.json on each host."""
         for host in HOSTS:
             tree = self.tree(host)
             tree.run_config.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +119,7 @@ def cluster(tmp_path: Path) -> Cluster:
             "CLOUDTRAIN_RENDEZVOUS_PORT": str(port),
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "entrypoints"), os.environ["PYTHONPATH"]]),
             "TMPDIR": str(tmp_path / f"tmp-{number}"),
-            # As AWS's toolkit sets them: its script is our worker, which has no hyperparameters.
+            # AWS's toolkit sets these values, because its script is the worker, which has no hyperparameters.
             "SM_HOSTS": json.dumps(list(HOSTS)),
             "SM_CURRENT_HOST": host,
             "SM_HPS": "{}",
@@ -142,7 +143,7 @@ class Ended:
 
 @pytest.fixture
 def mpirun(cluster: Cluster) -> Iterator[Any]:
-    """Start the ranks as AWS's toolkit does: mpirun on the first host, which logs in on each one."""
+    """Start the ranks as AWS's toolkit does: with mpirun on the first host, which logs in on each host."""
     if shutil.which("mpirun") is None:
         pytest.skip("NOT TESTED: there is no mpirun here: apt-get install openmpi-bin")
     login = cluster.folder / "login"
@@ -167,9 +168,9 @@ def mpirun(cluster: Cluster) -> Iterator[Any]:
         command = ["mpirun", "--host", ",".join(f"{host}:2" for host in HOSTS), "-np", str(RANKS)]
         command += ["--allow-run-as-root", "--tag-output", "--oversubscribe"]
         command += [word for name, value in options.items() for word in ("-mca", name, value)]
-        # Both hosts' code is the same, and so is the folder's name on both in a container.
+        # Both hosts have the same code, and in containers the folder has the same name on both.
         command += ["-wdir", str(cluster.tree("algo-1").code), sys.executable, *module, "cloudtrain_worker.py"]
-        # On the first host ranks inherit what the toolkit has.
+        # On the first host, ranks inherit the environment of the toolkit.
         process = subprocess.Popen(
             command,
             env={**os.environ, **cluster.environs["algo-1"]},
@@ -192,7 +193,7 @@ def end(process: subprocess.Popen[str]) -> Ended:
 
 
 def by_hand(cluster: Cluster) -> Ended:
-    """Start each rank with mpirun's variables and nothing else of it, so that this is tested everywhere."""
+    """Start each rank with mpirun's variables but without mpirun, so that machines without mpirun test it, too."""
     logs, ranks = [], []
     for rank in range(RANKS):
         host, local_rank = HOSTS[rank // 2], rank % 2
@@ -217,7 +218,7 @@ def by_hand(cluster: Cluster) -> Ended:
 @pytest.mark.parametrize("way", ["by hand", "mpirun"])
 def test_a_task_trains_and_saves(cluster: Cluster, request: pytest.FixtureRequest, way: str) -> None:
     saved = cluster.folder / "saved"
-    cluster.give(run_config(task="small:Small", args={}, uri=str(saved)), small_py=TASK)
+    cluster.install(run_config(task="small:Small", args={}, uri=str(saved)), small_py=TASK)
     done = by_hand(cluster) if way == "by hand" else end(request.getfixturevalue("mpirun")())
     assert done.code == 0, done.text
     events = cluster.events(done.text)
@@ -241,8 +242,8 @@ total = torch.ones(())
 dist.all_reduce(total)
 place = context()
 names = ("SM_CURRENT_HOST", "SM_HPS", "SM_USER_ARGS", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "LOCAL_RANK")
-told = {"argv": sys.argv[1:], "sum": total.item(), "host": place.host, "rank": place.rank}
-text = json.dumps({**told, **{name: os.environ.get(name) for name in names}})
+seen = {"argv": sys.argv[1:], "sum": total.item(), "host": place.host, "rank": place.rank}
+text = json.dumps({**seen, **{name: os.environ.get(name) for name in names}})
 os.write(1, ("FOUND " + text + "\\n").encode())
 """
 
@@ -250,7 +251,7 @@ os.write(1, ("FOUND " + text + "\\n").encode())
 @pytest.mark.parametrize("way", ["by hand", "mpirun"])
 def test_a_script_finds_its_place(cluster: Cluster, request: pytest.FixtureRequest, way: str) -> None:
     config = run_config(script="probe.py", args=["--lr", "0.1"], local_rank_option="--local-rank")
-    cluster.give(config, probe_py=SCRIPT)
+    cluster.install(config, probe_py=SCRIPT)
     done = by_hand(cluster) if way == "by hand" else end(request.getfixturevalue("mpirun")())
     assert done.code == 0, done.text
     found = sorted((json.loads(each) for each in re.findall(r"FOUND (\{.*\})", done.text)), key=lambda f: f["rank"])
@@ -264,10 +265,10 @@ def test_a_script_finds_its_place(cluster: Cluster, request: pytest.FixtureReque
         assert (each["GLOO_SOCKET_IFNAME"], each["OMP_NUM_THREADS"]) == ("lo", "1")
 
 
-def test_a_failure_is_written_down_and_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
+def test_a_failure_is_written_to_a_file_and_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
     fail_rank = 3
     uri = str(cluster.folder / "saved")
-    cluster.give(run_config(task="small:Small", args={"fail_rank": fail_rank}, uri=uri), small_py=TASK)
+    cluster.install(run_config(task="small:Small", args={"fail_rank": fail_rank}, uri=uri), small_py=TASK)
     done = end(mpirun())
     assert done.code == 1, done.text
     failed = [event for event in cluster.events(done.text) if event["event"] == "failed"]
@@ -279,7 +280,7 @@ def test_a_failure_is_written_down_and_ends_the_job(cluster: Cluster, mpirun: An
     text = cluster.tree(host).failure.read_text()
     assert text.startswith(message)
     assert "small.py" in text
-    # Where the cause is another host's, nothing keeps the toolkit from writing what mpirun has printed.
+    # On the other host, the toolkit writes the file from mpirun's output.
     (other,) = set(HOSTS) - {host}
     assert not cluster.tree(other).failure.exists()
     # From this line on the toolkit quotes the output.
@@ -288,43 +289,43 @@ def test_a_failure_is_written_down_and_ends_the_job(cluster: Cluster, mpirun: An
     assert "the loss of this rank is broken on purpose" in first
 
 
-def test_a_script_that_exits_is_told(cluster: Cluster, mpirun: Any) -> None:
+def test_an_exit_code_of_a_script_is_reported(cluster: Cluster, mpirun: Any) -> None:
     script = "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '2' else time.sleep(60)\n"
-    cluster.give(run_config(script="probe.py", args=[]), probe_py=script)
+    cluster.install(run_config(script="probe.py", args=[]), probe_py=script)
     done = end(mpirun())
     assert done.code == 7, done.text
     assert cluster.tree("algo-2").failure.read_text() == "rank 2 on algo-2 (local rank 0) ended with exit code 7"
 
 
 def test_a_rank_that_is_killed_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
-    """Nobody writes that down but mpirun, whose words the toolkit takes."""
+    """Only mpirun reports the kill, and the toolkit quotes its output."""
     script = "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '3' else 0\n"
-    cluster.give(run_config(script="probe.py", args=[]), probe_py=f"{script}time.sleep(60)\n")
+    cluster.install(run_config(script="probe.py", args=[]), probe_py=f"{script}time.sleep(60)\n")
     done = end(mpirun())
     assert done.code == 128 + signal.SIGKILL, done.text
     assert "process rank 3" in done.text
 
 
 @pytest.mark.parametrize("module", [[], ["-m", "mpi4py"]])
-def test_mpi_that_a_script_has_begun_is_ended(cluster: Cluster, mpirun: Any, module: list[str]) -> None:
-    """For mpirun a rank that leaves without it has failed."""
+def test_mpi_is_finalized_if_a_script_initialized_it(cluster: Cluster, mpirun: Any, module: list[str]) -> None:
+    """For mpirun, a rank that exits without finalizing MPI has failed."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("NOT TESTED: there is no mpi4py here: pip install mpi4py")
     script = "import os\nfrom mpi4py import MPI\nos.write(1, b'of %d\\n' % MPI.COMM_WORLD.Get_size())\n"
-    cluster.give(run_config(script="probe.py", args=[]), probe_py=script)
+    cluster.install(run_config(script="probe.py", args=[]), probe_py=script)
     done = end(mpirun(*module))
     assert done.code == 0, done.text
     assert done.text.count("of 4") == RANKS
 
 
-def test_a_notice_that_reaches_the_ranks_is_acted_upon(cluster: Cluster, mpirun: Any) -> None:
-    """AWS's toolkit lets none through; mpirun itself would."""
+def test_ranks_stop_on_sigterm(cluster: Cluster, mpirun: Any) -> None:
+    """AWS's toolkit does not forward SIGTERM, but mpirun does."""
     saved = cluster.folder / "saved"
     pause = "        __import__('time').sleep(0.1)\n"
     slow = TASK.replace("        return nn.functional", f"{pause}        return nn.functional")
     config = run_config(task="small:Small", args={}, uri=str(saved))
     endless = dataclasses.replace(TRAIN, epochs=10_000)
-    cluster.give(dataclasses.replace(config, train=endless), small_py=slow)
+    cluster.install(dataclasses.replace(config, train=endless), small_py=slow)
     process = mpirun()
     until(lambda: list(saved.glob("step-*/manifest.json")))
     for rank in _ranks_of(cluster):
@@ -342,7 +343,7 @@ def _ranks_of(cluster: Cluster) -> list[int]:
     for process in psutil.process_iter(["cmdline", "pid"]):
         line = process.info["cmdline"] or []
         if line[-1:] == ["cloudtrain_worker.py"] and "mpirun" not in line[0]:
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                with_ours = process.environ().get("CLOUDTRAIN_ML_ROOT", "").startswith(str(cluster.folder))
-                found += [process.pid] if with_ours else []
+            with contextlib.suppress(psutil.Error):  # the process has just ended
+                is_of_cluster = process.environ().get("CLOUDTRAIN_ML_ROOT", "").startswith(str(cluster.folder))
+                found += [process.pid] if is_of_cluster else []
     return found

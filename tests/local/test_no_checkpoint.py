@@ -1,4 +1,4 @@
-"""Runs that complete none of the checkpoints that are due."""
+"""Runs that complete none of their due checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 _loss = Small.loss
 
 def loss(self, model, batch):
-    """Put a file where the folder of the checkpoints should be."""
+    """Write a file in place of the checkpoint folder."""
     Path(FOLDER).write_text("a file")
     return _loss(self, model, batch)
 

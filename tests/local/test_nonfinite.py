@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from cloudtrain_runtime import Task, context
 
 class Odd(Task):
-    """A line through 16 points. From step `bad_from` on, what `kind` names is not finite."""
+    """Linear regression. From step `bad_from` on, the value that `kind` names is not finite."""
 
     def __init__(self, kind, bad_from=0):
         self.kind, self.bad_from = kind, bad_from
@@ -55,13 +55,13 @@ class Odd(Task):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Where local runs keep their files."""
+    """Folder of local runs."""
     return tmp_path / "runs-home"
 
 
 @pytest.fixture
 def odd(job: Callable[..., Path]) -> Callable[..., Path]:
-    """Write the job: its kind of fault, options of train, and the number of ranks."""
+    """Return a function that writes the job, with a kind of fault, options of train and the number of ranks."""
 
     def write(kind: str, train: str = "seed: 0", ranks: int = 1, bad_from: int = 0) -> Path:
         arguments = f"{{kind: {kind}, bad_from: {bad_from}}}"
@@ -72,12 +72,12 @@ def odd(job: Callable[..., Path]) -> Callable[..., Path]:
 
 
 def strict(text: str) -> Any:
-    """Read JSON as programs do that know no NaN."""
+    """Parse JSON without the extension NaN."""
 
-    def refuse(name: str) -> None:
+    def reject(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=reject)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_export_nonfinite_exports_and_succeeds(cli: Cli, odd: Callable[..., Path
     assert (metrics.parent / "model.pt").is_file()
 
 
-def test_a_last_step_that_was_left_out_is_no_failure(cli: Cli, odd: Callable[..., Path]) -> None:
+def test_a_skipped_last_step_is_no_failure(cli: Cli, odd: Callable[..., Path]) -> None:
     done = cli("submit", odd("loss", "skip_nonfinite: 2", bad_from=1), "--local", "--follow", "--json")
     assert (done.code, done.json["state"]) == (0, "SUCCEEDED")
 
 
-def test_a_run_of_left_out_steps_alone_fails(cli: Cli, odd: Callable[..., Path]) -> None:
+def test_a_run_that_skips_all_steps_fails(cli: Cli, odd: Callable[..., Path]) -> None:
     done = cli("submit", odd("loss", "skip_nonfinite: 2"), "--local", "--follow", "--json")
     assert done.code == 4
     assert "its training loss is not finite" in done.json["reason"]

@@ -1,4 +1,4 @@
-"""What a script writes to its code folder is kept where the job says so, and reported where it does not."""
+"""Files that a script writes to its code folder are kept if `code.outputs` lists them, and reported otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Path("logs/b.txt").write_text("b" * 1000)
 
 
 def _reported(cli: Cli, done: Finished) -> list[str]:
-    """Return what the run's hosts report of its files."""
+    """Return the warnings of the hosts about files."""
     warnings: list[str] = cli("status", done.json["run"], "--json").json["warnings"]
     return [text for text in warnings if text.startswith(("algo-", "the model folder"))]
 

@@ -1,4 +1,4 @@
-"""A script whose ranks train alone, that never saves or never reports progress is reported, at run time."""
+"""At run time, warnings report scripts whose ranks train separately, never save or never report progress."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ranks_that_train_alone_are_reported(cli: Cli, job: Callable[..., Path],
 
 
 @pytest.mark.parametrize("how", JOINS)
-def test_ranks_that_join_are_not_accused(cli: Cli, job: Callable[..., Path], how: str) -> None:
+def test_ranks_that_join_get_no_warning(cli: Cli, job: Callable[..., Path], how: str) -> None:
     options = ["--set=code.env.CLOUDTRAIN_WORKER_START=fresh"] if how == "unseen" else []
     found = _warnings(cli, job(JOB, train_py=SAVES + JOINS[how]), *options)
     assert ALONE not in found
@@ -69,7 +69,7 @@ def test_ranks_that_join_are_not_accused(cli: Cli, job: Callable[..., Path], how
     assert UNWATCHED in found
 
 
-def test_a_script_that_starts_its_ranks_is_not_accused(cli: Cli, job: Callable[..., Path]) -> None:
+def test_a_script_that_starts_its_ranks_gets_no_warning(cli: Cli, job: Callable[..., Path]) -> None:
     script = "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'torch.distributed.run', '--help'])\n"
     assert ALONE not in _warnings(cli, job(JOB, train_py=script))
 

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of cloudtrain, or only its checkpoints, run unchanged on 2 x 2 ranks and train together."""
+"""Scripts without cloudtrain, or only with its checkpoints, run unchanged on 2 x 2 ranks and train together."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.processes
 RANKS = 4
 NEEDS = {"script-lightning": "lightning", "script-accelerate": "accelerate"}
 
-# Found by every interpreter of the run before the tests' own. Each process that wraps a model in DDP writes down at its
-# end who it is and what weights it has come to.
+# A sitecustomize module for every interpreter of the run, which also runs that of the tests. Each process that wraps a
+# model in DDP records its rank, its host, and digests of the first and last weights.
 PROBE = """
 import hashlib, importlib.machinery, json, os, runpy, sys
 
 NAME = "torch.nn.parallel.distributed"
 
-class Watched:
+class Finder:
     def find_spec(self, name, path=None, target=None):
         if name != NAME:
             return None
@@ -52,18 +52,18 @@ def digest(model):
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 def write(model, rank, world_size, first):
-    told = {"world_size": world_size, "host": os.environ["SM_CURRENT_HOST"], "first": first, "last": digest(model)}
+    record = {"world_size": world_size, "host": os.environ["SM_CURRENT_HOST"], "first": first, "last": digest(model)}
     with open(f"{os.environ['RECORDS']}/{rank}", "x") as file:
-        json.dump(told, file)
+        json.dump(record, file)
 
-sys.meta_path.insert(0, Watched())
+sys.meta_path.insert(0, Finder())
 runpy.run_path(os.environ["GUARD"] + "/sitecustomize.py")
 """
 
 
 @pytest.fixture
 def probed(tmp_path: Path) -> list[str]:
-    """Return the settings by which every process of a run tells what it trains."""
+    """Return the options with which every process of a run records its training."""
     folder = tmp_path / "probe"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(PROBE)
@@ -85,12 +85,12 @@ def example(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def check_ranks(records: Path) -> None:
-    """Check that all ranks have trained, and together: from the same weights to the same other ones."""
-    told = [json.loads((records / str(rank)).read_text()) for rank in range(RANKS)]
-    assert [each["world_size"] for each in told] == [RANKS] * RANKS
-    assert [each["host"] for each in told] == ["algo-1", "algo-1", "algo-2", "algo-2"]
-    assert len({each["last"] for each in told}) == len({each["first"] for each in told}) == 1
-    assert told[0]["last"] != told[0]["first"]
+    """Check that all ranks have trained together: their first weights are equal, and so are their last ones."""
+    found = [json.loads((records / str(rank)).read_text()) for rank in range(RANKS)]
+    assert [each["world_size"] for each in found] == [RANKS] * RANKS
+    assert [each["host"] for each in found] == ["algo-1", "algo-1", "algo-2", "algo-2"]
+    assert len({each["last"] for each in found}) == len({each["first"] for each in found}) == 1
+    assert found[0]["last"] != found[0]["first"]
 
 
 def model_of(status: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -104,15 +104,15 @@ def model_of(status: dict[str, Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
-        ("script-ddp", 2),  # reads LOCAL_RANK, as every script for torchrun
+        ("script-ddp", 2),  # reads LOCAL_RANK, as all scripts for torchrun
         ("script-lightning", 2),
         ("script-accelerate", 2),
-        ("script-launch", 2),  # takes --local_rank
+        ("script-launch", 2),  # has the option --local_rank
         ("script-sagemaker", 2),
-        ("script-spawn", 1),  # starts two ranks by itself
+        ("script-spawn", 1),  # starts two ranks itself
     ],
 )
-def test_a_script_runs_as_it_is(
+def test_a_script_runs_unchanged(
     cli: Cli, example: Callable[[str], Path], probed: list[str], tmp_path: Path, name: str, processes: int
 ) -> None:
     shape = ("--instances", "2", f"--set=cluster.processes_per_instance={processes}", "--set=code.args.epochs=1")

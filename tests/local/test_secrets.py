@@ -1,4 +1,4 @@
-"""Secrets of local runs: real launchers and ranks, and Secrets Manager over HTTP."""
+"""Secrets in local runs, with real launchers and ranks, and with Secrets Manager over HTTP."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ Job = Callable[..., Path]
 
 
 def everything_below(folder: Path) -> dict[str, str]:
-    """Return every file of a run as text, without what the script has written itself."""
+    """Return all files of a run as text, except those that the script has written."""
     files = [path for path in folder.rglob("*") if path.is_file() and "rank-" not in path.name]
     return {str(path.relative_to(folder)): path.read_bytes().decode("utf-8", "replace") for path in files}
 
 
 @pytest.mark.usefixtures("stored")
-def test_ranks_have_the_secrets_and_nobody_tells_them(cli: Cli, job: Job) -> None:
+def test_only_ranks_have_the_secrets(cli: Cli, job: Job) -> None:
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json")
     assert done.code == 0, done.err
     run = done.json["run"]
@@ -91,7 +91,7 @@ def test_ranks_have_the_secrets_and_nobody_tells_them(cli: Cli, job: Job) -> Non
     assert '{"notes": "***"}' in log
     shown = cli("logs", run)
     assert VALUE not in done.out + done.err + shown.out
-    # Nor does the launcher's environment hold them, nor any command line.
+    # The launcher's environment and the command lines do not contain the secrets.
     held = json.loads(files["hosts/algo-1/opt/ml/output/data/held.json"])
     assert not [line for line, found in held.items() if found["line"]]
     launchers = [found for line, found in held.items() if "-m cloudtrain_runtime.launch " in f"{line} "]
@@ -101,7 +101,7 @@ def test_ranks_have_the_secrets_and_nobody_tells_them(cli: Cli, job: Job) -> Non
 
 
 @pytest.mark.usefixtures("stored")
-def test_what_a_failed_rank_says_is_told_without_the_secret(cli: Cli, job: Job) -> None:
+def test_the_reason_of_a_failure_contains_no_secret(cli: Cli, job: Job) -> None:
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json", "--set", "code.env.FAIL=1")
     assert done.code == 4
     assert "ValueError: cannot log in with ***" in done.json["reason"]
@@ -112,7 +112,7 @@ def test_what_a_failed_rank_says_is_told_without_the_secret(cli: Cli, job: Job) 
     assert VALUE not in done.out + done.err + explained.out
 
 
-def test_a_variable_that_is_set_here_wins_and_needs_no_account(cli: Cli, job: Job) -> None:
+def test_a_variable_of_this_shell_replaces_the_secret(cli: Cli, job: Job) -> None:
     here = {"WANDB_API_KEY": VALUE, "NOTES": LINES, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     one = ("--set", "cluster.instances=1", "--set", "cluster.processes_per_instance=1")
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json", *one, environ=here)
@@ -156,7 +156,7 @@ def test_unavailable_secret_is_an_error_before_the_start(
     assert not list((tmp_path / "runs-home" / "runs").glob("*"))
 
 
-def test_without_credentials_the_refusal_says_so(cli: Cli, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(cli: Cli, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local")
     assert done.code == 2

@@ -1,4 +1,4 @@
-"""A Task that streams the files of a channel, in local runs: shared by all ranks, or by those of one host."""
+"""Local runs of a Task that streams the files of a channel, shared by all ranks or by the ranks of a host."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def read(path):
         yield torch.tensor([float(line)])
 
 class Lines(Task):
-    """Fit the numbers of files, and write down which ones each step had."""
+    """Fit the numbers in files, and log the numbers of each step."""
 
     def __init__(self, fail_at=None):
         self.fail_at = fail_at
@@ -58,7 +58,7 @@ class Lines(Task):
 def test_each_line_of_a_channel_is_used_once_in_an_epoch(
     sharded: bool, cli: Cli, job: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """One rank fails in the middle of the second epoch, and the run goes on from its last checkpoint."""
+    """One rank fails in the middle of the second epoch, and the run resumes from its last checkpoint."""
     text = JOB.replace("SHARDED", str(sharded).lower()).replace("FAIL", "17")
     path = job(text, lines_py=TASK)
     files = path.parent / "files"

@@ -85,7 +85,7 @@ def test_output_may_go_to_a_file_in_the_code_folder(cli: Cli, quick: Path) -> No
     assert all(f"warning: {warning}\n" in log for warning in WARNINGS)
 
 
-def test_the_sdk_returns_the_plans_warnings(quick: Path) -> None:
+def test_the_sdk_returns_the_warnings_of_the_plan(quick: Path) -> None:
     plans: list[cloudtrain.Plan] = []
     run = cloudtrain.submit(quick, local=True, callbacks=cloudtrain.Callbacks(on_plan=plans.append))
     assert set(WARNINGS) <= set(run.warnings)

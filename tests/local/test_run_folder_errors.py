@@ -1,4 +1,4 @@
-"""Commands on a full disk, beside damaged files, and on the runs of others: one clear message, and `stop` stops."""
+"""Commands with a full disk, damaged files or runs of other users print one clear message, and `stop` works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOBODY = 65534
 
 
 def everything_in(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return time and content of all files in a folder."""
+    """Return the times and contents of all files in a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
@@ -52,7 +52,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def spinning(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[str, Path]]:
-    """Start a run that never ends by itself; return its id and folder once it prints."""
+    """Return a function that starts an endless run, and returns its id and folder after its first output."""
 
     def start(home: Path | None = None) -> tuple[str, Path]:
         home = home or tmp_path / "runs-home"
@@ -73,7 +73,7 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_full_disk_stops_no_command(cli: Cli, disk: Path, spinning: Callable[..., tuple[str, Path]]) -> None:
+def test_commands_work_with_a_full_disk(cli: Cli, disk: Path, spinning: Callable[..., tuple[str, Path]]) -> None:
     run, folder = spinning(disk)
     fill(disk)
     environ = {"CLOUDTRAIN_HOME": str(disk)}
@@ -82,10 +82,10 @@ def test_a_full_disk_stops_no_command(cli: Cli, disk: Path, spinning: Callable[.
         done = cli(*words, environ=environ)
         assert "Traceback" not in done.err
         assert done.code == 0, done.err
-    refused = cli("submit", job, "--local", environ=environ)
-    assert refused.code == 2
-    assert "No space left on device" in refused.err
-    assert "Traceback" not in refused.err
+    failed = cli("submit", job, "--local", environ=environ)
+    assert failed.code == 2
+    assert "No space left on device" in failed.err
+    assert "Traceback" not in failed.err
     stopped = cli("stop", run, "--json", environ=environ)
     assert stopped.code == 0, stopped.err
     assert stopped.json["state"] == "STOPPED"
@@ -134,7 +134,7 @@ def test_a_supervisor_that_cannot_start_is_reported(job: Callable[..., Path], mo
     assert json.loads((log.parent / "state.json").read_text())["state"] == "FAILED"
 
 
-def test_a_refused_job_starts_no_process(cli: Cli, tmp_path: Path) -> None:
+def test_an_invalid_job_starts_no_process(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("nam: x\n")
     done = cli("submit", tmp_path / "job.yaml", "--local", environ={"OWNER": str(tmp_path)})
     assert done.code == 2
@@ -170,13 +170,13 @@ def test_commands_that_read_write_nothing(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((folder / "state.json").read_text())["state"] == "FAILED"
 
 
-OTHER_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-kill,-fowner", "--inh-caps=-all"]
-"""Root without the rights over other users' files."""
+WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-kill,-fowner", "--inh-caps=-all"]
+"""Runs a command as root without access to other users' files."""
 
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[Callable[..., Finished]]:
-    """Make a run of another user; return what runs a command that has no rights over it."""
+    """Write a run of another user; return a function that runs a command without access to it."""
     home = tmp_path / "runs-home"
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root can make files of another user")
@@ -186,7 +186,7 @@ def foreign(tmp_path: Path) -> Iterator[Callable[..., Finished]]:
     environ = {**os.environ, "CLOUDTRAIN_HOME": str(home), "HOME": str(tmp_path)}
 
     def call(*words: str) -> Finished:
-        line = [*OTHER_RIGHTS, str(command()), *words]
+        line = [*WITHOUT_CAPABILITIES, str(command()), *words]
         done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr, done.stderr
         return Finished(done.returncode, done.stdout, done.stderr)
@@ -195,11 +195,11 @@ def foreign(tmp_path: Path) -> Iterator[Callable[..., Finished]]:
     home.chmod(0o755)
 
 
-def test_the_run_of_another_user(foreign: Callable[..., Finished], tmp_path: Path) -> None:
+def test_errors_for_the_run_of_another_user(foreign: Callable[..., Finished], tmp_path: Path) -> None:
     home, folder = tmp_path / "runs-home", tmp_path / "runs-home" / "runs" / RUN
     for verb in ("status", "logs", "explain"):
         done = foreign(verb, RUN)
-        assert done.code == 0, done.err  # what may be read is read; the lock, too
+        assert done.code == 0, done.err  # the files are readable, including the lock
     (folder / "state.json").chmod(0o600)
     listed = foreign("list")
     assert listed.code == 0, listed.err
