@@ -7,7 +7,7 @@ import importlib
 import inspect
 import linecache
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
+from cloudtrain_runtime.contract import task_methods
 from cloudtrain_runtime.contract.task_methods import TASK_METHODS
 from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
@@ -153,7 +154,11 @@ def _with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 def location_of(task: object, name: str) -> str:
     """Return the location of a Task's method, such as `digits.py:31:5  `; empty for the entrypoint's default."""
-    method = inspect.unwrap(getattr(type(task), name, location_of))
+    return _location(type(task), name)
+
+
+def _location(found: type, name: str) -> str:
+    method = inspect.unwrap(getattr(found, name, _location))
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
@@ -366,6 +371,10 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+_GENERATORS = ("parallelize", "pipeline")
+"""The methods that may yield their result."""
+
+
 def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     """Import and create the Task named `module:Class`.
 
@@ -378,23 +387,51 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     except ModuleNotFoundError as error:
         if error.name != module_name:
             raise
-        raise TaskError(f"code.task: there is no module {module_name} in the code folder") from None
-    found: Callable[..., Any] | None = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        tasks = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
-        known = ", ".join(name for name in tasks if name != "Task") or "none"
-        raise TaskError(f"code.task: {class_name} in {module.__file__} is not a Task (Tasks there: {known})")
+        raise TaskError(str(task_methods.missing_module(Path.cwd(), module_name))) from None
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        classes = [each for each in vars(module).values() if isinstance(each, type)]
+        known = [each.__name__ for each in classes if each.__module__ == module_name]
+        raise TaskError(str(task_methods.missing_class(_short(str(module.__file__)), class_name, known)))
+    if not issubclass(found, Task):
+        raise TaskError(_class_location(found) + str(task_methods.not_a_task(class_name)))
     if inspect.isabstract(found):
-        missing = ", ".join(f"{name}()" for name in sorted(found.__abstractmethods__))
-        raise TaskError(f"code.task: {class_name} in {module.__file__} has no {missing}")
+        raise TaskError("; ".join(_missing_methods(found, class_name)))
+    create: Callable[..., Task] = found
     try:
-        task = found(**arguments)
+        task = create(**arguments)
     except TypeError as error:
-        if _takes(found, arguments):
+        if _takes(create, arguments):
             raise  # the error comes from within its __init__
-        raise TaskError(f"code.args: {class_name} cannot be created: {error}") from None
-    _check_signatures(task)
+        wrong = task_methods.check_arguments(class_name, inspect.signature(create), arguments)
+        message = "; ".join(map(str, wrong)) or f"code.args: {class_name} cannot be created: {error}"
+        raise TaskError(message) from None
+    if mistakes := list(_wrong_methods(task)):
+        raise TaskError("; ".join(mistakes))
     return task
+
+
+def _class_location(found: type) -> str:
+    try:
+        return f"{_short(inspect.getfile(found))}:{inspect.getsourcelines(found)[1]}:1  "
+    except (OSError, TypeError):  # there is no source
+        return ""
+
+
+def _missing_methods(found: type[Task], name: str) -> Iterator[str]:
+    """Yield the mistakes in the methods of a class of which Python creates no object."""
+    own = [each for each in found.__mro__ if each not in Task.__mro__]
+    defined = {key: value for each in reversed(own) for key, value in vars(each).items()}
+    missing: frozenset[str] = found.__abstractmethods__
+    methods = {
+        key: inspect.signature(value) if inspect.isfunction(value) else None
+        for key, value in defined.items()
+        if key not in missing
+    }
+    for method, mistake in task_methods.check_methods(name, methods, Path.cwd()):
+        yield (_location(found, method) if method else _class_location(found)) + str(mistake)
+    for method in sorted(missing - TASK_METHODS.keys()):
+        yield f"{_class_location(found)}{name} has no {method}()"
 
 
 def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
@@ -407,16 +444,32 @@ def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def _check_signatures(task: Task) -> None:
-    """Reject methods that the entrypoint cannot call with its arguments."""
-    for name, method in TASK_METHODS.items():
+def _wrong_methods(task: Task) -> Iterator[str]:
+    """Yield a message for each method that the entrypoint cannot use."""
+    for name in TASK_METHODS:
         try:
-            signature = inspect.signature(getattr(task, name))
+            message = _method_mistake(task, name)
         except (TypeError, ValueError):  # the method has no signature
             continue
-        try:
-            signature.bind(*method.parameters)
-        except TypeError:
-            found = ", ".join(inspect.signature(getattr(type(task), name)).parameters)
-            expected = ", ".join(("self", *method.parameters))
-            raise TaskError(f"{location_of(task, name)}{name}({found}): expected {name}({expected})") from None
+        if message:
+            yield location_of(task, name) + message
+
+
+def _method_mistake(task: Task, name: str) -> str:
+    """Return why the entrypoint cannot use a method; empty if it can."""
+    method, declared = getattr(task, name), inspect.getattr_static(type(task), name)
+    if not callable(method):
+        kind = "a property" if isinstance(declared, property | functools.cached_property) else _kind(method)
+        return f"{name} is {kind}: expected the method {task_methods.call_of(name)}"
+    signature, first = inspect.signature(method), tuple[str, ...]()
+    if inspect.getattr_static(task, name) is declared:  # not an attribute of the object
+        if inspect.isfunction(declared):
+            signature, first = inspect.signature(declared), ("self",)
+        elif isinstance(declared, classmethod):
+            signature, first = inspect.signature(declared.__func__), ("cls",)
+    shown = task_methods.show(name, signature)
+    if inspect.iscoroutinefunction(method):
+        return f"async {shown}: expected an ordinary method; write def; it is not awaited"
+    if inspect.isgeneratorfunction(method) and name not in _GENERATORS:
+        return f"{shown}: it has a yield, so it returns a generator; return {TASK_METHODS[name].returns or 'the value'}"
+    return task_methods.check_signature(name, signature, first)

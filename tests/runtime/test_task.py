@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime import Task
+from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.task import (
     check_batch,
@@ -42,6 +43,9 @@ class Assigned(Mine):
 class Decorated(Mine):
     @staticmethod
     def metrics(batch): ...
+
+class ByPosition(Mine):
+    def __init__(self, a, /): ...
 """
 
 
@@ -50,6 +54,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_module.py").write_text(GOOD)
     (tmp_path / "broken_module.py").write_text("import not_installed_anywhere")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_task_gets_its_arguments() -> None:
@@ -59,13 +64,19 @@ def test_a_task_gets_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("reference", "arguments", "expected"),
     [
-        ("nowhere:Mine", {}, "there is no module nowhere"),
-        ("mine_module:Mien", {}, r"Mien in .*mine_module.py is not a Task \(Tasks there: Mine, Unfinished, "),
-        ("mine_module:Other", {}, "is not a Task"),
-        ("mine_module:Mine", {"layrs": 5}, "code.args: Mine cannot be created: .*layrs"),
+        ("nowhere:Mine", {}, "code.task: no such file: .*nowhere.py; code.task is module:Class"),
+        ("mine_module:Mien", {}, r'mine_module.py has no class Mien; did you mean "Mine"\?'),
+        ("mine_module:Other", {}, "mine_module.py:13:1  Other is not a Task; write class Other"),
+        ("mine_module:Mine", {"layrs": 5}, r'code.args.layrs: Mine takes no such argument; did you mean "layers"\?'),
+        ("mine_module:ByPosition", {"a": 5}, "code.args.a: ByPosition takes no such argument; it takes none"),
+        ("mine_module:ByPosition", {}, "code.args: ByPosition cannot be created: .*missing 1 required"),
         ("mine_module:Assigned", {}, r"mine_module.py:19:1  loss\(self, batch\): expected loss\(self, model, batch\)"),
-        ("mine_module:Decorated", {}, r"mine_module.py:23:5  metrics\(batch\): expected metrics\(self, model, batch\)"),
-        ("mine_module:Unfinished", {}, r"code.task: Unfinished in .*mine_module.py has no datasets\(\), loss\(\)"),
+        ("mine_module:Decorated", {}, r"mine_module.py:23:5  metrics\(batch\): expected metrics\(model, batch\)"),
+        (
+            "mine_module:Unfinished",
+            {},
+            r"py:10:1  Unfinished has no datasets\(self\); .*; .*py:10:1  Unfinished has no loss\(self, model, batch\)",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(reference: str, arguments: dict[str, int], expected: str) -> None:
@@ -81,6 +92,124 @@ def test_an_import_error_of_the_users_module_is_its_own() -> None:
 def test_what_its_init_raises_is_its_own() -> None:
     with pytest.raises(TypeError, match="has no len"):
         load_task("mine_module:Raises", {})
+
+
+HEAD = "import abc, dataclasses, functools, cloudtrain_runtime\nfrom cloudtrain_runtime import Task\n"
+MODEL = "    def model(self): ...\n"
+DATASETS = "    def datasets(self): ...\n"
+LOSS = "    def loss(self, model, batch): ...\n"
+GOOD_BASE = f"class Base(Task):\n{MODEL}{DATASETS}{LOSS}"
+
+
+def both(folder: Path, source: str) -> tuple[list[str], str]:
+    """Return what the plan reports about the class Mine of a source, and the worker's error, if there is one."""
+    name = f"source_{folder.name}"
+    (folder / f"{name}.py").write_text(HEAD + source)
+    planned = [found.message for found in check_task(folder, f"{name}:Mine", {})]
+    try:
+        load_task(f"{name}:Mine", {})
+    except TaskError as error:
+        return planned, str(error)
+    return planned, ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"class Mine(Task):\n{MODEL}{DATASETS}",
+        f"class Mine(Task):\n{MODEL}{LOSS}    def dataset(self): ...\n",
+        "class Mine: ...\n",
+        "class Mime(Task): ...\n",
+        *(
+            f"class Mine(Task):\n{MODEL}{DATASETS}{LOSS}    {method}\n"
+            for method in (
+                "def loss(self, batch): ...",
+                "def loss(self, batch, model): ...",
+                "def loss(self, *, model, batch): ...",
+                "def optimizer(self) -> int: ...",
+                "def schedule(self, optimizer, warmup): ...",
+                "def parallelize(self, model): ...",
+                "def collate(self): ...",
+                "def __init__(self, layers): ...",
+            )
+        ),
+    ],
+)
+def test_the_worker_uses_the_words_of_the_plan(tmp_path: Path, source: str) -> None:
+    planned, rejected = both(tmp_path, source.replace(LOSS, "", 1) if source.count("def loss") > 1 else source)
+    assert planned
+    assert all(message in rejected for message in planned), rejected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        *(
+            (f"class Mine(Task):\n{MODEL}{DATASETS}    {method}\n", expected)
+            for method, expected in (
+                (
+                    "@staticmethod\n    def loss(self, model, batch): ...",
+                    "loss(self, model, batch): expected loss(model,",
+                ),
+                ("@classmethod\n    def loss(cls, batch): ...", "loss(cls, batch): expected loss(cls, model, batch)"),
+                ("async def loss(self, model, batch): ...", "async loss(self, model, batch): expected an ordinary"),
+                (
+                    "@property\n    def loss(self): ...",
+                    "loss is a property: expected the method loss(self, model, batch)",
+                ),
+                (
+                    "def loss(self, model, batch): yield",
+                    "loss(self, model, batch): it has a yield, so it returns a gen",
+                ),
+                ("loss = 3", "loss is an int: expected the method loss(self, model, batch)"),
+            )
+        ),
+        (f"{GOOD_BASE}class Mine(Base):\n    @abc.abstractmethod\n    def width(self): ...\n", "Mine has no width()"),
+        (
+            f"class Mixin:\n    def loss(self): ...\nclass Mine(Mixin, Task):\n{MODEL}{DATASETS}",
+            "loss(self): expected loss(self, model, batch)",
+        ),
+        (f"class Mine(cloudtrain_runtime.Task):\n{MODEL}{DATASETS}", "Mine has no loss(self, model, batch); return a"),
+        (
+            f"class Mine(cloudtrain_runtime.Task):\n{MODEL}{LOSS}    def dataset(self): ...\n",
+            "a Task has no such method",
+        ),
+        (
+            f"{GOOD_BASE}class Mine(Base): ...\nsetattr(Mine, 'collate', lambda self: 1)\n",
+            "collate(self): expected collate(self, samples)",
+        ),
+        ("def make(): ...\nMine = make()\n", "has no class Mine; the file has no class"),
+        ("class Mine(object): ...\n", "Mine is not a Task; write class Mine(Task)"),
+    ],
+)
+def test_the_worker_checks_what_the_source_leaves_open(tmp_path: Path, source: str, expected: str) -> None:
+    planned, rejected = both(tmp_path, source)
+    assert planned == []
+    assert expected in rejected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{GOOD_BASE}class Mine(Base):\n    def parallelize(self, model, mesh): yield model\n",
+        f"class Mixin:\n{LOSS}class Mine(Mixin, Task):\n{MODEL}{DATASETS}",
+        f"class Mixin(abc.ABC):\n{LOSS}class Left(Task):\n{MODEL}\nclass Mine(Mixin, Left):\n{DATASETS}",
+        f"{GOOD_BASE}class Mine(Base):\n    def loss(self): ...\n    loss = Base.loss\n",
+        f"{GOOD_BASE}class Mine(Base):\n    def loss(self): ...\nsetattr(Mine, 'loss', Base.loss)\n",
+        f"{GOOD_BASE}class Mine(Base):\n    def loss(self): ...\nMine.loss = Base.loss\n",
+        f"{GOOD_BASE}class Mine(Base):\n    def loss(self): ...\n    def __init__(self): self.loss = max\n",
+        f"{GOOD_BASE}class Mine(Base):\n    if True:\n{LOSS.replace('    ', '        ', 1)}",
+        f"{GOOD_BASE}class Mine(Base):\n    def __init__(self, layers): ...\n    __init__ = Base.__init__\n",
+        f"{GOOD_BASE}class Mine(Base):\n    def __new__(cls): return Base()\n    def __init__(self, layers): ...\n",
+        f"{GOOD_BASE}@dataclasses.dataclass\nclass Mine(Base):\n    layers: int = 2\n",
+        f"class Mine:\n    def loss(self): ...\n{GOOD_BASE}Mine = Base\n",
+        f"{GOOD_BASE}def __getattr__(name): return Base\n",
+        f"{GOOD_BASE}globals()['Mine'] = Base\n",
+        f"{GOOD_BASE}def bind():\n    global Mine\n    Mine = Base\nbind()\n",
+    ],
+)
+def test_what_the_worker_accepts_the_plan_accepts(tmp_path: Path, source: str) -> None:
+    assert both(tmp_path, source) == ([], "")
 
 
 class Good(Task):

@@ -1,4 +1,7 @@
-"""A Task is checked by its source text: what is proven wrong is told, and nothing else is."""
+"""Check a Task's source: common mistakes are reported, and nothing that the source leaves open.
+
+tests/runtime/test_task.py has the mistakes that only the worker reports, and compares both checks.
+"""
 
 import ast
 import inspect
@@ -40,9 +43,6 @@ def test_the_table_is_the_tasks_own() -> None:
     assert {name for name, method in TASK_METHODS.items() if method.is_required} == Task.__abstractmethods__
 
 
-# ---------------------------------------------------------------- what is wrong
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -52,29 +52,14 @@ def test_the_table_is_the_tasks_own() -> None:
         ("def loss(self, model, batch, step): return 1", "loss(self, model, batch, step): expected loss(self, model"),
         ("def loss(self, model, batch, *, step): return 1", "loss(self, model, batch, *, step): expected loss(self,"),
         ("def loss(self, *, model, batch): return 1", "loss(self, *, model, batch): expected loss(self, model, batch)"),
-        ("def loss(self, m: 'x' = 1) -> int: return 1", "loss(self, m=1): expected loss(self, model, batch)"),
-        ("@staticmethod\n    def loss(self, model, batch): return 1", "loss(self, model, batch): expected loss(model,"),
-        ("@classmethod\n    def loss(cls, batch): return 1", "loss(cls, batch): expected loss(cls, model, batch)"),
-        ("async def loss(self, model, batch): return 1", "async loss(self, model, batch): expected an ordinary method"),
-        ("@property\n    def loss(self): return 1", "loss is a property: expected the method loss(self, model, batch)"),
-        (
-            "def loss(self, model, batch): yield 1",
-            "loss(self, model, batch): it has a yield, so it returns a generator",
-        ),
-        ("def loss(self, model, batch): 1", "loss(self, model, batch): it returns nothing; return a scalar tensor"),
-        ("def loss(self, model, batch): return", "loss(self, model, batch): it returns nothing"),
-        ("def loss(self, model, batch): return None", "loss(self, model, batch): it returns nothing"),
-        (
-            "def loss(self, model, batch):\n        def inner(): return 1\n        inner()",
-            "loss(self, model, batch): it returns nothing",
-        ),
+        ("def loss(self, m: 'x' = 1) -> int: return 1", "loss(self, m): expected loss(self, model, batch)"),
     ],
 )
 def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
-    (told,) = found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {line}\n")
-    place, _, message = told.partition("  ")
+    (text,) = found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {line}\n")
+    place, _, message = text.partition("  ")
     assert message.startswith(expected)
-    assert place == f"mine.py:{6 if line.startswith('@') else 5}:5"
+    assert place == "mine.py:5:5"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +68,6 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
         ("def optimizer(self): return 1", "optimizer(self): expected optimizer(self, model)"),
         ("def schedule(self): return 1", "schedule(self): expected schedule(self, optimizer)"),
         ("def metrics(self, batch): return {}", "metrics(self, batch): expected metrics(self, model, batch)"),
-        ("def metrics(self, model, batch): pass", "metrics(self, model, batch): it returns nothing; return a mapping"),
         ("def collate(self): return 1", "collate(self): expected collate(self, samples)"),
         ("def parallelize(self, model): return 1", "parallelize(self, model): expected parallelize(self, model, mesh)"),
         ("def pipeline(self, model): return 1", "pipeline(self, model): expected pipeline(self, model, stages)"),
@@ -143,8 +127,6 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
         ("class Mine(:", "mine.py:1:12  is not valid Python: invalid syntax"),
         ("class Mine:\n  x = (1\n", "mine.py:2:7  is not valid Python: '(' was never closed"),
         ("class Mine: ...", "mine.py:1:1  Mine is not a Task; write class Mine(Task), with from cloudtrain_runtime"),
-        (f"{WHOLE.replace('Mine', 'Good')}class Mine: ...", "Mine is not a Task; code.task can name Good"),
-        ("import abc\nfrom abc import ABC\nclass Mine(ABC, object): ...", "mine.py:3:1  Mine is not a Task"),
         ("class Base: ...\nclass Mine(Base): ...", "mine.py:2:1  Mine is not a Task"),
     ],
 )
@@ -179,7 +161,7 @@ def test_everything_is_said_at_once(tmp_path: Path) -> None:
         ("def __init__(self, layers=2): ...", {"layrs": 1}, ["code.args.layrs: Mine takes no such argument; did you"]),
         ("def __init__(self, a, **others): ...", {"x": 1}, ["code.args: Mine needs the argument a; args: {a: ...}"]),
         ("def __init__(self, *args): ...", {"args": 1}, ["code.args.args: Mine takes no such argument; it takes none"]),
-        ("def __init__(self, a, /): ...", {"a": 1}, ["code.args.a: Mine takes", "__init__ takes a by position only"]),
+        ("def __init__(self, a, /): ...", {"a": 1}, ["code.args.a: Mine takes no such argument; it takes none"]),
         ("def __init__(self, /, a): ...", {"a": 1}, []),
         ("def __init__(self, **anything): ...", {"x": 1}, []),
         ("@wrapped\n    def __init__(self): ...", {"x": 1}, []),
@@ -193,9 +175,6 @@ def test_the_arguments(tmp_path: Path, init: str, arguments: dict[str, int], exp
     assert all(part in text for part, text in zip(expected, told, strict=True)), told
 
 
-# ---------------------------------------------------------------- bases
-
-
 BASE = f"{HEAD}class Base(Task):\n    def __init__(self, layers): ...\n{MODEL}    def loss(self, batch): return 1\n"
 
 
@@ -203,18 +182,14 @@ BASE = f"{HEAD}class Base(Task):\n    def __init__(self, layers): ...\n{MODEL}  
     ("first", "others"),
     [
         ("from base import Base", {"base": BASE}),
-        ("import base", {"base": BASE}),
-        ("import base as b", {"base": BASE}),
+        ("from base import Base as B", {"base": BASE}),
         ("from pkg.base import Base", {"pkg__base": BASE}),
         ("from pkg import Base", {"pkg____init__": "from .base import Base", "pkg__base": BASE}),
-        ("from pkg import base", {"pkg__base": BASE}),
-        ("import pkg.base", {"pkg__base": BASE}),
         ("from between import Base", {"between": "from base import Base", "base": BASE}),
     ],
 )
 def test_bases_in_the_code_folder_are_followed(tmp_path: Path, first: str, others: dict[str, str]) -> None:
-    *_, name = first.split()
-    source = f"{first}\nclass Mine({name if name == 'Base' else f'{name}.Base'}):\n{DATASETS}"
+    source = f"{first}\nclass Mine({first.rsplit(maxsplit=1)[-1]}):\n{DATASETS}"
     where = next(name.replace("__", "/") for name, text in others.items() if text == BASE)
     assert found(tmp_path, source, {"layrs": 1}, **others) == [
         'code.args.layrs: Mine takes no such argument; did you mean "layers"?',
@@ -224,41 +199,17 @@ def test_bases_in_the_code_folder_are_followed(tmp_path: Path, first: str, other
 
 
 def test_the_nearest_class_decides(tmp_path: Path) -> None:
-    """In Python's order: of a diamond the second branch comes before the common base."""
-    head = f"{HEAD}class Base(Task):\n    def loss(self): return 1\n{MODEL}{DATASETS}\nclass Left(Base): ...\n"
+    head = f"{HEAD}class Base(Task):\n    def loss(self): return 1\n{MODEL}{DATASETS}\n"
     right = "class Right(Base):\n    def loss(self, model, batch): return 1\n"
-    assert found(tmp_path, f"{head}{right}class Mine(Left, Right): ...\n") == []
-    assert found(tmp_path, f"{head}{right}class Mine(Left): ...\n") == [
+    assert found(tmp_path, f"{head}{right}class Mine(Right): ...\n") == []
+    assert found(tmp_path, f"{head}{right}class Mine(Base): ...\n") == [
         "mine.py:3:5  loss(self): expected loss(self, model, batch)"
     ]
-    assert found(tmp_path, f"{head}{right}class Mine(Base, Right): ...\n") == []  # no such class: Python tells
-
-
-def test_what_stands_behind_an_unknown_base_is_not_told(tmp_path: Path) -> None:
-    """The unknown one may be a Base, too, and then comes before it."""
-    base = (
-        f"{HEAD}from elsewhere import Other\nclass Base(Task):\n    def __init__(self): ...\nclass First(Base): ...\n"
-    )
-    assert found(tmp_path, f"{base}class Mine(First, Other): ...\n", {"layers": 1}) == []
-    own = "    def __init__(self): ...\n"
-    assert len(found(tmp_path, f"{base}class Mine(First, Other):\n{own}", {"layers": 1})) == 1
-
-
-def test_a_base_that_asks_for_a_method(tmp_path: Path) -> None:
-    whole = WHOLE.replace("Mine", "Base")
-    base = f"from abc import abstractmethod\n{whole}    @abstractmethod\n    def width(self): ...\n"
-    assert found(tmp_path, f"{base}class Mine(Base): ...\n") == [
-        "mine.py:9:1  Mine has no width(self); Base asks for it at mine.py:8"
-    ]
-    assert found(tmp_path, f"{base}class Mine(Base):\n    def width(self): return 1\n") == []
 
 
 def test_a_broken_module_of_a_base(tmp_path: Path) -> None:
     (told,) = found(tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:")
     assert told.startswith("base.py:1:12  is not valid Python: invalid syntax; fix it")
-
-
-# ---------------------------------------------------------------- what the text does not prove
 
 
 WRONG = "    def loss(self): return 1\n"
@@ -282,6 +233,11 @@ WRONG = "    def loss(self): return 1\n"
         f"from .. import outside\nclass Mine(outside.Base):\n{WRONG}",
         f"from types import Base\nclass Mine(Base):\n{WRONG}",
         f"{HEAD}from elsewhere import Mixin\nclass Mine(Mixin, Task):\n{WRONG}",
+        f"{HEAD}class Mixin: ...\nclass Mine(Mixin, Task):\n{WRONG}",
+        f"import cloudtrain_runtime\nclass Mine(cloudtrain_runtime.Task):\n{WRONG}",
+        f"from elsewhere import Other\nclass Mine(Other):\n    def __init__(self, layers): ...\n{WRONG}",
+        f"{HEAD}class Base(Task):\n    def __init_subclass__(cls): cls.loss = other\nclass Mine(Base):\n{WRONG}",
+        f"{HEAD}class Mine(Task):\n{WRONG}vars()['Mine'] = other\n",
         f"{HEAD}from elsewhere import Mixin\nclass Mine(Task, Mixin): ...",
         f"{HEAD}@register\nclass Mine(Task):\n{WRONG}",
         f"{HEAD}class Mine(Task, metaclass=Registered):\n{WRONG}",
@@ -321,6 +277,9 @@ def test_an_unknown_class_is_left_alone(tmp_path: Path, source: str) -> None:
         "def loss(self): return 1\n    def loss(self, model, batch): return 1",
         "class loss: ...",
         "def loss(self): return 1\n    def __init__(self): self.loss = make()",
+        "async def loss(self, model, batch): return 1",
+        "@property\n    def loss(self): return 1",
+        "def loss(self, model, batch): ...",
         "def loss(self, model, batch): raise NotImplementedError",
         "def loss(self, model, batch):\n        while True: ...",
         "def loss(self, model, batch): sys.exit(3)",
@@ -353,18 +312,16 @@ def test_a_good_task(tmp_path: Path, rest: str) -> None:
     assert found(tmp_path, WHOLE + rest) == []
 
 
-def test_another_text_may_call_what_looks_misspelt(tmp_path: Path) -> None:
+def test_another_file_may_call_what_looks_misspelt(tmp_path: Path) -> None:
     source = f"{WHOLE}    def schedular(self, o): return 1\n"
     assert len(found(tmp_path, source)) == 1
-    (tmp_path / "notebook.ipynb").write_text('{"source": "task.schedular(o)"}')
+    (tmp_path / "trial.py").write_text("task.schedular(o)")
     assert found(tmp_path, source) == []
 
 
-@pytest.mark.parametrize("import_", ["from cloudtrain_runtime.task import Task", "import cloudtrain_runtime as ct"])
-def test_every_way_to_name_the_task(tmp_path: Path, import_: str) -> None:
-    base = "ct.Task" if "ct" in import_.split() else "Task"
-    told = found(tmp_path, f"{import_}\nclass Mine({base}):\n{MODEL}{DATASETS}")
-    assert told == ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]
+def test_a_task_is_known_by_its_module_too(tmp_path: Path) -> None:
+    found_there = found(tmp_path, f"from cloudtrain_runtime.task import Task\nclass Mine(Task):\n{MODEL}{DATASETS}")
+    assert found_there == ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]
 
 
 def test_dataclasses_take_their_fields(tmp_path: Path) -> None:

@@ -1,39 +1,154 @@
-"""The methods of a Task: their arguments and return values."""
+"""The methods of a Task, and the checks of a class and its arguments that the plan and the worker share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any, Final
 
 
 @dataclass(frozen=True)
 class TaskMethod:
-    """A method that the entrypoint calls on a Task.
-
-    Attributes:
-        parameters: Names of its positional parameters, without `self`.
-        is_required: Whether every Task must define it.
-        returns: What it must return; empty if None is also valid.
-        may_yield: Whether it may be a generator.
-    """
+    """A method that the entrypoint calls on a Task: its positional parameters, and what it returns if not None."""
 
     parameters: tuple[str, ...]
-    is_required: bool = False
     returns: str = ""
-    may_yield: bool = False
+    is_required: bool = False
 
 
 TASK_METHODS: Final[Mapping[str, TaskMethod]] = {
-    "model": TaskMethod((), is_required=True, returns="an nn.Module"),
-    "datasets": TaskMethod((), is_required=True, returns='a mapping such as {"train": dataset}'),
-    "loss": TaskMethod(("model", "batch"), is_required=True, returns="a scalar tensor"),
-    "optimizer": TaskMethod(("model",), returns="a torch.optim.Optimizer"),
-    "parallelize": TaskMethod(("model", "mesh"), may_yield=True),
-    "pipeline": TaskMethod(("model", "stages"), returns="the modules of the chain", may_yield=True),
+    "model": TaskMethod((), "an nn.Module", is_required=True),
+    "datasets": TaskMethod((), 'a mapping such as {"train": dataset}', is_required=True),
+    "loss": TaskMethod(("model", "batch"), "a scalar tensor", is_required=True),
+    "optimizer": TaskMethod(("model",), "a torch.optim.Optimizer"),
+    "parallelize": TaskMethod(("model", "mesh")),
+    "pipeline": TaskMethod(("model", "stages"), "the modules of the chain"),
     "schedule": TaskMethod(("optimizer",)),
-    "metrics": TaskMethod(("model", "batch"), returns="a mapping from name to tensor"),
-    "predict": TaskMethod(("model", "batch"), returns="the predicted and the true class of each sample"),
-    "collate": TaskMethod(("samples",), returns="a batch"),
+    "metrics": TaskMethod(("model", "batch"), "a mapping from name to tensor"),
+    "predict": TaskMethod(("model", "batch"), "the predicted and the true class of each sample"),
+    "collate": TaskMethod(("samples",), "a batch"),
 }
 """Every method of a Task that the entrypoint calls, in the order of `Task`."""
+
+_LIKENESS: Final = 0.82  # of `schedular` and `schedule`; `matrices` and `metrics` have 0.8
+_MOST_LETTERS: Final = 2  # more or fewer than the intended name: `prediction` is not `predict`
+
+
+@dataclass(frozen=True)
+class TaskDiagnostic:
+    """A mistake in a file of the code folder, or in a field of the job such as `code.args.layers`."""
+
+    message: str
+    hint: str = ""
+    file: str = ""
+    line: int | None = None
+    column: int | None = None
+    field: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return it in one line, as `digits.py:31:5  loss(self, batch): expected loss(self, model, batch)`."""
+        at = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+        start = f"{at}  " if at else f"{'.'.join(self.field)}: " if self.field else ""
+        return start + self.message + (f"; {self.hint}" if self.hint else "")
+
+
+def missing_module(folder: Path, module: str) -> TaskDiagnostic:
+    """Return the diagnostic of a module that is not in the code folder."""
+    path = folder / (module.replace(".", "/") + ".py")
+    near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
+    hint = f'did you mean "{near[0]}"?' if near else "code.task is module:Class, a module of the code folder"
+    return TaskDiagnostic(f"no such file: {path}", hint, field=("code", "task"))
+
+
+def missing_class(file: str, name: str, classes: Sequence[str]) -> TaskDiagnostic:
+    """Return the diagnostic of a file that has these classes only."""
+    hint = _did_you_mean(name, classes) if classes else "the file has no class"
+    return TaskDiagnostic(f"{file} has no class {name}", hint, field=("code", "task"))
+
+
+def not_a_task(name: str) -> TaskDiagnostic:
+    """Return the diagnostic of a class that does not derive from Task."""
+    return TaskDiagnostic(
+        f"{name} is not a Task", f"write class {name}(Task), with from cloudtrain_runtime import Task"
+    )
+
+
+def check_methods(
+    task: str, methods: Mapping[str, Signature | None], folder: Path
+) -> Iterator[tuple[str, TaskDiagnostic]]:
+    """Yield the wrong, misspelt and missing methods of a class, each with its name; a missing one has an empty name.
+
+    `methods` has what the user's classes define: the signature of each function, with `self`, and None for the rest.
+    """
+    undefined = [name for name in TASK_METHODS if name not in methods]
+    intended = set()
+    for name, signature in methods.items():
+        if signature is None or name.startswith("_"):
+            continue
+        if name in TASK_METHODS:
+            if message := check_signature(name, signature):
+                yield name, TaskDiagnostic(message)
+        elif near := _intended(name, undefined, folder):
+            intended.add(near)
+            yield name, TaskDiagnostic(f"{show(name, signature)}: a Task has no such method", f'did you mean "{near}"?')
+    for name in undefined:
+        if TASK_METHODS[name].is_required and name not in intended:
+            yield "", TaskDiagnostic(f"{task} has no {call_of(name)}", f"return {TASK_METHODS[name].returns}")
+
+
+def call_of(name: str, first: Sequence[str] = ("self",)) -> str:
+    """Return how a Task declares a method, such as `loss(self, model, batch)`."""
+    return f"{name}({', '.join([*first, *TASK_METHODS[name].parameters])})"
+
+
+def check_signature(name: str, signature: Signature, first: Sequence[str] = ("self",)) -> str:
+    """Return why a function cannot be the Task's method of a name, whose parameters follow `first`; empty if it can."""
+    expected = [*first, *TASK_METHODS[name].parameters]
+    names = list(signature.parameters)[: len(expected)]
+    try:
+        signature.bind(*expected)
+        is_wrong = names != expected and sorted(names) == sorted(expected)  # swapped
+    except TypeError:
+        is_wrong = True
+    return f"{show(name, signature)}: expected {call_of(name, first)}" if is_wrong else ""
+
+
+def check_arguments(task: str, signature: Signature, arguments: Mapping[str, Any]) -> Iterator[TaskDiagnostic]:
+    """Yield the entries of `code.args` that a class with this signature does not take, and those that it requires."""
+    kinds = {name: each.kind for name, each in signature.parameters.items()}
+    legal = [name for name, kind in kinds.items() if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    for name in arguments if Parameter.VAR_KEYWORD not in kinds.values() else ():
+        if name not in legal:
+            hint = _did_you_mean(name, legal) if legal else "it takes none: remove args"
+            yield TaskDiagnostic(f"{task} takes no such argument", hint, field=("code", "args", name))
+    for name in legal:
+        if signature.parameters[name].default is Parameter.empty and name not in arguments:
+            yield TaskDiagnostic(f"{task} needs the argument {name}", f"args: {{{name}: ...}}", field=("code", "args"))
+
+
+def show(name: str, signature: Signature) -> str:
+    """Return a function's name and parameters."""
+    bare = [each.replace(annotation=Parameter.empty, default=Parameter.empty) for each in signature.parameters.values()]
+    return f"{name}{Signature(bare)}"
+
+
+def _intended(name: str, undefined: Sequence[str], folder: Path) -> str | None:
+    """Return the method that a misspelt name means; None for another word, or if a file of the code folder uses it."""
+    near = difflib.get_close_matches(name, undefined, 1, _LIKENESS)
+    near = [each for each in near if abs(len(each) - len(name)) <= _MOST_LETTERS]
+    use = re.compile(rf"[.\"']{name}\b")
+    for path in folder.rglob("*.py") if near else ():
+        is_own = "site-packages" not in path.parts and path.is_file() and os.access(path, os.R_OK)
+        if is_own and use.search(path.read_text(encoding="utf-8", errors="replace")):
+            return None
+    return near[0] if near else None
+
+
+def _did_you_mean(name: str, legal: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, legal, n=1)
+    return f'did you mean "{near[0]}"?' if near else "one of: " + ", ".join(legal)

@@ -23,7 +23,6 @@ from cloudtrain.client.source_checks import (
     find_source_outputs,
 )
 from cloudtrain.errors import SpecError, UserError
-from cloudtrain.job.entry import find_module
 from cloudtrain.job.script_conventions import Conventions, read_conventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
@@ -35,6 +34,7 @@ from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.run_id import is_run_id
+from cloudtrain_runtime.contract.task_signatures import find_module
 
 if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker import SageMakerBackend

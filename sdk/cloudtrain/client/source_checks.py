@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from cloudtrain.bundle import Contents
 from cloudtrain.errors import Problem
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.entry import find_module
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.secrets.scanner import scan_folder
+from cloudtrain_runtime.contract.task_signatures import find_module
 
 _NAMES_IN_LINE = 3
 

@@ -10,13 +10,8 @@ from typing import Any
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.support.field_path import FieldPath
-
-
-def find_module(directory: Path, module: str) -> Path | None:
-    """Return the file of a module below a code folder, or None."""
-    from cloudtrain_runtime.contract import class_source
-
-    return class_source.find_module(directory, module)
+from cloudtrain_runtime.contract import task_signatures
+from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
 
 def check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) -> Iterator[Diagnostic]:
@@ -29,8 +24,6 @@ def check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) 
         task: `module:Class`.
         arguments: `code.args`; None skips the check of the arguments.
     """
-    from cloudtrain_runtime.contract import task_signatures
-
     for found in task_signatures.check_task(directory, task, arguments or {}):
         at: FieldPath = found.field or ("code", "task")
         if at[:2] == ("code", "args") and arguments is None:
@@ -50,8 +43,6 @@ def check_methods(directory: Path, task: str, required: Mapping[str, FieldPath])
         task: `module:Class`.
         required: Path of the field that requires the method, by the method's name.
     """
-    from cloudtrain_runtime.contract import task_signatures
-
     for method, at in required.items():
         if task_signatures.lacks_method(directory, task, method):
             name = task.rpartition(":")[2]
@@ -61,10 +52,8 @@ def check_methods(directory: Path, task: str, required: Mapping[str, FieldPath])
 
 def check_syntax(path: Path, at: FieldPath) -> Iterator[Diagnostic]:
     """Yield an error when Python cannot parse a file; `at` is the field that names it."""
-    from cloudtrain_runtime.contract.class_source import UnreadableFile, parse
-
-    broken = parse(path, str(path))
-    if isinstance(broken, UnreadableFile):
+    broken = task_signatures.parse(path, str(path))
+    if isinstance(broken, TaskDiagnostic):
         line = f":{broken.line}" if broken.line else ""
         version = ".".join(map(str, sys.version_info[:2]))
         hint = f"fix it, or, if it needs a newer Python than {version}, run cloudtrain with that version"

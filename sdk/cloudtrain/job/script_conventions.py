@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain.job import script_analysis
-from cloudtrain.job.entry import find_module
+from cloudtrain_runtime.contract.task_signatures import find_module
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 """What `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""

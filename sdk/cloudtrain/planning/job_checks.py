@@ -51,7 +51,7 @@ def _check_isolated_hosts(spec: JobSpec) -> Iterator[Diagnostic]:
         )
 
 
-def check_resume(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+def check_resume_source(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
     """Reject a run that does not exist, and a single checkpoint where only the newest of a folder can be loaded."""
     if resumed is None and is_run_id(spec.checkpoint.resume.rpartition(":")[2]):
         yield error(("checkpoint", "resume"), f"there is no run {spec.checkpoint.resume} here", "see: cloudtrain list")

@@ -23,7 +23,7 @@ from cloudtrain.planning.decisions import Decisions
 from cloudtrain.planning.diagnostics import Step, problems_of, run_step, texts_of
 from cloudtrain.planning.job_checks import (
     check_abilities,
-    check_resume,
+    check_resume_source,
     describe_outputs,
     find_local_rank_option,
     warn_about_code,
@@ -97,7 +97,7 @@ def _decide(
     local_rank = yield from find_local_rank_option(spec, code.conventions)
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from check_abilities(spec)
-    yield from check_resume(spec, resumed)
+    yield from check_resume_source(spec, resumed)
     yield from warn_about_code(spec, code.bytes)
     config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)

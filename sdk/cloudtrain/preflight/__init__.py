@@ -44,7 +44,6 @@ __all__ = [
     "Check",
     "PendingChecks",
     "Result",
-    "check_resume",
     "run_checks",
     "start_checks",
 ]
@@ -82,11 +81,6 @@ def start_checks(
     """
     groups = (_CHECKPOINTS,) if only_checkpoints else check_groups(plan)
     return PendingChecks(CheckContext(plan, settings, session), groups, seconds)
-
-
-def check_resume(plan: Plan, settings: Settings, session: Any) -> tuple[Check, ...]:
-    """Check only whether there is a checkpoint that the plan can resume from."""
-    return start_checks(plan, settings, session, only_checkpoints=True).wait()
 
 
 def check_groups(plan: Plan) -> tuple[CheckGroup, ...]:

@@ -127,9 +127,9 @@ class SageMakerBackend:
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:
         """Check whether there is a complete checkpoint that a plan can resume from."""
-        from cloudtrain.preflight import check_resume
+        from cloudtrain.preflight import start_checks
 
-        return check_resume(plan, self.settings, self._aws.session())
+        return start_checks(plan, self.settings, self._aws.session(), only_checkpoints=True).wait()
 
     def with_settings(self, settings: Settings) -> SageMakerBackend:
         """Return a backend with the same session and other settings."""
