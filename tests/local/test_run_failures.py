@@ -186,6 +186,19 @@ def test_a_mistake_in_a_task_is_reported_at_its_line(cli: Cli, small: Small) -> 
     assert "Traceback" not in done.err
 
 
+def test_a_mistake_that_only_ranks_can_find_runs_no_step(cli: Cli, small: Small) -> None:
+    path = small()
+    source = path.with_name("small.py").read_text()
+    mixin = "class Mixin:\n    def collate(self): ...\n\n\nclass Small(Mixin, Task):"
+    path.with_name("small.py").write_text(source.replace("class Small(Task):", mixin))
+    assert cli("plan", path, "--local").code == 0
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 4
+    assert "  collate(self): expected collate(self, samples)" in done.json["reason"]
+    assert done.json["last_step"] is None
+    assert "Traceback" not in done.err
+
+
 def test_a_task_that_ends_its_process_has_failed(cli: Cli, small: Small) -> None:
     """Exit code 0 is a failure, too: the training is incomplete, and other ranks report only a lost connection."""
     path = small(fail_at=3, fail_rank=1)
