@@ -1,4 +1,4 @@
-"""Sandboxes for the tests of this folder."""
+"""Fixtures with running sandboxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def sandbox(_shared: Served) -> Iterator[Served]:
-    """Return the sandbox that the tests share, without injected faults before and after."""
+    """Return the sandbox that the tests share. No faults are injected before and after the test."""
     _shared.set_faults()
     yield _shared
     _shared.set_faults()
@@ -26,5 +26,5 @@ def sandbox(_shared: Served) -> Iterator[Served]:
 
 @pytest.fixture
 def own_sandbox(tmp_path: Path) -> Callable[..., Any]:
-    """Serve sandboxes of one test's own; each ends with the test."""
+    """Return a function that serves a sandbox for one test."""
     return lambda *arguments: serve(tmp_path / "own-sandbox", *arguments)

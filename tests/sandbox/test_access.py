@@ -1,4 +1,4 @@
-"""Access to a sandbox: only with its access key, not from web pages or other users of the machine."""
+"""A sandbox rejects requests without its access key, from web pages, and from other users of the machine."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ PATHS = (
 def ask(
     sandbox: Served, method: str, path: str, headers: dict[str, str], body: str = "{}"
 ) -> tuple[int, dict[str, str], str]:
-    """Send one request as it is; return status, headers and body of the answer."""
+    """Send one request; return the status, the headers and the body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", sandbox.port, timeout=60)
     try:
         connection.request(method, path, body=body, headers=headers)
-        answer = connection.getresponse()
-        names = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, names, answer.read().decode("utf-8", "replace")
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, names, response.read().decode("utf-8", "replace")
     finally:
         connection.close()
 
 
-def owned(sandbox: Served, **headers: str) -> dict[str, str]:
+def with_key(sandbox: Served, **headers: str) -> dict[str, str]:
     return {"Authorization": sandbox.authorization, **headers}
 
 
 @pytest.mark.parametrize(("method", "path", "headers"), PATHS)
-def test_a_request_without_the_key_is_refused(sandbox: Served, method: str, path: str, headers: dict[str, str]) -> None:
+def test_a_request_without_the_key_is_rejected(
+    sandbox: Served, method: str, path: str, headers: dict[str, str]
+) -> None:
     for authorization in (None, "AWS4-HMAC-SHA256 Credential=sandbox/20261122/us-west-2/s3/aws4_request", "Basic eDp5"):
         sent = {**headers, **({} if authorization is None else {"Authorization": authorization})}
         status, _, body = ask(sandbox, method, path, sent)
@@ -76,22 +78,22 @@ def test_web_pages_are_rejected_even_with_the_key(
     sandbox: Served, method: str, path: str, headers: dict[str, str], foreign: dict[str, str]
 ) -> None:
     sent = {name: value.format(port=sandbox.port) for name, value in foreign.items()}
-    status, answered, _ = ask(sandbox, method, path, {**headers, **owned(sandbox), **sent})
+    status, received, _ = ask(sandbox, method, path, {**headers, **with_key(sandbox), **sent})
     assert status == 403
-    assert [name for name in answered if name.startswith("access-control")] == []
+    assert [name for name in received if name.startswith("access-control")] == []
     assert sandbox.keys("planted") == []
 
 
 def test_no_response_grants_cors(sandbox: Served) -> None:
     for method, path, headers in PATHS:
         if path != "/moto-api/reset":
-            _, answered, _ = ask(sandbox, method, path, {**headers, **owned(sandbox)})
-            assert [name for name in answered if name.startswith("access-control")] == []
+            _, received, _ = ask(sandbox, method, path, {**headers, **with_key(sandbox)})
+            assert [name for name in received if name.startswith("access-control")] == []
     sandbox.client("s3").delete_object(Bucket=sandbox.info["bucket"], Key="planted")
 
 
 @pytest.mark.parametrize("signature", ["s3v4", None])
-def test_the_key_may_come_in_a_presigned_url(sandbox: Served, signature: str | None) -> None:
+def test_a_presigned_url_with_the_key_is_accepted(sandbox: Served, signature: str | None) -> None:
     import boto3
     from botocore.config import Config
 
@@ -107,7 +109,7 @@ def test_the_key_may_come_in_a_presigned_url(sandbox: Served, signature: str | N
     assert ask(sandbox, "GET", path.replace(keys[0], "sandbox"), {})[0] == 403
 
 
-def test_keys_of_the_sandboxs_own_sts_are_accepted(sandbox: Served) -> None:
+def test_keys_from_sts_of_the_sandbox_are_accepted(sandbox: Served) -> None:
     import boto3
 
     found = sandbox.client("sts").assume_role(RoleArn=sandbox.info["role"], RoleSessionName="test")["Credentials"]
@@ -129,8 +131,8 @@ def test_each_sandbox_has_a_random_key_in_a_private_file(
         assert ask(other, "GET", "/_cloudtrain/weather", headers)[0] == 403, "another sandbox's key"
 
 
-AS_NOBODY = """
-import email.parser, encodings.idna, http.client, json, os, socket, sys  # all that is needed: Python may be root's
+AS_OTHER_USER = """
+import email.parser, encodings.idna, http.client, json, os, socket, sys  # before setuid: Python may be root's
 port, home = int(sys.argv[1]), sys.argv[2]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 seen = {}
@@ -155,8 +157,8 @@ print(json.dumps(seen))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user of this machine")
-def test_another_user_of_the_machine_gets_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sandbox in the background, below a folder that everybody may enter."""
+def test_another_user_of_the_machine_has_no_access(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox runs in the background, and its folder is below a folder that all users can enter."""
     import tempfile
 
     assert pwd.getpwuid(65534).pw_name == "nobody"
@@ -172,7 +174,10 @@ def test_another_user_of_the_machine_gets_nothing(cli: Cli, monkeypatch: pytest.
             assert stat.S_IMODE((home / "sandbox.log").stat().st_mode) == 0o600
             seen = json.loads(
                 subprocess.run(
-                    [sys.executable, "-I", "-c", AS_NOBODY, port, str(home)], capture_output=True, text=True, check=True
+                    [sys.executable, "-I", "-c", AS_OTHER_USER, port, str(home)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
                 ).stdout
             )
         finally:
@@ -184,7 +189,7 @@ def test_another_user_of_the_machine_gets_nothing(cli: Cli, monkeypatch: pytest.
 
 @pytest.mark.processes
 def test_no_module_of_the_working_directory_is_imported(cli: Cli, tmp_path: Path) -> None:
-    """In the processes that `submit` starts; each of these names is imported by all of them."""
+    """All processes that `submit` starts import modules with these names."""
     folder = tmp_path / "cloned"
     folder.mkdir()
     names = ("json", "signal", "boto3", "moto", "yaml", "click", "torch", "cloudtrain", "cloudtrain_runtime")

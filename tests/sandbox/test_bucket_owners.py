@@ -1,4 +1,4 @@
-"""Every request to S3, of client and container, names the account that must own the bucket, as it goes out."""
+"""Every request to S3 of the client and the container contains the account id of the bucket's expected owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWNER = "x-amz-expected-bucket-owner"
 
 @pytest.fixture
 def wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
-    """Write down what later processes send to S3, but for the sandbox's own calls; return what there is."""
+    """Log the requests of child processes to S3; return a function that reads them, without the sandbox's own."""
     log = tmp_path / "wire.jsonl"
     monkeypatch.setenv("CLOUDTRAIN_TEST_WIRE", str(log))
     passed = os.environ["CLOUDTRAIN_PASS_ENVIRONMENT"]
@@ -45,7 +45,7 @@ def test_every_request_of_client_and_container_names_the_owner(
 ) -> None:
     environ = {"CLOUDTRAIN_TRANSPORT": transport, "CLOUDTRAIN_S3_ENGINE": "boto3"}
     job = EXAMPLES / "digits" / "job.yaml"
-    # The engine of the container's uploads that shows every request; the other one is looked at below.
+    # With boto3 as the engine, the log contains every request of an upload. Another test covers the other engine.
     engine = "code.env.CLOUDTRAIN_S3_ENGINE=boto3"
     try:
         done = cli("submit", job, "--sandbox", "--set", engine, "--follow", "--json", environ=environ)
@@ -62,17 +62,17 @@ def test_every_request_of_client_and_container_names_the_owner(
     sent = wire()
     assert by_client
     assert {"GET", "PUT"} <= verbs(sent)
-    assert any("step-" in line["request"] and line["request"].startswith("PUT") for line in sent), "the container's"
+    assert any("step-" in line["request"] and line["request"].startswith("PUT") for line in sent), "of the container"
     assert [line["request"] for line in sent if line["headers"].get(OWNER) != ACCOUNT] == []
-    # No bucket is made: a name that can be guessed may be somebody else's by now.
+    # No bucket is created, because another account could own a bucket with a guessable name.
     assert not [line for line in sent if line["request"].startswith("PUT") and line["request"].count("/") <= 2]
 
 
 @pytest.mark.processes
-def test_local_runs_name_the_owner_too(
+def test_local_runs_send_the_owner_too(
     wire: Callable[[], list[dict[str, Any]]], aws: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings' bucket, to which local runs may save: at start, resume and inspection."""
+    """Local runs can save to the bucket of the settings. Covers start, resume and inspection."""
     passed = ",".join(name for name in aws if name.startswith("AWS_"))
     monkeypatch.setenv("CLOUDTRAIN_PASS_ENVIRONMENT", f"{os.environ['CLOUDTRAIN_PASS_ENVIRONMENT']},{passed}")
     job = EXAMPLES / "digits" / "job.yaml"
@@ -85,14 +85,14 @@ def test_local_runs_name_the_owner_too(
     assert cli("checkpoints", run, "--json").json["checkpoints"]
     assert cli("checkpoints", "verify", run).code == 0
     seen = len(wire())
-    on = cli("resume", run, "--set", "train.steps=6", "--follow", "--json")
-    assert on.code == 0, on.err
-    assert on.json["first_step"] == 4
+    resumed = cli("resume", run, "--set", "train.steps=6", "--follow", "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["first_step"] == 4
     assert len(wire()) > seen
     assert [line["request"] for line in wire() if line["headers"].get(OWNER) != ACCOUNT] == []
 
 
-def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
+def test_the_sandbox_rejects_another_owner_as_s3_does(sandbox: Served) -> None:
     from botocore.exceptions import ClientError
 
     s3 = sandbox.client("s3")
@@ -102,15 +102,15 @@ def test_the_sandbox_refuses_another_owner_as_s3_does(sandbox: Served) -> None:
         s3.get_object(Bucket=bucket, Key="own", ExpectedBucketOwner="999999999999")
 
 
-def test_the_runtime_neither_reads_nor_writes_anothers_bucket(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With either engine; s3torchconnector cannot name the owner, so boto3 checks the owner and uploads."""
+def test_the_runtime_uses_no_bucket_of_another_account(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applies to both engines: s3torchconnector cannot send the owner, so boto3 checks the owner and uploads."""
     from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
     from cloudtrain_runtime.s3.objects import S3Error, S3Objects
 
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
     bucket = sandbox.info["bucket"]
-    uri = f"s3://{bucket}/whose"
+    uri = f"s3://{bucket}/owned"
 
     def upload(owner: str) -> None:
         monkeypatch.setenv(OWNERS_VARIABLE, json.dumps({bucket: owner}))

@@ -1,4 +1,4 @@
-"""The command `sandbox`: what it prints, refuses, starts and ends."""
+"""The command `sandbox`: its output, its errors, concurrent starts and stopping."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_the_first_line_has_the_clients_environment(own_sandbox: Any, cli: Cli) 
             *("AWS_EC2_METADATA_DISABLED", "CLOUDTRAIN_ROLE", "CLOUDTRAIN_BUCKET", "CLOUDTRAIN_REGION"),
         }
         assert served.client("sts").get_caller_identity()["Account"] == "123456789012"
-        # By the environment alone, every command goes there.
+        # With these variables, every command uses the sandbox.
         served.create("digits-261120-101500-1a2b3c", "true")
         served.end_of("digits-261120-101500-1a2b3c")
         listed = cli("list", "--sagemaker", "--json", environ=served.environment).json["runs"]
         assert [(run["run"], run["state"]) for run in listed] == [("digits-261120-101500-1a2b3c", "SUCCEEDED")]
-        # The account that a user has is not that of the containers.
+        # Containers have the sandbox's credentials, and not those of the user.
         served.create("keys", "echo $AWS_ACCESS_KEY_ID $AWS_PROFILE $AWS_REGION")
         served.end_of("keys")
         assert served.lines("keys") == [f"{served.environment['AWS_ACCESS_KEY_ID']} us-west-2"]
@@ -79,7 +79,7 @@ def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> No
     refused = cli("sandbox")
     assert (refused.code, "a sandbox is already running" in refused.err) == (2, True)
     assert cli("sandbox", "--stop").code == 0
-    with contextlib.suppress(psutil.NoSuchProcess):  # or its exit code was not read yet
+    with contextlib.suppress(psutil.NoSuchProcess):  # the process is gone, or its exit code was not read yet
         assert psutil.Process(found.process).status() == psutil.STATUS_ZOMBIE
     assert find_sandbox(home) is None
     assert cli("sandbox", "--stop", "--json").json == {"stopped": False}

@@ -1,4 +1,4 @@
-"""Runs of a cluster that share a folder for checkpoints in S3."""
+"""Runs on a cluster that share a checkpoint URI in S3."""
 
 from __future__ import annotations
 

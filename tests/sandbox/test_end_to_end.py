@@ -1,4 +1,4 @@
-"""The sandbox is a SageMaker: cloudtrain's jobs and those of the plain SDK train in it, and survive interruptions."""
+"""Jobs of cloudtrain and of the SageMaker SDK train in the sandbox, and survive interruptions."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ if dist.get_rank() == 0:
     print(f"world size {dist.get_world_size()}, hosts {os.environ['SM_HOSTS']}")
 dist.barrier()
 sys.stdout.flush()
-os._exit(0)  # torch 2.13 with Gloo now and then aborts while the interpreter shuts down
+os._exit(0)  # torch 2.13 with Gloo sometimes aborts while the interpreter shuts down
 """
 
 
-def test_submit_to_the_sandbox_goes_from_job_file_to_model_in_s3(cli: Cli, tmp_path: Path) -> None:
-    """The sandbox is started by the submit, and ended by the command."""
+def test_submit_to_the_sandbox_trains_a_model_in_s3(cli: Cli, tmp_path: Path) -> None:
+    """`submit --sandbox` starts the sandbox, and `sandbox --stop` stops it."""
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", "--sandbox", "--instances", "2", "--follow", "--json")
     info = json.loads((tmp_path / "runs-home" / "sandbox" / "sandbox.json").read_text())
     try:
@@ -89,7 +89,7 @@ def test_submit_to_the_sandbox_goes_from_job_file_to_model_in_s3(cli: Cli, tmp_p
         state = torch.load(_fetch_model(info, done.json["artifacts"]["model"], tmp_path), weights_only=True)
         assert any(tensor.numel() > 100 for tensor in state.values())
         run = done.json["run"]
-        # Every verb finds it by its id alone, with nothing in the environment.
+        # Every command finds the run by its id, without variables in the environment.
         assert cli("status", run, "--json").json["state"] == "SUCCEEDED"
         lines = cli("logs", f"sandbox:{run}", "--json").json["lines"]
         assert {line["host"] for line in lines} == {"algo-1", "algo-2"}
@@ -119,10 +119,10 @@ def _fetch_model(info: dict[str, Any], uri: str, folder: Path) -> Path:
     return folder / "model" / "model.pt"
 
 
-def test_the_plain_estimator_trains_here_and_gets_its_model_back(
+def test_a_plain_estimator_trains_and_downloads_its_model(
     sandbox: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of cloudtrain is on the client's side: environment, estimator, fit, model_data."""
+    """The client uses only the SageMaker SDK: estimator, fit and model_data."""
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
     source = tmp_path / "source"
@@ -153,11 +153,11 @@ def test_the_plain_estimator_trains_here_and_gets_its_model_back(
         estimator.fit({"train": f"s3://{bucket}/plain"}, wait=False)
         job = estimator.latest_training_job.name
         sdk.wait_for_job(job, poll=1)
-        sdk.logs_for_job(job, wait=True, poll=1)  # what fit(wait=True) does, which looks every 30 s for the end
+        sdk.logs_for_job(job, wait=True, poll=1)  # fit(wait=True) does the same, but polls only every 30 s
         sdk.download_data(str(tmp_path), bucket, estimator.model_data.removeprefix(f"s3://{bucket}/"))
     shown = capfd.readouterr().out
     assert "Training - Training image download completed. Training in progress." in shown
-    assert 'world size 2, hosts ["algo-1", "algo-2"]' in shown  # one GPU in each instance, so one rank
+    assert 'world size 2, hosts ["algo-1", "algo-2"]' in shown  # one GPU per instance, so one rank
     assert "Training seconds:" in shown
     with tarfile.open(tmp_path / "model.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

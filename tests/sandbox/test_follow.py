@@ -1,4 +1,4 @@
-"""Following runs to their ends: reason, exit code and hint of each end, and the terminal's state afterwards."""
+"""Following runs to their end: reason, exit code and hint for each kind of end, and the state of the terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(job: WriteJob) -> WriteJob:
 
 @dataclass
 class Following:
-    """A `submit --follow --json` that runs."""
+    """A running `submit --follow --json`."""
 
     process: subprocess.Popen[str]
     errors: Path
@@ -54,7 +54,7 @@ class Following:
     name: str = ""
 
     def reaches(self, *secondary: str) -> None:
-        """Wait until the job has a secondary status, then return its name."""
+        """Wait until the job has one of these secondary statuses, and set `name`."""
         client = self.sandbox.client("sagemaker")
 
         def is_there() -> bool:
@@ -66,13 +66,13 @@ class Following:
         until(is_there, 60)
 
     def end(self) -> tuple[int, dict[str, Any], str]:
-        """Return exit code, the one object, and the text for people."""
+        """Wait for the end; return the exit code, the JSON object and the text on standard error."""
         out, _ = self.process.communicate(timeout=180)
-        return self.process.returncode, json.loads(out), self.said
+        return self.process.returncode, json.loads(out), self.messages
 
     @property
-    def said(self) -> str:
-        """The text for people so far."""
+    def messages(self) -> str:
+        """The text on standard error so far."""
         return self.errors.read_text(encoding="utf-8")
 
 
@@ -100,14 +100,11 @@ def _jobs(sandbox: Served) -> list[dict[str, Any]]:
     return found
 
 
-# ---------------------------------------------------------------- five ends that are no success
-
-
 def test_time_limit_is_reported_despite_aws_errors(sandbox: Served, write: WriteJob) -> None:
     with following(sandbox, write(runtime="1m")) as run:
         run.reaches("Training")
         sandbox.set_faults(errors={"DescribeTrainingJob": 10**6})
-        until(lambda: "(retrying; the run continues)" in run.said)
+        until(lambda: "(retrying; the run continues)" in run.messages)
         sandbox.set_faults()
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
@@ -172,9 +169,6 @@ def test_run_stopped_while_waiting_is_reported(sandbox: Served, write: WriteJob)
     assert (code, status["reason"]) == (5, "stopped by request")
 
 
-# ---------------------------------------------------------------- failures
-
-
 def test_capacity_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(capacity_error_after_seconds=1)
     with following(sandbox, write()) as run:
@@ -201,11 +195,8 @@ def test_a_script_that_breaks_is_explained(sandbox: Served, write: WriteJob) -> 
     assert "job.py" in err.partition("next: ")[2]
 
 
-# ---------------------------------------------------------------- on a terminal
-
-
 @pytest.mark.parametrize("columns", [80, 40])
-def test_ctrl_c_on_a_terminal_leaves_it_whole_and_the_run_going(sandbox: Served, write: WriteJob, columns: int) -> None:
+def test_ctrl_c_restores_the_terminal_and_detaches(sandbox: Served, write: WriteJob, columns: int) -> None:
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
     environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
@@ -215,7 +206,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_whole_and_the_run_going(sandbox: Served,
     assert run is not None
     terminal.press(b"\x03\x03")
     assert terminal.end() == 130
-    assert terminal.written.rindex(b"\x1b[?25h") > terminal.written.rindex(b"\x1b[?25l")  # the cursor is back
+    assert terminal.written.rindex(b"\x1b[?25h") > terminal.written.rindex(b"\x1b[?25l")  # the cursor is visible again
     assert f"To attach again: {command()} follow sagemaker:{run[1].decode()}" in terminal.text
     assert "Traceback" not in terminal.text
     name = run[1].decode()
@@ -229,7 +220,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_whole_and_the_run_going(sandbox: Served,
     assert back.written.rindex(b"\x1b[?25h") > back.written.rindex(b"\x1b[?25l")
 
 
-def test_without_colours_there_are_none(sandbox: Served, write: WriteJob) -> None:
+def test_no_color_disables_colours(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(capacity_error_after_seconds=2)
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
     environment.pop("CI", None)

@@ -1,4 +1,4 @@
-"""/opt/ml/checkpoints of several hosts: each host's own during a run, one merged folder after it."""
+"""/opt/ml/checkpoints of several hosts: separate folders during a run, and one merged folder after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exit 0
 
 
 def run(sandbox: Served, where: str, tmp_path: Path, name: str, uri: str) -> dict[str, str]:
-    """Run the script on two instances; return what each host saw, by the name of its note."""
+    """Run the script on two instances; return the records of the hosts by file name."""
     meeting = tmp_path / "meeting"
     meeting.mkdir(exist_ok=True)
     fields: dict[str, Any] = {"instances": 2, "Environment": {"MEETING": str(meeting), "RUN": name}}
@@ -76,7 +76,7 @@ def test_only_changed_files_are_merged(tmp_path: Path) -> None:
     (hosts[0] / "new").write_text("a")
     (merged / "old").write_text("newer")
     checkpoints.merge()
-    assert not (merged / "new").exists(), "it may be half written"
+    assert not (merged / "new").exists(), "it can be incomplete"
     checkpoints.merge()
     assert (merged / "new").read_text() == "a"
     (hosts[1] / "late").write_text("b")

@@ -1,4 +1,4 @@
-"""Inputs of local and sandbox runs: the same trees, nothing outside them, nothing of a neighbour."""
+"""Inputs of local and sandbox runs are equal, and contain no files of other prefixes and none outside a channel."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PARTS = ("a", "b.bin", ".hidden", "deep", "data", "data2", "ü b", "x+y%20", "a&
 
 
 def tree_of(folder: Path) -> dict[str, str]:
-    """Return digests of the files below a folder, links followed but for those to a folder that contains them."""
+    """Return digests of the files below a folder. Links are followed, except those to a folder that contains them."""
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for path, name in data_files(folder)}
 
 
 def trees_of(hosts: Path) -> dict[str, dict[str, str]]:
-    """Return the trees of the channels by host, without those of cloudtrain's own."""
+    """Return the trees of the user's channels by host."""
     found = {host.name: tree_of(host / "opt" / "ml" / "input" / "data") for host in sorted(hosts.iterdir())}
     return {
         host: {name: digest for name, digest in tree.items() if not name.startswith(("cloudtrain", "code/"))}
@@ -46,9 +46,9 @@ def trees_of(hosts: Path) -> dict[str, dict[str, str]]:
 
 
 def write_random(folder: Path, chance: random.Random, names: tuple[str, ...] = PARTS) -> None:
-    """Write a random folder of data: files, empty folders, links to files and folders, a link to itself, a dead one."""
+    """Write a random data folder with files, empty folders, links, links to itself and broken links."""
     folder.mkdir(parents=True)
-    for name in ("first", "second", "third"):  # a share for each of up to three instances
+    for name in ("first", "second", "third"):  # at least one file for each of up to three instances
         (folder / name).write_bytes(chance.randbytes(3))
     for _ in range(chance.randrange(8)):
         path = folder.joinpath(*chance.choices(names, k=chance.choice((1, 1, 2, 3))))
@@ -61,12 +61,12 @@ def write_random(folder: Path, chance: random.Random, names: tuple[str, ...] = P
                 path.mkdir()
             else:
                 path.symlink_to({"link": folder.parent / "linked", "loop": folder, "dead": folder / "none"}[kind])
-        except OSError:  # the name is taken by something else
+        except OSError:  # the name exists already
             continue
 
 
 def random_job(folder: Path, chance: random.Random, bucket: str, number: int, s3: Any) -> tuple[Path, int]:
-    """Write a random job with its data, here and in S3; return its file and its number of instances."""
+    """Write a random job with local data and data in S3; return its path and its number of instances."""
     folder.mkdir()
     (folder / "train.py").write_text("print('never started')\n")
     (folder / "linked").mkdir()
@@ -88,7 +88,7 @@ def random_job(folder: Path, chance: random.Random, bucket: str, number: int, s3
                 s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}/{key}", Body=chance.randbytes(5))
             if not keys:
                 s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}", Body=b"one object")
-            s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}-old/one", Body=b"a neighbour")
+            s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}-old/one", Body=b"of another prefix")
             s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}/", Body=b"")
             uri += chance.choice(("", "/")) if keys else ""
         data[name] = {"uri": uri, "sharded": sharded}
@@ -103,7 +103,7 @@ def planned(path: Path, number: int, target: Target) -> Plan:
 
 
 def quick(plan: Plan) -> dict[str, Any]:
-    """Return a plan's request with the user's channels alone, and a container that ends at once."""
+    """Return a plan's request with the user's channels only, and with a container that exits at once."""
     request = json.loads(json.dumps(plan.request))
     request["AlgorithmSpecification"]["ContainerEntrypoint"] = QUICK
     request["InputDataConfig"] = [
@@ -171,7 +171,7 @@ def test_no_key_is_written_outside_its_channel(sandbox: Served, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("where", ["local", "sandbox"])
-def test_an_object_and_a_folder_of_one_name_are_refused(sandbox: Served, tmp_path: Path, where: str) -> None:
+def test_an_object_and_a_folder_of_one_name_are_rejected(sandbox: Served, tmp_path: Path, where: str) -> None:
     bucket = sandbox.info["bucket"]
     for key in ("both/one", "both/one/two"):
         sandbox.client("s3").put_object(Bucket=bucket, Key=key, Body=b"x")
@@ -180,7 +180,7 @@ def test_an_object_and_a_folder_of_one_name_are_refused(sandbox: Served, tmp_pat
 
 
 def reason_of(sandbox: Served, tmp_path: Path, where: str, name: str, uri: str) -> str:
-    """Run a job whose channel cannot be downloaded; return why it failed."""
+    """Run a job with a channel that cannot be downloaded; return the reason of its failure."""
     from support.sandboxes import request
 
     channel = {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}}
@@ -199,8 +199,8 @@ def reason_of(sandbox: Served, tmp_path: Path, where: str, name: str, uri: str) 
 
 
 @pytest.mark.processes
-def test_channels_of_one_prefix_stay_apart(sandbox: Served, cli: Cli, tmp_path: Path) -> None:
-    """A submit as users type it: `train2` neither joins `train` nor replaces its files."""
+def test_channels_with_a_common_prefix_are_separate(sandbox: Served, cli: Cli, tmp_path: Path) -> None:
+    """With `submit`, files of `train2` are not in `train`, and do not replace its files."""
     script = (
         "import os, pathlib\n"
         "for name in ('train', 'train2'):\n"

@@ -1,4 +1,4 @@
-"""Training job states under a manual clock, fault plans, log batches."""
+"""States of training jobs with a manual clock, fault plans, and batches of log lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _job(**fields: Any) -> tuple[TrainingJob, Clock]:
     return TrainingJob({**REQUEST, **fields}, "us-west-2", clock), clock
 
 
-def _go(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
+def _advance(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
     for seconds, status in steps:
         clock.now += seconds
         job.enter(status)
@@ -50,12 +50,12 @@ def _go(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
 
 def test_time_counts_on_instances_only_and_spot_costs_less() -> None:
     job, clock = _job(EnableManagedSpotTraining=True)
-    _go(job, clock, (5, "Pending"), (55, "Downloading"), (10, "Training"), (100, "Interrupted"))
+    _advance(job, clock, (5, "Pending"), (55, "Downloading"), (10, "Training"), (100, "Interrupted"))
     assert job.status == "InProgress"
-    _go(job, clock, (7, "Starting"), (500, "Downloading"), (10, "Training"))
+    _advance(job, clock, (7, "Starting"), (500, "Downloading"), (10, "Training"))
     clock.now += 30
     assert job.training_seconds == 150
-    _go(job, clock, (20, "Uploading"), (30, "Completed"))
+    _advance(job, clock, (20, "Uploading"), (30, "Completed"))
     description = job.describe()
     assert description["TrainingTimeInSeconds"] == 110 + 90
     assert description["BillableTimeInSeconds"] == 200 * training_job.SPOT_PRICE_RATIO
@@ -70,11 +70,11 @@ def test_time_counts_on_instances_only_and_spot_costs_less() -> None:
 
 def test_a_stopped_job_is_stopping_until_its_end() -> None:
     job, clock = _job()
-    _go(job, clock, (1, "Downloading"), (1, "Training"), (1, "Stopping"))
+    _advance(job, clock, (1, "Downloading"), (1, "Training"), (1, "Stopping"))
     assert job.status == "Stopping"
-    _go(job, clock, (1, "Uploading"))
+    _advance(job, clock, (1, "Uploading"))
     assert (job.status, job.secondary) == ("Stopping", "Uploading")
-    _go(job, clock, (1, "MaxRuntimeExceeded"))
+    _advance(job, clock, (1, "MaxRuntimeExceeded"))
     assert (job.status, job.secondary, job.is_final) == ("Stopped", "MaxRuntimeExceeded", True)
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_exceeds_max_pending_is_stopped(tmp_path: Path) -> None:
 def test_max_pending_applies_to_accelerated_types_only(tmp_path: Path) -> None:
     job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6), "ml.m5.large")
     clock.now += 1800
-    job.is_stop_requested.wait(0.5)  # several polls of its runner
+    job.is_stop_requested.wait(0.5)  # the runner polls several times
     assert job.secondary == "Pending"
     job.is_stop_requested.set()
     until(lambda: job.is_final)
@@ -127,9 +127,6 @@ def test_waited_seconds_backdates_a_new_job(tmp_path: Path) -> None:
     assert job.describe()["CreationTime"] == job.describe()["SecondaryStatusTransitions"][0]["StartTime"] == -790
     clock.now += 10
     until(lambda: job.is_final)
-
-
-# ---------------------------------------------------------------- fault plans
 
 
 def test_faults_apply_by_count_or_by_seeded_probability() -> None:
@@ -162,9 +159,6 @@ def test_faults_apply_by_count_or_by_seeded_probability() -> None:
 def test_mistakes_in_a_fault_plan_are_reported(document: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         FaultPlan.from_document(document)
-
-
-# ---------------------------------------------------------------- logs
 
 
 @given(st.lists(st.text(alphabet="aä€😀", max_size=40).map(lambda text: text * 20_000), max_size=12))

@@ -1,4 +1,4 @@
-"""What a shell would act on, on its way through S3 and the containers of the sandbox."""
+"""Metacharacters of shells pass unchanged through S3 and the containers of the sandbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if os.environ.get("RANK", "0") == "0":
 
 
 def read_report(sandbox: Served, run: str, folder: Path) -> dict[str, object]:
-    """Return what the script has written into its model."""
+    """Return the report that the script has written into its model folder."""
     bucket, key = sandbox.describe(run)["ModelArtifacts"]["S3ModelArtifacts"][5:].split("/", 1)
     sandbox.client("s3").download_file(bucket, key, str(folder / "model.tar.gz"))
     with tarfile.open(folder / "model.tar.gz") as archive:
@@ -40,7 +40,7 @@ def read_report(sandbox: Served, run: str, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("distribution", ["torch_distributed", "smdistributed"])
-def test_a_sent_run_gets_every_text_as_it_is(sandbox: Served, cli: Cli, tmp_path: Path, distribution: str) -> None:
+def test_a_run_gets_every_text_unchanged(sandbox: Served, cli: Cli, tmp_path: Path, distribution: str) -> None:
     base = tmp_path / "job"
     code, data = base / f"code {NAME}", base / f"data {NAME}"
     for folder in (code / NAME, data):

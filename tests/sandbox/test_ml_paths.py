@@ -1,4 +1,4 @@
-"""`/opt/ml` in a job of the sandbox is the folder of its instance, as in a local run."""
+"""In a job of the sandbox, `/opt/ml` is the folder of the instance, as in a local run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Path(os.environ["RESULTS"], "b.txt").write_text("b")
 """
 
 
-def test_arguments_name_the_instances_folder(
+def test_arguments_and_variables_are_mapped(
     sandbox: Served, cli: Cli, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}

@@ -43,28 +43,28 @@ print("done", flush=True)
 FOREVER = "echo ready; while true; do sleep 0.1; done"
 
 
-def unknown_fields(answer: Any, shape: Any, path: str = "") -> Iterator[str]:
-    """Yield what in an answer is not of its output shape, or of another type than the shape says."""
+def unknown_fields(response: Any, shape: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of values in a response that are missing in its output shape, or that have another type."""
     if shape.type_name == "structure":
-        yield from (f"{path}.{name} missing" for name in shape.required_members if name not in answer)
-        for name, value in answer.items():
+        yield from (f"{path}.{name} missing" for name in shape.required_members if name not in response)
+        for name, value in response.items():
             if name in shape.members:
                 yield from unknown_fields(value, shape.members[name], f"{path}.{name}")
             else:
                 yield f"{path}.{name}"
     elif shape.type_name == "list":
-        for item in answer:
+        for item in response:
             yield from unknown_fields(item, shape.member, f"{path}[]")
-    elif getattr(shape, "enum", None) and answer not in shape.enum:
-        yield f"{path}={answer}"
+    elif getattr(shape, "enum", None) and response not in shape.enum:
+        yield f"{path}={response}"
     kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
-    if not isinstance(answer, kinds.get(shape.type_name, object)):
+    if not isinstance(response, kinds.get(shape.type_name, object)):
         yield path
 
 
 @pytest.fixture
 def batch(sandbox: Served) -> Iterator[Any]:
-    """Yield a client; afterwards nothing is left in the queues."""
+    """Yield a client of AWS Batch. After the test, terminate all jobs in the queues."""
     client = sandbox.client("batch")
     yield client
     for queue in (QUEUE, FAIR_QUEUE):
@@ -75,7 +75,7 @@ def batch(sandbox: Served) -> Iterator[Any]:
 
 
 def submit(sandbox: Served, name: str, script: str = "true", queue: str = QUEUE, **fields: Any) -> str:
-    """Put a shell script into a queue; return the service job's id."""
+    """Submit a shell script to a queue; return the id of the service job."""
     payload = request(sandbox, name, script, instances=fields.pop("instances", 1))
     document = {"jobName": name, "jobQueue": queue, "serviceJobType": "SAGEMAKER_TRAINING", **fields}
     document.setdefault("serviceRequestPayload", json.dumps(payload))
@@ -83,7 +83,7 @@ def submit(sandbox: Served, name: str, script: str = "true", queue: str = QUEUE,
 
 
 def backend_of(sandbox: Served) -> SageMakerBackend:
-    """Return a backend as another machine has it: with the account's settings, and nothing remembered."""
+    """Return a backend with the account's settings and without local state, as on another machine."""
     import boto3
 
     class Session(boto3.Session):  # type: ignore[misc]
@@ -100,7 +100,7 @@ _numbers = iter(range(0x100000, 0xFFFFFF))
 
 
 def run_of(sandbox: Served, script: str, queue: str = QUEUE, **fields: Any) -> str:
-    """Put a shell script into a queue as cloudtrain puts a run there: with its plan in S3. Return the run id."""
+    """Submit a shell script to a queue as a run of cloudtrain, with its plan in S3; return the run id."""
     run = f"shell-261120-101500-{next(_numbers):06x}"
     payload = request(sandbox, run, script, HyperParameters={"sagemaker_job_name": json.dumps(run)})
     plan = {"run": run, "queue": {"jobName": run, "jobQueue": queue}, "request": payload}
@@ -114,9 +114,6 @@ def state_is(backend: SageMakerBackend, run: str, *wanted: State) -> Callable[[]
     return lambda: backend.status(run).state in wanted
 
 
-# ---------------------------------------------------------------- the sandbox's AWS Batch
-
-
 def test_paths_match_botocores_model() -> None:
     model = botocore.session.get_session().get_service_model("batch")
     for path, name in PATHS.items():
@@ -128,7 +125,7 @@ def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> N
     until(lambda: batch.describe_service_job(jobId=job)["status"] == "SUCCEEDED")
     waiting = submit(sandbox, "form-waits", instances=99)
     until(lambda: batch.describe_service_job(jobId=waiting).get("statusReason"))
-    answers = {
+    responses = {
         "DescribeServiceJob": batch.describe_service_job(jobId=job),
         "ListServiceJobs": batch.list_service_jobs(jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": ["form*"]}]),
         "DescribeJobQueues": batch.describe_job_queues(),
@@ -136,10 +133,10 @@ def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> N
         "GetJobQueueSnapshot": batch.get_job_queue_snapshot(jobQueue=QUEUE),
     }
     model = botocore.session.get_session().get_service_model("batch")
-    for name, answer in answers.items():
-        answer.pop("ResponseMetadata")
-        assert list(unknown_fields(answer, model.operation_model(name).output_shape)) == [], name
-    described = answers["DescribeServiceJob"]
+    for name, response in responses.items():
+        response.pop("ResponseMetadata")
+        assert list(unknown_fields(response, model.operation_model(name).output_shape)) == [], name
+    described = responses["DescribeServiceJob"]
     assert described["statusReason"] == "Received status from SageMaker: Training job completed"
     (attempt,) = described["attempts"]
     training_job = attempt["serviceResourceId"]["value"]
@@ -184,7 +181,7 @@ def test_unsupported_batch_operations_are_rejected(sandbox: Served, batch: Any) 
     assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == [QUEUE, FAIR_QUEUE]
 
 
-def test_a_payload_that_sagemaker_refuses_ends_in_the_queue(sandbox: Served, batch: Any) -> None:
+def test_a_payload_that_sagemaker_rejects_fails_in_the_queue(sandbox: Served, batch: Any) -> None:
     job = submit(sandbox, "invalid", serviceRequestPayload='{"TrainingJobName": "invalid"}')
     until(lambda: batch.describe_service_job(jobId=job)["status"] == "FAILED")
     reason = batch.describe_service_job(jobId=job)["statusReason"]
@@ -196,7 +193,7 @@ def test_queue_is_first_in_first_out_even_for_large_jobs(sandbox: Served, batch:
     blocker = submit(sandbox, "blocker", FOREVER)
     until(lambda: batch.describe_service_job(jobId=blocker)["status"] == "RUNNING")
     large = submit(sandbox, "large", instances=2, schedulingPriority=0)
-    small = submit(sandbox, "small", schedulingPriority=9)  # which does not count here
+    small = submit(sandbox, "small", schedulingPriority=9)  # this queue ignores priorities
     until(lambda: len(batch.get_job_queue_snapshot(jobQueue=QUEUE)["frontOfQueue"]["jobs"]) == 2)
     assert [status_of(batch, job) for job in (large, small)] == ["RUNNABLE", "RUNNABLE"]
     batch.terminate_service_job(jobId=blocker, reason="enough")
@@ -221,7 +218,7 @@ def test_fair_queue_orders_by_share_then_priority(sandbox: Served, batch: Any) -
     }
     until(lambda: all(status_of(batch, job) == "RUNNABLE" for job in jobs.values()))
     arns = [job["jobArn"] for job in batch.get_job_queue_snapshot(jobQueue=FAIR_QUEUE)["frontOfQueue"]["jobs"]]
-    # A share that uses nothing goes first.
+    # A share without running jobs goes first.
     assert [arn.rpartition("/")[2] for arn in arns] == [jobs["other"], jobs["high"], jobs["low"]]
     batch.terminate_service_job(jobId=blocker, reason="enough")
     until(lambda: all(status_of(batch, job) == "SUCCEEDED" for job in jobs.values()))
@@ -241,13 +238,10 @@ def test_retries_and_timeouts_are_enforced(sandbox: Served, batch: Any) -> None:
     assert batch.describe_service_job(jobId=late)["statusReason"] == "Job attempt duration exceeded timeout"
 
 
-# ---------------------------------------------------------------- cloudtrain
-
-
 def test_the_second_of_two_jobs_waits_and_then_runs(
     sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """From job file to model, by the SageMaker SDK's own estimator and by boto3; the status follows the queue."""
+    """Covers the path from job file to model with both transports, and the status in the queue."""
     sandbox.set_faults(queue_instances=1)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
@@ -284,7 +278,7 @@ def test_the_second_of_two_jobs_waits_and_then_runs(
 
 
 def payload_of(batch: Any, run: str) -> dict[str, Any]:
-    """Return what AWS Batch was given for a run."""
+    """Return the payload of a run in AWS Batch."""
     filters = [{"name": "JOB_NAME", "values": [run]}]
     (summary,) = batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"]
     payload: dict[str, Any] = json.loads(batch.describe_service_job(jobId=summary["jobId"])["serviceRequestPayload"])
@@ -292,14 +286,14 @@ def payload_of(batch: Any, run: str) -> dict[str, Any]:
 
 
 def planned(sandbox: Served, run: str) -> dict[str, Any]:
-    """Return what the plan of a run says that AWS Batch is given."""
+    """Return the payload in the plan of a run."""
     s3 = sandbox.client("s3")
     body = s3.get_object(Bucket=sandbox.info["bucket"], Key=f"cloudtrain/{run}/plan.json")["Body"].read()
     return {name: value for name, value in json.loads(body)["request"].items() if name != "Tags"}
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document with its channels by name: their order means nothing."""
+    """Return a document with its channels by name, because their order does not matter."""
     return {**document, "InputDataConfig": {each["ChannelName"]: each for each in document["InputDataConfig"]}}
 
 
@@ -347,7 +341,7 @@ def test_stopped_while_it_runs(sandbox: Served, batch: Any) -> None:
     backend_of(sandbox).stop(run)
     until(state_is(backend, run, State.STOPPED))
     assert backend.status(run).reason == "stopped by request"
-    backend.stop(run)  # one that has ended stays as it is
+    backend.stop(run)  # stopping an ended run has no effect
 
 
 def test_a_lost_response_creates_one_service_job(
@@ -376,7 +370,7 @@ def test_queued_job_waits_for_capacity(sandbox: Served, batch: Any) -> None:
     run = run_of(sandbox, "echo trained")
     backend = backend_of(sandbox)
     until(lambda: "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY" in backend.status(run).reason, 30)
-    for _ in range(20):  # whatever the moment: training jobs come and fail meanwhile
+    for _ in range(20):  # meanwhile, training jobs are created and fail
         assert backend.status(run).state is State.QUEUED
         time.sleep(0.02)
     sandbox.set_faults()
@@ -432,23 +426,20 @@ def test_jobs_that_are_no_queued_runs_are_not_found(sandbox: Served) -> None:
         backend_of(sandbox).status("shell-261120-101500-ffffff")
 
 
-# ---------------------------------------------------------------- the SageMaker SDK's own queue
-
-
 def test_the_sdks_queue_sends_the_same_request(
     sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`sagemaker.aws_batch.TrainingQueue` beside the plan: payload and tags are equal, the rest differs on purpose."""
+    """`sagemaker.aws_batch.TrainingQueue` sends the payload and tags of the plan. Other fields differ on purpose."""
     sandbox.set_faults(queue_instances=0)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
-    # The SDK imports it for `result()`, and does not install it.
+    # The SDK imports nest_asyncio for `result()`, and does not install it.
     monkeypatch.setitem(sys.modules, "nest_asyncio", types.ModuleType("nest_asyncio"))
     import boto3
 
-    # `TrainingQueue` uses boto3's default session. One that an earlier test of this process made has other credentials.
+    # `TrainingQueue` uses boto3's default session. An earlier test may have created it with other credentials.
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    from cloudtrain.backends.sagemaker.estimator import _estimator  # as SageMakerBackend does
+    from cloudtrain.backends.sagemaker.estimator import _estimator  # as in SageMakerBackend
 
     plan = cloudtrain.plan(job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT))
     session = boto3.Session()
@@ -461,6 +452,6 @@ def test_the_sdks_queue_sends_the_same_request(
     assert by_name(theirs) == by_name(ours)
     assert described["tags"] == (plan.queue or {})["tags"]
     assert described["jobName"] == (plan.queue or {})["jobName"]
-    # What it does that we do not: it would end every run after a day.
+    # Unlike cloudtrain, the SDK's queue ends every run after a day.
     assert described["timeoutConfig"] == {"attemptDurationSeconds": 86400}
     assert described["retryStrategy"]["attempts"] == 1

@@ -1,4 +1,4 @@
-"""What the sandbox refuses, in AWS's words."""
+"""The sandbox rejects invalid requests with AWS's messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _with(change: Change) -> dict[str, Any]:
     return document
 
 
-def test_the_plan_that_has_everything_is_valid() -> None:
+def test_a_request_with_all_fields_is_valid() -> None:
     check_create(GOLDEN)
 
 
@@ -93,10 +93,10 @@ def test_the_plan_that_has_everything_is_valid() -> None:
     ],
 )
 def test_invalid_requests_are_rejected_with_the_field(change: Change, message: str) -> None:
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(ServiceError) as rejected:
         check_create(_with(change))
-    assert refused.value.code == "ValidationException"
-    assert message in refused.value.message
+    assert rejected.value.code == "ValidationException"
+    assert message in rejected.value.message
 
 
 def test_role_must_trust_sagemaker_and_be_of_the_account() -> None:
@@ -107,9 +107,6 @@ def test_role_must_trust_sagemaker_and_be_of_the_account() -> None:
     with pytest.raises(ServiceError, match="Cross-account"):
         check_role({"RoleArn": "arn:aws:iam::999999999999:role/x"}, "sagemaker.amazonaws.com")
     check_role(GOLDEN, '{"Principal": {"Service": "sagemaker.amazonaws.com"}}')
-
-
-# ---------------------------------------------------------------- over HTTP
 
 
 @pytest.mark.aws
@@ -135,9 +132,8 @@ def test_jobs_are_listed_by_name_status_and_time_page_by_page(sandbox: Served) -
     for name in names:
         client.create_training_job(**request(sandbox, name, "true"))
     first = client.list_training_jobs(NameContains="paged-", MaxResults=2, SortBy="Name")
-    client.create_training_job(
-        **request(sandbox, "paged-00", "true")
-    )  # sorts before the first page, which must not shift
+    # The new job sorts before the first page. It must not shift the next page.
+    client.create_training_job(**request(sandbox, "paged-00", "true"))
     rest = client.list_training_jobs(NameContains="paged-", MaxResults=9, SortBy="Name", NextToken=first["NextToken"])
     found = [job["TrainingJobName"] for page in (first, rest) for job in page["TrainingJobSummaries"]]
     assert found == names

@@ -1,4 +1,4 @@
-"""`resume`: a new run from the last checkpoint of one that has ended, from any machine, on whatever cluster."""
+"""`resume` starts a new run from the last checkpoint of an ended run, from any machine and on any cluster."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Small(Task):
 
 @pytest.fixture
 def environ(sandbox: Served) -> dict[str, str]:
-    """What a client exports."""
+    """Environment variables of a client."""
     return {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
 
 
 @pytest.fixture
 def small(job: Callable[..., Path]) -> Callable[[str], Path]:
-    """Write the job under a name."""
+    """Return a function that writes the job with a name."""
 
     def write(name: str) -> Path:
         path = job(JOB.replace("NAME", name), small_py=TASK)
@@ -70,10 +70,10 @@ def small(job: Callable[..., Path]) -> Callable[[str], Path]:
     return write
 
 
-def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long story)
+def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long scenario)
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
 ) -> None:
-    path = small("goes-on")
+    path = small("resumes")
     first = cli("submit", path, "--skip-check", "--json", environ=environ).json["run"]
     sandbox.secondary(first, "Training")
     until(lambda: sandbox.keys(f"cloudtrain/{first}/checkpoints/"), 60)
@@ -86,7 +86,7 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long st
     assert left["state"] == "STOPPED"
     assert 0 < left["last_step"] < 300
 
-    # Neither the job nor its code nor its data is on this other machine.
+    # The other machine has neither the job file nor the code nor the data.
     shutil.rmtree(path.parent)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -123,7 +123,7 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long st
     bucket, _, prefix = code.removeprefix("s3://").partition("/")
     for key in sandbox.keys(prefix):
         sandbox.client("s3").delete_object(Bucket=bucket, Key=key)
-    ours = {"NameContains": "goes-on", "MaxResults": 100}
+    ours = {"NameContains": "resumes", "MaxResults": 100}
     before = sandbox.client("sagemaker").list_training_jobs(**ours)["TrainingJobSummaries"]
     gone = cli(*resume, environ=bare, cwd=elsewhere)
     assert gone.code == 2, gone.err
@@ -146,7 +146,7 @@ def test_runs_that_cannot_be_resumed_are_rejected(
     listed = cli("checkpoints", run, environ=environ)
     assert listed.code == 0
     assert "no checkpoints at s3://" in listed.out
-    assert "--skip-check" not in done.err, "it would be looked for in any case"
+    assert "--skip-check" not in done.err, "--skip-check does not skip this check"
     sandbox.create("foreign-261120-101500-1a2b3c", "true")
     sandbox.end_of("foreign-261120-101500-1a2b3c")
     foreign = cli("resume", "foreign-261120-101500-1a2b3c", environ=environ)
@@ -174,7 +174,7 @@ def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str],
     assert cli("stop", first).code == 0
     left = cli("status", first, "--json").json
     assert left["last_step"] < 300
-    (path.parent / "small.py").unlink()  # the resumed run uses the packed code
+    (path.parent / "small.py").unlink()  # the resumed run uses the code bundle
     done = cli("resume", first, "--set", "code.args.pause=0", "--follow", "--json")
     assert done.code == 0, done.err
     assert done.json["first_step"] == left["last_step"]
@@ -182,21 +182,18 @@ def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str],
     assert done.json["backend"] == "local"
 
 
-# ---------------------------------------------------------------- capacity
-
-
 def test_submit_can_wait_for_capacity(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """The service says CapacityError once or more; then there are instances."""
+    """Jobs fail with CapacityError at least once. Then there is capacity."""
 
     def clear_after_a_failure() -> None:
         client = sandbox.client("sagemaker")
-        failed = {"NameContains": "patient", "StatusEquals": "Failed"}
+        failed = {"NameContains": "retried", "StatusEquals": "Failed"}
         until(lambda: client.list_training_jobs(**failed)["TrainingJobSummaries"])
         sandbox.set_faults()
 
-    path = small("patient")
+    path = small("retried")
     home = tmp_path / "runs-home" / "sandbox"
     home.mkdir(parents=True)
     info = {**sandbox.info, "process": sandbox.process.pid}
@@ -204,7 +201,7 @@ def test_submit_can_wait_for_capacity(
     import fcntl
 
     with (home / "sandbox.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as the sandbox of this home would: its pauses are short
+        fcntl.flock(lock, fcntl.LOCK_EX)  # marks the sandbox as running; pauses are short for a sandbox
         sandbox.set_faults(capacity_error_after_seconds=0.3)
         clearing = threading.Thread(target=clear_after_a_failure)
         clearing.start()
@@ -214,7 +211,7 @@ def test_submit_can_wait_for_capacity(
     assert "no capacity yet: CapacityError" in done.err
     assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], "printed before the wait"
     assert done.json["state"] in ("RUNNING", "SUCCEEDED")
-    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="patient")["TrainingJobSummaries"]
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="retried")["TrainingJobSummaries"]
     assert [job["TrainingJobStatus"] for job in jobs].count("Failed") >= 1
     assert len([job for job in jobs if job["TrainingJobStatus"] != "Failed"]) == 1
     cli("stop", f"sagemaker:{done.json['run']}", environ=environ)
@@ -223,12 +220,12 @@ def test_submit_can_wait_for_capacity(
 def test_user_errors_are_not_retried(
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str]
 ) -> None:
-    path = small("impatient")
+    path = small("not-again")
     path.write_text(path.read_text().replace("{pause: 0.1}", "{pause: nonsense}"))
     submit = ("submit", path, "--skip-check", "--wait-for-capacity", "2m", "--follow", "--json")
     done = cli(*submit, environ=environ)
     assert done.code == 4
-    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="impatient")["TrainingJobSummaries"]
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="not-again")["TrainingJobSummaries"]
     assert len(jobs) == 1
     assert "no capacity yet" not in done.err
 

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of cloudtrain train in the sandbox as they are: S3 for data and results, 2 x 2 ranks."""
+"""Scripts without cloudtrain train unchanged in the sandbox on 2 x 2 ranks, with data and results in S3."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.aws]
 @pytest.mark.parametrize(
     ("name", "distribution"), [("script-sagemaker", "torch_distributed"), ("script-launch", "smdistributed")]
 )
-def test_a_script_runs_as_it_is(sandbox: Served, cli: Cli, tmp_path: Path, name: str, distribution: str) -> None:
+def test_a_script_runs_unchanged(sandbox: Served, cli: Cli, tmp_path: Path, name: str, distribution: str) -> None:
     path = Path(shutil.copytree(EXAMPLES / name, tmp_path / name)) / "job.yaml"
     fields = {
         "cluster.distribution": distribution,
-        "cluster.instance_type": "ml.p4d.24xlarge",  # which SMDDP asks for; here it has two ranks
+        "cluster.instance_type": "ml.p4d.24xlarge",  # SMDDP requires it; in the sandbox it has two ranks
         "code.args.epochs": "1",
     }
     settings = [f"--set={field}={value}" for field, value in fields.items()]

@@ -1,4 +1,4 @@
-"""A job with secrets in the sandbox: its containers ask the sandbox's Secrets Manager by their own credentials."""
+"""Jobs with secrets in the sandbox: containers read them from its Secrets Manager with their own credentials."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.parametrize("distribution", ["torch_distributed", "smdistributed"])
-def test_ranks_get_the_secret_by_either_launcher(
+def test_ranks_get_the_secret_with_either_launcher(
     sandbox: Served, cli: Cli, job: Callable[..., Path], tmp_path: Path, distribution: str
 ) -> None:
     manager = sandbox.client("secretsmanager")
     if not manager.list_secrets()["SecretList"]:
         manager.create_secret(Name="team/wandb", SecretString=json.dumps({"api_key": VALUE}))
-    # What is set in the submitter's shell has no part in a run that is sent.
+    # Variables of the submitter's shell have no effect on a run in the cloud.
     environment = {
         **os.environ,
         **sandbox.environment,

@@ -1,4 +1,4 @@
-"""One request, one job: however often it is submitted, from wherever, and whatever happens to the answers."""
+"""Several submits of the same request create one job, also with lost responses and from several machines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TRAIN = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
 
 @pytest.fixture
 def environ(sandbox: Served) -> dict[str, str]:
-    """What a client exports."""
+    """Environment variables of a client."""
     return {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
 
 
 @pytest.fixture
 def long_job(job: Any, sandbox: Served) -> Iterator[Path]:
-    """Write a job that trains for minutes; its runs are stopped with the test."""
+    """Write a job that trains for minutes. Its runs are stopped after the test."""
     name = f"once-{secrets.token_hex(4)}"
     yield job(JOB.replace("NAME", name), train_py=TRAIN)
     for run in jobs_of(sandbox, name):
@@ -41,7 +41,7 @@ def long_job(job: Any, sandbox: Served) -> Iterator[Path]:
 
 
 def jobs_of(sandbox: Served, name: str) -> list[str]:
-    """Return the training jobs of a name."""
+    """Return the training jobs with a name."""
     found = sandbox.client("sagemaker").list_training_jobs(NameContains=name, MaxResults=100)
     return [job["TrainingJobName"] for job in found["TrainingJobSummaries"]]
 
@@ -64,7 +64,7 @@ def test_a_second_submit_attaches_to_the_live_run(
     tags = sandbox.client("sagemaker").list_tags(ResourceArn=sandbox.describe(run)["TrainingJobArn"])["Tags"]
     identity = {tag["Key"]: tag["Value"] for tag in tags}["cloudtrain:request"]
     assert run.endswith(identity[:6])
-    # Through the other transport it is the same request.
+    # The other transport sends the same request.
     other = cli("submit", long_job, "--skip-check", "--json", environ={**environ, "CLOUDTRAIN_TRANSPORT": "estimator"})
     assert other.json["run"] == run
     assert cli("submit", long_job, "--skip-check", environ=environ).out == f"{run}\n"
@@ -84,9 +84,7 @@ def test_a_different_job_is_submitted(sandbox: Served, cli: Cli, long_job: Path,
     assert sorted(jobs_of(sandbox, name_of(long_job))) == sorted(runs)
 
 
-def test_new_runs_of_one_second_are_as_many_as_were_asked_for(
-    sandbox: Served, long_job: Path, environ: dict[str, str]
-) -> None:
+def test_several_new_runs_start_within_one_second(sandbox: Served, long_job: Path, environ: dict[str, str]) -> None:
     submit = [str(command()), "submit", str(long_job), "--skip-check", "--new"]
     several = [subprocess.Popen(submit, stderr=subprocess.PIPE, text=True, env=environ) for _ in range(3)]
     outputs = [process.communicate(timeout=120)[1] for process in several]
@@ -94,7 +92,7 @@ def test_new_runs_of_one_second_are_as_many_as_were_asked_for(
     assert len(jobs_of(sandbox, name_of(long_job))) == 3
 
 
-def test_refused_new_run_does_not_hide_the_active_one(
+def test_a_failed_new_run_does_not_hide_the_active_one(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
     first = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
@@ -163,7 +161,7 @@ def test_concurrent_submits_create_one_job(sandbox: Served, long_job: Path, envi
 def test_a_lost_response_creates_no_second_job(
     transport: str, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:
-    """The request arrives, its answer does not, and botocore sends it again under the same name."""
+    """The response is lost, and botocore sends the request again with the same job name."""
     sandbox.set_faults(resets={"CreateTrainingJob": 1})
     environ = {**environ, "CLOUDTRAIN_TRANSPORT": transport}
     done = cli("submit", long_job, "--skip-check", "--json", environ=environ)
@@ -186,7 +184,7 @@ def test_a_submit_without_response_can_be_repeated(
 
 
 def test_a_killed_submit_can_be_repeated(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
-    """Killed between its claim and its job, it leaves nothing that a second one cannot take over."""
+    """The first submit is killed between its submit lock and its job. A second submit takes over the lock."""
     sandbox.set_faults(slow_seconds={"CreateTrainingJob": 600})
     submit = [str(command()), "submit", str(long_job), "--skip-check"]
     first = subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
@@ -203,7 +201,7 @@ def test_a_killed_submit_can_be_repeated(sandbox: Served, cli: Cli, long_job: Pa
 def test_every_command_works_from_another_machine(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """There is nothing but the run id, the region and credentials."""
+    """The other machine has only the run id, the region and credentials."""
     run = cli("submit", long_job, "--skip-check", "--json", environ=environ).json["run"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

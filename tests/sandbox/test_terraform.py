@@ -1,4 +1,4 @@
-"""Terraform at a sandbox, with nothing but the environment variables that the sandbox hands out."""
+"""Terraform works with a sandbox through the sandbox's environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ terraform {
 }
 
 provider "aws" {
-  s3_use_path_style = true # buckets have no names of hosts on loopback
+  s3_use_path_style = true # names of buckets do not resolve on loopback
 }
 
 resource "aws_s3_bucket" "made" {

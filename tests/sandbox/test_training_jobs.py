@@ -1,4 +1,4 @@
-"""What happens to training jobs in the sandbox: real processes, real HTTP, as a client of AWS sees it."""
+"""Training jobs in the sandbox through clients of AWS, with real processes and HTTP."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ FOREVER = "echo ready; while true; do sleep 0.1; done"
 STUBBORN = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
 
 
-# ---------------------------------------------------------------- a job that succeeds
-
-
 def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     s3 = sandbox.client("s3")
     for index in range(4):
@@ -59,11 +56,11 @@ def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     assert done["BillableTimeInSeconds"] == done["TrainingTimeInSeconds"] >= 0
     assert done["Environment"]["A"] == "b"
     assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [("loss", 0.25)]
-    said = ["loss=3.5", "loss=0.25", "last"]
-    assert sandbox.lines("complete", "algo-1") == [*said, "part-0 part-2", sandbox.info["endpoint"]]
-    assert sandbox.lines("complete", "algo-2") == [*said, "part-1 part-3", sandbox.info["endpoint"]]
-    place = done["ModelArtifacts"]["S3ModelArtifacts"]
-    assert place == f"s3://{sandbox.info['bucket']}/out/complete/output/model.tar.gz"
+    printed = ["loss=3.5", "loss=0.25", "last"]
+    assert sandbox.lines("complete", "algo-1") == [*printed, "part-0 part-2", sandbox.info["endpoint"]]
+    assert sandbox.lines("complete", "algo-2") == [*printed, "part-1 part-3", sandbox.info["endpoint"]]
+    uri = done["ModelArtifacts"]["S3ModelArtifacts"]
+    assert uri == f"s3://{sandbox.info['bucket']}/out/complete/output/model.tar.gz"
     body = s3.get_object(Bucket=sandbox.info["bucket"], Key="out/complete/output/model.tar.gz")["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         assert archive.extractfile("model.pt").read() == b"weights\n"  # type: ignore[union-attr]
@@ -92,20 +89,20 @@ def test_responses_match_botocores_model(sandbox: Any) -> None:
     )
     for name, arguments in calls.items():
         methods[name](**arguments)
-        answer, shape = json.loads(raw[name]), model_of(name).output_shape
-        assert unknown_fields(answer, shape) == []
-        assert set(shape.required_members) <= set(answer)
-    asked = set(model_of("CreateTrainingJob").input_shape.members)
+        response, shape = json.loads(raw[name]), model_of(name).output_shape
+        assert unknown_fields(response, shape) == []
+        assert set(shape.required_members) <= set(response)
+    requested = set(model_of("CreateTrainingJob").input_shape.members)
     described = set(model_of("DescribeTrainingJob").output_shape.members)
     from cloudtrain.backends.sandbox.training_job import _NOT_DESCRIBED
 
-    assert asked - described == set(_NOT_DESCRIBED)
+    assert requested - described == set(_NOT_DESCRIBED)
     assert {tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]} == {"team", "more"}
     client.delete_tags(ResourceArn=arn, TagKeys=["team"])
     assert [tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]] == ["more"]
 
 
-def test_the_selected_type_of_several_is_told(sandbox: Any) -> None:
+def test_the_selected_instance_type_is_described(sandbox: Any) -> None:
     preferences = [{"InstanceType": name, "InstanceCount": 2} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
     resources = {"InstancePreferences": preferences, "VolumeSizeInGB": 10}
     sandbox.create("prefers", 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"', ResourceConfig=resources)
@@ -122,9 +119,6 @@ def test_tensorboard_files_are_copied_below_the_jobs_name(sandbox: Any) -> None:
     sandbox.create("board", script, TensorBoardOutputConfig=board)
     assert sandbox.end_of("board")["TrainingJobStatus"] == "Completed"
     assert sandbox.keys("board/") == ["board/board/tensorboard-output/a/events"]
-
-
-# ---------------------------------------------------------------- jobs that do not
 
 
 def test_a_failure_file_and_the_exit_code_become_the_reason(sandbox: Any) -> None:
@@ -209,7 +203,8 @@ def test_dead_instance_is_an_internal_error(sandbox: Any) -> None:
 
 def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> None:
     sandbox.set_faults(interrupt_at_step=[3])
-    # Counts in a file that SageMaker keeps in step with S3; each attempt starts in an empty tree. The first one waits.
+    # The script counts in a file that SageMaker synchronises with S3. Each attempt starts with an empty tree. The first
+    # attempt waits at step 3 for the interruption.
     script = """
     cd "$CLOUDTRAIN_ML_ROOT"; n=$(cat checkpoints/step 2>/dev/null || echo 0); start=$n; echo "from $n"
     while [ $n -lt 6 ]; do
@@ -238,23 +233,20 @@ def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> Non
 
 def test_a_retry_within_a_run_restores_no_checkpoints(sandbox: Any) -> None:
     sandbox.set_faults(dead_instance={"host": "algo-1", "step": 2})
-    # The first attempt waits until its instance dies; the second finds nothing, and ends.
+    # The first attempt waits until its instance dies. The second attempt finds no checkpoints and ends.
     script = """
     cd "$CLOUDTRAIN_ML_ROOT"; echo found $(ls checkpoints); ls checkpoints | grep -q . && is_first=1
     echo own > checkpoints/own; echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"
     if [ "$is_first" ]; then sleep 600; fi
     """
     sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key="retried/old", Body=b"old")
-    place = {"S3Uri": f"s3://{sandbox.info['bucket']}/retried"}
-    sandbox.create("retried", script, CheckpointConfig=place, RetryStrategy={"MaximumRetryAttempts": 1})
+    checkpoints = {"S3Uri": f"s3://{sandbox.info['bucket']}/retried"}
+    sandbox.create("retried", script, CheckpointConfig=checkpoints, RetryStrategy={"MaximumRetryAttempts": 1})
     done = sandbox.end_of("retried")
     assert done["TrainingJobStatus"] == "Completed"
     assert "Restarting" in statuses(done)
     assert [line.strip() for line in sandbox.lines("retried") if line.startswith("found")] == ["found old", "found"]
     assert sandbox.keys("retried/") == ["retried/old", "retried/own"]
-
-
-# ---------------------------------------------------------------- faults of calls
 
 
 def test_faults_are_injected_into_calls(sandbox: Any) -> None:
@@ -270,13 +262,10 @@ def test_faults_are_injected_into_calls(sandbox: Any) -> None:
     sandbox.set_faults(resets={"CreateTrainingJob": 1}, torn={"GetObject": 1})
     with pytest.raises(HTTPClientError):
         client.create_training_job(**request(sandbox, "cut", TRAIN))
-    assert sandbox.describe("cut")["TrainingJobName"] == "cut"  # it was done, only the answer is lost
+    assert sandbox.describe("cut")["TrainingJobName"] == "cut"  # the job exists, only the response was lost
     with pytest.raises(HTTPClientError):
         s3.get_object(Bucket=sandbox.info["bucket"], Key="numbers")["Body"].read()
     sandbox.end_of("cut")
-
-
-# ---------------------------------------------------------------- the end
 
 
 def test_no_process_survives_the_sandbox(own_sandbox: Any, tmp_path: Path) -> None:
@@ -289,7 +278,7 @@ def test_no_process_survives_the_sandbox(own_sandbox: Any, tmp_path: Path) -> No
     assert served.process.returncode == 0
     assert [child for child in children if child.is_running()] == []
     assert processes_of("left") == []
-    _nothing_listens(port)
+    _assert_port_is_closed(port)
     assert not (tmp_path / "own-sandbox" / "sandbox.json").exists()
 
 
@@ -300,10 +289,10 @@ def test_no_process_survives_a_killed_sandbox(own_sandbox: Any) -> None:
         children = psutil.Process(served.process.pid).children(recursive=True)
         served.process.kill()
         until(lambda: not any(child.is_running() for child in children), 20)
-    _nothing_listens(served.port)
+    _assert_port_is_closed(served.port)
 
 
-def _nothing_listens(port: int) -> None:
+def _assert_port_is_closed(port: int) -> None:
     import socket
 
     with socket.socket() as probe:

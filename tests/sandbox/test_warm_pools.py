@@ -28,7 +28,7 @@ P4D, P4DE, P5 = "ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge"
 
 
 CLUSTER = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 77}
-"""Jobs of other tests have another volume, and so take no pool of these."""
+"""Jobs of other tests have another volume size, so they reuse no pool of these jobs."""
 
 
 def warm(seconds: int = 600, **fields: Any) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def pool_of(sandbox: Served, name: str) -> dict[str, Any]:
 
 def listed(sandbox: Served, status: str, name: str) -> list[str]:
     client = sandbox.client("sagemaker")
-    answer = client.list_training_jobs(WarmPoolStatusEquals=status, NameContains=name, MaxResults=100)
-    for job in answer["TrainingJobSummaries"]:
+    response = client.list_training_jobs(WarmPoolStatusEquals=status, NameContains=name, MaxResults=100)
+    for job in response["TrainingJobSummaries"]:
         assert job["WarmPoolStatus"]["Status"] == status
-    return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
+    return [job["TrainingJobName"] for job in response["TrainingJobSummaries"]]
 
 
 def wait_for(file: Path) -> str:
@@ -56,9 +56,6 @@ def wait_for(file: Path) -> str:
 def end_pool(sandbox: Served, name: str, seconds: int = 0) -> None:
     resources = {"KeepAlivePeriodInSeconds": seconds}
     sandbox.client("sagemaker").update_training_job(TrainingJobName=name, ResourceConfig=resources)
-
-
-# ---------------------------------------------------------------- over HTTP
 
 
 def test_the_next_matching_job_reuses_the_cluster(sandbox: Served, tmp_path: Path) -> None:
@@ -100,7 +97,7 @@ def test_a_pool_expires_or_is_terminated(sandbox: Served, tmp_path: Path) -> Non
     client = sandbox.client("sagemaker")
     sandbox.create("short", TRAIN, **warm(1))
     command = wait_for(tmp_path / "go")
-    sandbox.create("running", command, **warm(VolumeSizeInGB=78))  # no match for the other one
+    sandbox.create("running", command, **warm(VolumeSizeInGB=78))  # does not match the other pool
     sandbox.secondary("running", "Training")
     with pytest.raises(ClientError, match="running has no warm pool that is Available"):
         end_pool(sandbox, "running")
@@ -147,7 +144,7 @@ def test_one_pool_is_reused_by_one_job_only(sandbox: Served) -> None:
     names = [f"many-{index}" for index in range(4)]
     for name in names:
         sandbox.create(name, "sleep 1", **warm())
-    # One after the other: each takes the cluster that the one before it leaves behind.
+    # The jobs run one after the other. Each reuses the cluster of the previous one.
     for name in names:
         sandbox.end_of(name)
     takers = [pool_of(sandbox, name).get("ReusedByJob") for name in ["one", *names]]
@@ -171,12 +168,9 @@ def test_warm_pool_responses_match_botocores_model(sandbox: Served) -> None:
     client.update_training_job(TrainingJobName="warm-shape", ResourceConfig={"KeepAlivePeriodInSeconds": 0})
     assert len(raw) == 4
     for name, content in raw.items():
-        answer, shape = json.loads(content), model_of(name).output_shape
-        assert unknown_fields(answer, shape) == []
-        assert set(shape.required_members) <= set(answer)
-
-
-# ---------------------------------------------------------------- Search
+        response, shape = json.loads(content), model_of(name).output_shape
+        assert unknown_fields(response, shape) == []
+        assert set(shape.required_members) <= set(response)
 
 
 def test_search_finds_by_tags_time_status_and_name(sandbox: Served) -> None:
@@ -214,9 +208,6 @@ def test_search_finds_by_tags_time_status_and_name(sandbox: Served) -> None:
     ):
         with pytest.raises(ClientError, match="ValidationException"):
             names(ours, wrong)
-
-
-# ---------------------------------------------------------------- preferences
 
 
 def prefers(*names: str, **more: Any) -> dict[str, Any]:
@@ -288,8 +279,6 @@ def test_one_count_for_all_preferences(sandbox: Served) -> None:
     assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == (P4D, 2)
 
 
-# ---------------------------------------------------------------- by the command line
-
 JOB = f"""\
 name: prefers
 code: {{script: train.py}}
@@ -316,7 +305,7 @@ def test_status_shows_selected_type_price_and_pool(cli: Cli, sandbox: Served, jo
     line = next(each for each in cli("list", "--sagemaker", environ=environ).out.splitlines() if run in each)
     assert line.endswith("warm pool kept")
 
-    # The next job finds it, though there is no capacity of any type, and says so before.
+    # The next job reuses the pool without other capacity. The check reports this before the submit.
     sandbox.set_faults(no_capacity_types=[P5, P4D])
     checks = {each["name"]: each for each in cli("check", path, "--json", environ=environ).json["checks"]}
     assert checks["warm start"]["result"] == "pass"
@@ -328,12 +317,12 @@ def test_status_shows_selected_type_price_and_pool(cli: Cli, sandbox: Served, jo
     assert cli("status", run, "--json", environ=environ).json["warm_pool"]["reused_by"] == following
     assert f"taken over by {following}" in cli("status", run, environ=environ).out
 
-    # The pool is no longer needed. The pool of an active run cannot be ended without waiting, and nothing is stopped.
-    sandbox.create("goes-on-261120-101500-1a2b3c", "sleep 600")
-    refused = cli("stop", "goes-on-261120-101500-1a2b3c", "--pool", "--no-wait", environ=environ)
-    assert (refused.code, "can only be ended after it" in refused.err) == (2, True)
-    assert sandbox.describe("goes-on-261120-101500-1a2b3c")["TrainingJobStatus"] == "InProgress"
-    stopped = cli("stop", "goes-on-261120-101500-1a2b3c", "--pool", "--json", environ=environ)
+    # The pool of an active run cannot be ended without waiting. The command rejects this and does not stop the run.
+    sandbox.create("active-261120-101500-1a2b3c", "sleep 600")
+    rejected = cli("stop", "active-261120-101500-1a2b3c", "--pool", "--no-wait", environ=environ)
+    assert (rejected.code, "can only be ended after it" in rejected.err) == (2, True)
+    assert sandbox.describe("active-261120-101500-1a2b3c")["TrainingJobStatus"] == "InProgress"
+    stopped = cli("stop", "active-261120-101500-1a2b3c", "--pool", "--json", environ=environ)
     assert (stopped.code, stopped.json["state"]) == (0, "STOPPED")
     assert "has no warm pool: the job does not request one" in stopped.err
     ended = cli("stop", following, "--pool", "--json", environ=environ)
@@ -352,11 +341,8 @@ def _usd_per_hour(cli: Cli, name: str) -> float:
 
 
 def _plain(text: str) -> str:
-    """Return a text with the path of the command shortened, as where it is on PATH."""
+    """Return a text with `cloudtrain` in place of the path of the command."""
     return " ".join("cloudtrain" if word.endswith("/cloudtrain") else word for word in text.split())
-
-
-# ---------------------------------------------------------------- under a clock of the test's
 
 
 class Clock:
