@@ -1,6 +1,6 @@
 """The table of docs/reference/parallel-layouts.md: each layout gives the losses of a single process.
 
-Each layout runs in two of its four combinations of precision and accumulation; `CLOUDTRAIN_MATRIX=whole` runs all.
+Each layout runs in two of its four combinations of precision and accumulation; `CLOUDTRAIN_MATRIX=all` runs all.
 To generate the table again, run `python tests/runtime/test_parallelism.py`, and review the diff.
 """
 
@@ -130,7 +130,7 @@ def cells_to_run() -> Iterator[tuple[Layout, str, int]]:
     """Yield, for each layout, fp32 with accumulation and one of the other combinations in turn."""
     always, *others = sorted(COMBINATIONS, key=lambda each: each != ("fp32", 4))
     for number, layout in enumerate(layouts()):
-        runs_all = os.environ.get("CLOUDTRAIN_MATRIX") == "whole"
+        runs_all = os.environ.get("CLOUDTRAIN_MATRIX") == "all"
         for combination in [always, *(others if runs_all else [others[number % len(others)]])]:
             yield layout, *combination
 
