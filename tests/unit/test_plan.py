@@ -172,7 +172,7 @@ def test_a_local_plan_costs_nothing_and_saves_locally(plan_of: PlanOf) -> None:
         ({"role": "arn:aws-cn:iam::123456789012:role/training"}, "a role of aws-cn does not work in us-west-2"),
         (
             {"kms_key": "arn:aws:kms:eu-west-1:123456789012:key/1"},
-            "the key is in eu-west-1, but the job is in us-west-2",
+            "the key is in eu-west-1, but the region is us-west-2",
         ),
         ({"kms_key": "my key"}, "kms_key: 'my key' has a form that AWS refuses"),
         ({"subnets": ("subnet-1",)}, "subnets: subnets and security_groups go together; give security_groups, too"),

@@ -129,7 +129,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> 
         (
             "kms_key",
             "arn:aws:kms:eu-west-1:123456789012:alias/x",
-            "the key is in eu-west-1, but the jobs are in us-west-2",
+            "the key is in eu-west-1, but the region is us-west-2",
         ),
         ("kms_key", "key/12345678-1234-1234-1234-123456789012", "no KMS key"),
         ("kms_key", "mine", "no KMS key"),

@@ -277,8 +277,8 @@ def _ask_for(
 
 
 def _reader(name: str, region: str | None, numbered: Mapping[str, str], *, optional: bool) -> Callable[[str], str]:
-    from cloudtrain.settings.profiles import find_value_error
     from cloudtrain.settings.settings import parse_value
+    from cloudtrain.settings.values import find_value_error
 
     def read(text: str) -> str:
         value = numbered.get(text.strip(), text.strip())

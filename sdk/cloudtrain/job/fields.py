@@ -28,6 +28,7 @@ from cloudtrain.job.diagnostics import (
     to_problem,
 )
 from cloudtrain.job.document import SourceLocation
+from cloudtrain.support.aws_names import BUCKET_PATTERN
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import (
     Cadence,
@@ -41,8 +42,6 @@ DURATION_PATTERN = r"^(\d{1,9}(\.\d+)?\s*[smhd]\s*)+$"
 SIZE_PATTERN = r"^\d{1,9}(\.\d+)?\s*([KMGT]i?B|B)$"
 MONEY_PATTERN = r"^(\d{1,9}(\.\d+)?\s*USD|USD\s*\d{1,9}(\.\d+)?)$"
 STEPS_PATTERN = r"^\d{1,9}\s*steps?$"
-
-BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 
 _S3_URI = re.compile(rf"s3://{BUCKET_PATTERN}(?:/.*)?")
 _S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens"

@@ -59,13 +59,8 @@ class Machine:
     has_ml_namespace: bool = True
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """An instance type that the job may get, and the path of the field that names it."""
-
-    name: str
-    at: FieldPath
-    instance: catalog.Instance | None
+_Instances = list[catalog.Instance | None]
+"""The instance types that the job may get, in order; None for a type that the catalog does not have."""
 
 
 def choose_placement(
@@ -79,10 +74,11 @@ def choose_placement(
         machine: This machine in a local plan, else None.
         today: The current date, for a warning about images that are no longer patched.
     """
-    candidates = yield from _candidates(spec)
-    distribution = yield from _distribution(spec, candidates)
-    image, framework = yield from _image(spec, distribution, candidates, region, today)
-    processes = yield from _processes(spec, candidates, machine)
+    instances = yield from _find_instances(spec)
+    known = [instance for instance in instances if instance is not None]
+    distribution = yield from _distribution(spec, known)
+    image, framework = yield from _image(spec, distribution, known, region, today)
+    processes = yield from _processes(spec, instances, machine)
     cluster = ClusterPlan(
         instance_type=spec.cluster.first_choice,
         instances=spec.cluster.instances,
@@ -90,14 +86,14 @@ def choose_placement(
         world_size=(processes or 0) * spec.cluster.instances,
         distribution=distribution,
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
-        backend=_backend(spec, distribution, candidates[0].instance, processes, machine),
+        backend=_backend(spec, distribution, instances[0], processes, machine),
     )
     yield from _check_parallel(spec, cluster, framework)
     return cluster, image
 
 
-def _candidates(spec: JobSpec) -> Step[list[_Candidate]]:
-    candidates = []
+def _find_instances(spec: JobSpec) -> Step[_Instances]:
+    instances = []
     for index, name in enumerate(spec.cluster.types):
         at: FieldPath = ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
         instance = catalog.find_instance(name)
@@ -106,8 +102,8 @@ def _candidates(spec: JobSpec) -> Step[list[_Candidate]]:
         elif not instance.distributions:
             why = "has no GPU that PyTorch's CUDA images support" if instance.neuron else "is not an x86 machine"
             yield error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
-        candidates.append(_Candidate(name, at, instance))
-    return candidates
+        instances.append(instance)
+    return instances
 
 
 def _check_unknown_type(name: str, at: FieldPath) -> Iterator[Diagnostic]:
@@ -120,41 +116,34 @@ def _check_unknown_type(name: str, at: FieldPath) -> Iterator[Diagnostic]:
     yield error(at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint)
 
 
-def _distribution(spec: JobSpec, candidates: list[_Candidate]) -> Step[str]:
+def _distribution(spec: JobSpec, known: list[catalog.Instance]) -> Step[str]:
     requested = spec.cluster.distribution
     if requested == "auto":
         yield decision(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
         return TORCH_DISTRIBUTED
     if requested == TORCH_DISTRIBUTED:
         return requested
-    for candidate in candidates:
-        if candidate.instance is not None and not candidate.instance.smddp:
-            legal = ", ".join(name for name in catalog.instance_names() if _has_smddp(name))
-            yield error(
-                ("cluster", "distribution"),
-                f"{requested} needs AWS's SMDDP library, which does not support {candidate.name}",
-                f"use {TORCH_DISTRIBUTED}, or one of {legal}",
-            )
+    every = map(catalog.find_instance, catalog.instance_names())
+    legal = ", ".join(instance.name for instance in every if instance is not None and instance.smddp)
+    for instance in known:
+        if not instance.smddp:
+            message = f"{requested} needs AWS's SMDDP library, which does not support {instance.name}"
+            yield error(("cluster", "distribution"), message, f"use {TORCH_DISTRIBUTED}, or one of {legal}")
     return requested
 
 
-def _has_smddp(name: str) -> bool:
-    instance = catalog.find_instance(name)
-    return instance is not None and instance.smddp
-
-
 def _image(
-    spec: JobSpec, distribution: str, candidates: list[_Candidate], region: str, today: date
+    spec: JobSpec, distribution: str, known: list[catalog.Instance], region: str, today: date
 ) -> Step[tuple[str, str | None]]:
     """Return the image's uri and its PyTorch version."""
-    kinds = {candidate.instance.gpus != 0 for candidate in candidates if candidate.instance is not None}
+    kinds = {instance.gpus != 0 for instance in known}
     if len(kinds) > 1:
         hint = "prefer types of one kind"
         yield error(("cluster", "prefer"), "one image cannot support types with and without GPUs", hint)
     if spec.cluster.image is not None:
         version = yield from _check_own_image(spec, distribution, region, kinds, today)
         return spec.cluster.image, version
-    gpus = sorted({c.instance.gpu for c in candidates if c.instance is not None and c.instance.gpu is not None})
+    gpus = sorted({instance.gpu for instance in known if instance.gpu is not None})
     image = yield from _framework(spec, distribution, gpus)
     if image is None:
         return "", None
@@ -258,45 +247,40 @@ def _warn_about_end(image: catalog.Image, today: date) -> Iterator[Diagnostic]:
         yield warning(f"AWS no longer patches the PyTorch {image.framework} image (since {image.end_of_patch})")
 
 
-def _processes(spec: JobSpec, candidates: list[_Candidate], machine: Machine | None) -> Step[int | None]:
+def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) -> Step[int | None]:
     """Return the number of ranks per instance, or None when it is unknown before the start."""
     requested = spec.cluster.processes_per_instance
     if requested != "auto":
-        yield from _warn_about_sharing(spec, requested, candidates, machine)
+        yield from _warn_about_sharing(spec, requested, instances, machine)
         return requested
     if machine is not None:
         return (yield from _local_processes(machine, spec.cluster.instances))
-    counts = {None if c.instance is None else c.instance.gpus for c in candidates}
-    if len(counts) > 1:
-        each = ", ".join(f"{c.name} {'?' if c.instance is None else c.instance.gpus}" for c in candidates)
+    counts = [None if instance is None else instance.gpus for instance in instances]
+    if len(set(counts)) > 1:
+        pairs = zip(spec.cluster.types, instances, strict=True)
+        each = ", ".join(f"{name} {'?' if instance is None else instance.gpus}" for name, instance in pairs)
         yield error(
             ("cluster", "prefer"),
             f"the types have different numbers of GPUs ({each}), so the world size would depend on capacity",
             "prefer types with equal numbers of GPUs, or give processes_per_instance",
         )
         return None
-    (gpus,) = counts
-    return None if gpus is None else gpus or CPU_PROCESSES
+    return None if counts[0] is None else counts[0] or CPU_PROCESSES
 
 
 def _warn_about_sharing(
-    spec: JobSpec, requested: int, candidates: list[_Candidate], machine: Machine | None
+    spec: JobSpec, requested: int, instances: _Instances, machine: Machine | None
 ) -> Iterator[Diagnostic]:
     ranks = requested * spec.cluster.instances
     if machine is not None and 0 < machine.gpus < ranks:
         yield warning(
             f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each rank has its own GPU"
         )
-    for candidate in candidates:
-        gpus = candidate.instance.gpus if candidate.instance is not None else None
+    for name, gpus in ((instance.name, instance.gpus) for instance in instances if instance is not None):
         if gpus and requested > gpus:
-            yield warning(
-                f"{requested} ranks share the {gpus} GPU of {candidate.name}: Gloo, which is slower than NCCL"
-            )
+            yield warning(f"{requested} ranks share the {gpus} GPU of {name}: Gloo, which is slower than NCCL")
         elif gpus and requested < gpus:
-            yield warning(
-                f"{requested} ranks use {requested} of the {gpus} GPUs of {candidate.name}; all of them are billed"
-            )
+            yield warning(f"{requested} ranks use {requested} of the {gpus} GPUs of {name}; all of them are billed")
 
 
 def _local_processes(machine: Machine, instances: int) -> Step[int]:
@@ -334,15 +318,12 @@ def _check_parallel(spec: JobSpec, cluster: ClusterPlan, framework: str | None) 
         yield error((*at, field), message, hint)
     group = parallel.tensor * parallel.pipeline
     world_size = cluster.world_size
-    if world_size and world_size % group:
-        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+    if world_size % group:
         message = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide the {world_size} ranks"
-        yield error(at, message, f"their product must be one of {', '.join(map(str, divisors))}")
-    elif world_size and parallel.shard and (world_size // group) % parallel.shard:
-        replicas = world_size // group
-        divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
+        yield error(at, message, f"their product must be one of {_divisors(world_size)}")
+    elif parallel.shard and (replicas := world_size // group) % parallel.shard:
         message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
-        yield error((*at, "shard"), message, f"it must be one of {', '.join(map(str, divisors))}")
+        yield error((*at, "shard"), message, f"it must be one of {_divisors(replicas)}")
     if spec.train is not None and parallel.pipeline > 1:
         yield from _check_pipeline(spec.train)
     if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
@@ -359,22 +340,21 @@ def _check_parallel(spec: JobSpec, cluster: ClusterPlan, framework: str | None) 
         )
 
 
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
 def _check_pipeline(train: Train) -> Iterator[Diagnostic]:
     """Check that the schedule of a pipeline fits the number of micro-batches and the rest of the section."""
     at, parallel = ("train", "parallel"), train.parallel
     stages, schedule = parallel.pipeline, parallel.schedule
+    hint = f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number"
     if schedule == "1f1b" and train.accumulate < stages:
-        yield error(
-            (*at, "schedule"),
-            f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}",
-            f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
-        )
+        message = f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}"
+        yield error((*at, "schedule"), message, hint)
     if schedule in ("interleaved", "zero_bubble") and train.accumulate % stages:
-        yield error(
-            (*at, "schedule"),
-            f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}",
-            f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number",
-        )
+        message = f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}"
+        yield error((*at, "schedule"), message, hint)
     if schedule == "zero_bubble" and train.compile:
         yield error((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
     if parallel.static_graph:

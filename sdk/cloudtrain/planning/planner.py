@@ -27,13 +27,13 @@ from cloudtrain.planning.job_checks import (
     describe_outputs,
     find_local_rank_option,
     warn_about_code,
+    warn_about_script,
 )
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
 from cloudtrain.planning.request import render_request
 from cloudtrain.planning.request_limits import check_limits
 from cloudtrain.planning.run_config import decide_run_config
-from cloudtrain.planning.script_warnings import warn_about_script
 from cloudtrain.planning.secret_checks import check_secrets
 from cloudtrain.planning.storage_layout import Locations, ResumeSource
 from cloudtrain.planning.targets import Target

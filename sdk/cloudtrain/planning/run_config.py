@@ -48,7 +48,7 @@ def decide_run_config(
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
         network_gbps=target.network_gbps(spec),
         local_rank_option=local_rank_option,
-        secrets=spec.code.secrets,
+        secrets=dict(sorted(spec.code.secrets.items())),
         bucket_owners=target.settings.bucket_owners,
         outputs=list(spec.code.outputs),
         starts_ranks=code.conventions.starts_ranks,

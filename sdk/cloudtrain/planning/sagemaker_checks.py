@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from datetime import date
 
 from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
-from cloudtrain.errors import nearest
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.fields import BUCKET_PATTERN
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import error, setting_error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
 from cloudtrain.planning.storage_layout import ResumeSource, synced_resume_folder
 from cloudtrain.settings.settings import Settings
+from cloudtrain.settings.values import find_mismatch, find_unpaired
+from cloudtrain.support.aws_names import parse_arn
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
 _OLD_PRICE_DAYS = 180
 _RESERVED_STOP_SECONDS = 30
 """Part of the grace period that is not for the upload: the current step, the copy to the host, the manifest, exit."""
-
-_BUCKET = re.compile(BUCKET_PATTERN)
-_QUEUE_ARN = re.compile(r"arn:[a-z-]+:batch:([a-z0-9-]+):\d{12}:job-queue/.+")
 
 
 def check_sagemaker(spec: JobSpec, settings: Settings, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
@@ -65,41 +61,15 @@ def _check_settings(settings: Settings) -> Iterator[Diagnostic]:
         yield warning(
             f"{names}: from {settings.untrusted[0].file}; submit asks for confirmation before it uses this (or --trust)"
         )
-    if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
-        message = (
-            f'expected a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens, got "{settings.bucket}"'
-        )
-        yield setting_error("bucket", message, "give the name alone, without s3://")
-    if bool(settings.subnets) != bool(settings.security_groups):
-        given, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
-        yield setting_error(given, "subnets and security_groups go together", f"give {missing}, too")
-    if settings.region is not None and settings.region not in service_limits.regions():
-        yield from _check_unknown_region(settings.region)
-    elif settings.region is not None:
-        yield from _check_arns(settings, settings.region)
-
-
-def _check_arns(settings: Settings, region: str) -> Iterator[Diagnostic]:
-    """Check that role and key belong to the region of the job."""
-    partition = service_limits.partition_of(region)
-    role = (settings.role or "").split(":")
-    if len(role) > 1 and role[0] == "arn" and role[1] != partition:
-        yield setting_error(
-            "role", f"a role of {role[1]} does not work in {region}", f"its ARN begins with arn:{partition}:"
-        )
-    key = (settings.kms_key or "").split(":")
-    if len(key) > 3 and key[0] == "arn" and key[3] != region:  # noqa: PLR2004 (arn:partition:kms:region:...)
-        yield setting_error("kms_key", f"the key is in {key[3]}, but the job is in {region}", f"use a key of {region}")
-
-
-def _check_unknown_region(region: str) -> Iterator[Diagnostic]:
-    """Warn about a region that may be newer than the installed AWS model; reject a misspelt one."""
-    if service_limits.is_newer_region(region):
-        yield warning(f"the installed botocore does not know the region {region}")
-        return
-    near = nearest(region, service_limits.regions())
-    hint = f'did you mean "{near}"?' if near else "for example us-west-2"
-    yield setting_error("region", f'there is no AWS region "{region}"', hint)
+    region = settings.region if settings.region in service_limits.regions() else None
+    if settings.region is not None and service_limits.is_newer_region(settings.region):
+        yield warning(f"the installed botocore does not know the region {settings.region}")
+    for name in ("bucket", "region", "role", "kms_key"):
+        value = getattr(settings, name)
+        if value is not None and (wrong := find_mismatch(name, value, region)):
+            yield setting_error(name, *wrong)
+    if unpaired := find_unpaired(settings.subnets, settings.security_groups):
+        yield setting_error(*unpaired)
 
 
 def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
@@ -140,9 +110,9 @@ def _check_queue(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
     queue = spec.cluster.queue
     if queue is None:
         return
-    arn = _QUEUE_ARN.fullmatch(queue.name)
-    if arn is not None and settings.region is not None and arn[1] != settings.region:
-        message = f"the queue is in {arn[1]}, but the job is in {settings.region}"
+    arn = parse_arn(queue.name)
+    if arn is not None and settings.region is not None and arn.region != settings.region:
+        message = f"the queue is in {arn.region}, but the job is in {settings.region}"
         yield error(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
     if queue.priority is not None and queue.share is None:
         yield warning("cluster.queue.priority has no effect without a share: such a queue is first in, first out")

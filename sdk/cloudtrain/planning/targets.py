@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from cloudtrain import catalog
 from cloudtrain.catalog import Prices
@@ -29,31 +29,28 @@ _LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
 
 
 class Target(Protocol):
-    """Where a plan's run takes place."""
+    """Where a plan's run takes place. The defaults are those of a place without AWS."""
 
-    @property
-    def name(self) -> str:
-        """`local` or `sagemaker`."""
-
-    @property
-    def settings(self) -> Settings:
-        """The account."""
+    name: ClassVar[str]
+    """`local` or `sagemaker`."""
+    settings: Settings
+    """The account."""
+    machine: Machine | None
+    """This machine in a local plan, else None."""
 
     @property
     def region(self) -> str:
         """AWS region, by default one whose prices are known."""
+        return self.settings.region or catalog.priced_regions()[0]
 
     @property
     def role(self) -> str:
         """ARN of the execution role."""
 
     @property
-    def machine(self) -> Machine | None:
-        """This machine in a local plan, else None."""
-
-    @property
     def settings_beside_job(self) -> tuple[Origin, ...]:
         """Settings that the request takes from a cloudtrain.toml beside the job."""
+        return ()
 
     def run_suffix(self, identity: str) -> str:
         """Return six hexadecimal digits for the id of a new run of this identity."""
@@ -75,17 +72,20 @@ class Target(Protocol):
 
     def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
         """Return the uploads of the job's local data."""
+        return ()
 
     def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the SubmitServiceJob document without its payload, or None without a queue."""
+        return None
 
     def network_gbps(self, spec: JobSpec) -> float | None:
         """Return the network bandwidth between instances in Gbit/s; None when it is unknown or irrelevant."""
+        return None
 
 
 @dataclass(frozen=True)
-class LocalTarget:
-    """This machine. Local runs cost nothing, upload nothing and have no queue.
+class LocalTarget(Target):
+    """This machine. Local runs cost nothing.
 
     Attributes:
         settings: The account; it names the owners of buckets.
@@ -97,12 +97,10 @@ class LocalTarget:
     home: Path
     machine: Machine
     name = LOCAL
-    role = _LOCAL_ROLE
-    settings_beside_job = ()
 
     @property
-    def region(self) -> str:
-        return _region(self.settings)
+    def role(self) -> str:
+        return _LOCAL_ROLE
 
     def run_suffix(self, identity: str) -> str:
         return secrets.token_hex(3)  # two local runs may start in the same second
@@ -124,18 +122,9 @@ class LocalTarget:
     def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
         return local_locations(spec, self.home, digest, run, resumed)
 
-    def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
-        return ()
-
-    def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> None:
-        return None
-
-    def network_gbps(self, spec: JobSpec) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class SageMakerTarget:
+class SageMakerTarget(Target):
     """SageMaker, or the sandbox in its place.
 
     Attributes:
@@ -147,10 +136,6 @@ class SageMakerTarget:
     prices: Prices
     name = SAGEMAKER
     machine = None
-
-    @property
-    def region(self) -> str:
-        return _region(self.settings)
 
     @property
     def role(self) -> str:
@@ -197,7 +182,3 @@ class SageMakerTarget:
         found = [catalog.find_instance(name) for name in spec.cluster.types]
         known = [each.network_gbps for each in found if each is not None and each.network_gbps is not None]
         return min(known) if spec.cluster.instances > 1 and len(known) == len(found) else None
-
-
-def _region(settings: Settings) -> str:
-    return settings.region or catalog.priced_regions()[0]

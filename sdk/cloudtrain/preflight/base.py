@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import re
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from cloudtrain.aws.errors import make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.planning.plan import Plan
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.aws_names import ROLE_ARN
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -66,8 +66,6 @@ _INVALID_CREDENTIALS_CODES = (
 _THROTTLED_CODES = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 
 SIGN_IN_HINT = "sign in again: aws sso login, or aws configure"
-
-_ROLE_ARN = re.compile(r"arn:(aws[\w-]*):iam::(\d{12}):role/((?:.*/)?)([\w+=,.@-]{1,64})")
 
 
 class Result(StrEnum):
@@ -199,7 +197,7 @@ class Account:
         Raises:
             UnansweredError: The ARN is not a role's; the check of the role reports that.
         """
-        match = _ROLE_ARN.fullmatch(self.role_arn)
+        match = ROLE_ARN.fullmatch(self.role_arn)
         if match is None:
             raise UnansweredError("needs the ARN of a role")
         return Role(*match.groups())

@@ -15,6 +15,7 @@ from cloudtrain.preflight.base import (
     run_concurrently,
 )
 from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
+from cloudtrain.support.aws_names import parse_arn
 from cloudtrain_runtime.contract import SecretConfig
 
 
@@ -38,9 +39,9 @@ def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str
     """Return the description of a secret without its value, or a failed check."""
     from botocore.exceptions import ClientError
 
-    place = reference.secret.split(":")
-    if place[0] == "arn" and place[3] != context.region:
-        raise UnansweredError(f"{reference.secret} is in {place[3]}; this check covers only {context.region}")
+    arn = parse_arn(reference.secret)
+    if arn is not None and arn.region != context.region:
+        raise UnansweredError(f"{reference.secret} is in {arn.region}; this check covers only {context.region}")
     try:
         found: dict[str, Any] = context.client("secretsmanager").describe_secret(SecretId=reference.secret)
     except ClientError as error:

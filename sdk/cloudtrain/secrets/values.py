@@ -1,4 +1,4 @@
-"""Secrets among named values: environment variables, tags and command-line arguments."""
+"""Secrets among named values: settings, environment variables, tags and command-line arguments."""
 
 from __future__ import annotations
 
@@ -21,16 +21,28 @@ _MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
 _CONNECTION_STRING_PART = re.compile(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
 _RANDOM = re.compile(r"[0-9a-fA-F]{32,}|(?=.*\d.*\d)(?=.*[A-Z].*[A-Z])(?=.*[a-z].*[a-z])[\w+/=-]{20,}")
 _AWS_SECRET = re.compile(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{40}")
+_LONG_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
+"""A random text, such as a secret access key (40 characters) or a session token (more)."""
 _NUMBER = re.compile(r"(?i)[\d.,:e+-]*")
 _HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
 """Values that are never secrets, besides numbers: switches, paths and very short texts."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable of this name usually holds a secret."""
+    return _VARIABLE.search(name) is not None
+
+
+def is_random_secret(text: str) -> bool:
+    """Return whether a text, whatever its name, looks like a key or token."""
+    return _LONG_RANDOM.fullmatch(text) is not None or contains_secret(text)
 
 
 def is_secret_variable(name: str, value: str) -> bool:
     """Return whether a variable or tag looks like a secret by its name and value."""
     if _CONNECTION_STRING_PART.search(value):
         return True
-    if _VARIABLE.search(name):
+    if is_secret_name(name):
         return not _is_harmless(name, value)
     return _MAYBE_SECRET.search(name) is not None and _RANDOM.fullmatch(value) is not None
 

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.catalog import service_limits
-from cloudtrain.errors import SettingsError, UserError, did_you_mean, nearest
-from cloudtrain.job.fields import BUCKET_PATTERN
-from cloudtrain.secrets import scanner
+from cloudtrain.errors import SettingsError, UserError, did_you_mean
+from cloudtrain.secrets.values import is_secret_name
 from cloudtrain.settings.settings import (
     LIST_SETTINGS,
     PROFILES,
     SETTINGS,
-    TRANSPORTS,
     parse_value,
     profiles_of,
     read_settings_file,
 )
 from cloudtrain.settings.toml_file import TomlFile
+from cloudtrain.settings.values import SIGN_IN, Value, find_unpaired, find_value_error
 from cloudtrain.support.atomic_write import write_atomically
 
-Value = str | tuple[str, ...]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_ROLE = re.compile(r"arn:(aws[a-z-]*):iam::\d{12}:role/(?:[\x21-\x7e]{1,511}/)?[\w+=,.@-]{1,64}", re.ASCII)
-_BUCKET = re.compile(BUCKET_PATTERN)
-_RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
-_RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
-# Source: S3 user guide, general purpose bucket naming rules, 2026-11.
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
-_SUBNET = re.compile(r"subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})")
-_GROUP = re.compile(r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})")
-_KEY_ID = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32})"
-_ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
-_KEY = re.compile(rf"{_KEY_ID}|{_ALIAS}|arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{{12}}:(?:key/{_KEY_ID}|{_ALIAS})")
-_SECRET_NAME = re.compile(r"(?i)secret|passw|token|credential|access_?key|api_?key|private_?key")
-_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
-"""A random text, such as a secret access key (40 characters) or a session token (more)."""
-_SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
 
 
 @dataclass(frozen=True)
@@ -182,104 +161,6 @@ def parse_assignment(text: str) -> tuple[str, str]:
     return name, value.strip()
 
 
-def find_value_error(name: str, value: Value, region: str | None = None) -> tuple[str, str] | None:
-    """Return message and hint for an invalid value of a setting, or None when it is valid. AWS is not called.
-
-    Args:
-        name: The setting.
-        value: Its value.
-        region: The region of the settings, if it is known.
-    """
-    if any(_is_secret(text) for text in ([value] if isinstance(value, str) else value)):
-        return "looks like a secret, which is not repeated here", _SIGN_IN
-    if not isinstance(value, str):
-        return _check_ids(name, value)
-    if not value.isascii() or not value.isprintable():
-        return "contains characters that are not allowed", "write it without them"
-    return _VALIDATORS[name](value, region)
-
-
-def _is_secret(text: str) -> bool:
-    return bool(_RANDOM.fullmatch(text) or scanner.scan_text(text.encode("utf-8", "replace")))
-
-
-def _check_role(value: str, region: str | None) -> tuple[str, str] | None:
-    match = _ROLE.fullmatch(value)
-    if match is None:
-        return f'"{value}" is no ARN of a role', "such as arn:aws:iam::123456789012:role/training"
-    if region and match[1] != service_limits.partition_of(region):
-        return (
-            f"a role of {match[1]} does not work in {region}",
-            f"its ARN begins with arn:{service_limits.partition_of(region)}:",
-        )
-    return None
-
-
-def _check_bucket(value: str, _: str | None) -> tuple[str, str] | None:
-    if value.startswith("s3://"):
-        return f'"{value}" is a uri', f"give the name alone: {value.removeprefix('s3://').partition('/')[0]}"
-    if not _BUCKET.fullmatch(value):
-        return f'"{value}": a bucket\'s name has 3 to 63 lowercase letters, digits, dots or hyphens', "correct it"
-    is_address = False
-    with contextlib.suppress(ValueError):
-        is_address = bool(ipaddress.IPv4Address(value))
-    if is_address or ".." in value or value.startswith(_RESERVED_STARTS) or value.endswith(_RESERVED_ENDS):
-        return f'"{value}" is no name that S3 gives to a bucket', "give a general purpose bucket"
-    return None
-
-
-def _check_prefix(value: str, _: str | None) -> tuple[str, str] | None:
-    if _PREFIX.fullmatch(value) and not {"..", "."} & set(value.split("/")):
-        return None
-    return f'"{value}" is no prefix', "such as cloudtrain or team/cloudtrain: no slash at the ends, no wildcards"
-
-
-def _check_region(value: str, _: str | None) -> tuple[str, str] | None:
-    if value in service_limits.regions() or service_limits.is_newer_region(value):
-        return None
-    near = nearest(value, service_limits.regions())
-    return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
-
-
-def _check_ids(name: str, value: tuple[str, ...]) -> tuple[str, str] | None:
-    kind, pattern = ("subnet", _SUBNET) if name == "subnets" else ("security group", _GROUP)
-    wrong = [each for each in value if not pattern.fullmatch(each)]
-    if wrong:
-        example = "subnet-0123456789abcdef0" if kind == "subnet" else "sg-0123456789abcdef0"
-        return f"no id of a {kind}: {', '.join(map(repr, wrong))}", f"such as {example}; several with commas between"
-    most = service_limits.limit_of("VpcConfig", _MEMBERS[name]).get("max")
-    if most is not None and len(value) > most:
-        return f"AWS allows at most {most}, got {len(value)}", f"use {most} or fewer"
-    return None
-
-
-_MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
-
-
-def _check_key(value: str, region: str | None) -> tuple[str, str] | None:
-    match = _KEY.fullmatch(value)
-    if match is None:
-        example = "arn:aws:kms:us-west-2:123456789012:key/..., alias/NAME, or the key's id"
-        return f'"{value}" is no KMS key', f"give {example}"
-    if region and match["region"] not in (None, region):
-        return f"the key is in {match['region']}, but the jobs are in {region}", f"use a key of {region}"
-    return None
-
-
-def _check_transport(value: str, _: str | None) -> tuple[str, str] | None:
-    return None if value in TRANSPORTS else (f'"{value}" is unknown', did_you_mean(value, TRANSPORTS))
-
-
-_VALIDATORS = {
-    "role": _check_role,
-    "bucket": _check_bucket,
-    "prefix": _check_prefix,
-    "region": _check_region,
-    "kms_key": _check_key,
-    "transport": _check_transport,
-}
-
-
 def _read(name: str, value: str | Sequence[str]) -> Value:
     _refuse_unknown(name)
     if isinstance(value, str):
@@ -293,8 +174,8 @@ def _read(name: str, value: str | Sequence[str]) -> Value:
 def _refuse_unknown(name: str) -> None:
     if name in SETTINGS:
         return
-    if _SECRET_NAME.search(name):
-        raise SettingsError(f"{name!r} is no setting, and sounds like a secret", _SIGN_IN)
+    if is_secret_name(name):
+        raise SettingsError(f"{name!r} is no setting, and sounds like a secret", SIGN_IN)
     raise SettingsError(f"there is no setting {name!r}", did_you_mean(name, SETTINGS))
 
 
@@ -329,9 +210,8 @@ def _problems(
         found = find_value_error(name, value, region) if is_affected and value else None
         if found is not None:
             yield (name, *found)
-    if bool(settings.get("subnets")) != bool(settings.get("security_groups")):
-        given_list, missing = LIST_SETTINGS if settings.get("subnets") else reversed(LIST_SETTINGS)
-        yield given_list, "subnets and security_groups go together", f"give {missing}, too, or neither"
+    if unpaired := find_unpaired(settings.get("subnets"), settings.get("security_groups")):
+        yield unpaired
 
 
 def _write(file: Path, before: TomlFile, after: TomlFile) -> None:

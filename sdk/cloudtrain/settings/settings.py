@@ -6,7 +6,6 @@ Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's prof
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mean
 from cloudtrain.support.atomic_write import read_bounded
+from cloudtrain.support.aws_names import ROLE_ARN
 
 if TYPE_CHECKING:
     from cloudtrain.settings.toml_file import TomlFile
@@ -43,7 +43,6 @@ TRUST_SETTINGS = ("role", "bucket", "kms_key")
 
 They determine who acts for the job, where its code and results go, and who can read them.
 """
-_ROLE_ACCOUNT = re.compile(r"arn:aws[\w-]*:iam::(\d{12}):role/")
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,8 @@ class Settings:
     @property
     def account(self) -> str | None:
         """Account id in the role's ARN, because SageMaker accepts no role of another account; None without an ARN."""
-        match = _ROLE_ACCOUNT.match(self.role or "")
-        return match[1] if match else None
+        match = ROLE_ARN.fullmatch(self.role or "")
+        return match[2] if match else None
 
     @property
     def bucket_owners(self) -> dict[str, str]:

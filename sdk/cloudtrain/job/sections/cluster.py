@@ -10,10 +10,11 @@ from pydantic import BeforeValidator, Field
 
 from cloudtrain.job.diagnostics import Diagnostic, field_error
 from cloudtrain.job.fields import Duration, GigaBytes, Integer, Section, Text, parse_switch
+from cloudtrain.support.aws_names import arn_pattern
 
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 # Source: API reference of CreateJobQueue and ShareAttributes, 2026-11. botocore's model accepts any text here.
-_QUEUE = re.compile(r"(?:arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_QUEUE = re.compile(rf"(?:{arn_pattern('batch', 'job-queue/')})?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 

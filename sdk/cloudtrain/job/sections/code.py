@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag, field_serializer
 from cloudtrain.job.arguments import check_script_arguments, to_document
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.fields import Section, Text, matching
+from cloudtrain.support.aws_names import arn_pattern
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -27,7 +28,7 @@ _SHELL_VARIABLES = ("BASH_ENV", "SHELLOPTS", "PS4")
 """Bash starts the container and executes commands from these variables (bash(1), "Invocation")."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Source: botocore's model of TrainingEnvironmentKey."""
-_SECRET = re.compile(r"(?:arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:)?[A-Za-z0-9/_+=.@-]{1,512}")
+_SECRET = re.compile(rf"(?:{arn_pattern('secretsmanager', 'secret:')})?[A-Za-z0-9/_+=.@-]{{1,512}}")
 """Source: API reference of CreateSecret, 2026-11. AWS appends six characters to the name in an ARN."""
 _TASK_FORM = matching(
     re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),

@@ -6,9 +6,10 @@ import re
 from typing import Annotated
 
 from cloudtrain.job.fields import Section, matching
+from cloudtrain.support.aws_names import arn_pattern
 
 _MLFLOW_FORM = matching(
-    re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.+|https?://[^\s]+"),
+    re.compile(rf"{arn_pattern('sagemaker', 'mlflow-[a-zA-Z-]*/.+')}|https?://[^\s]+"),
     "the ARN of a SageMaker MLflow resource, or https://host",
     "to list them: aws sagemaker list-mlflow-tracking-servers",
 )

@@ -1,0 +1,114 @@
+"""Rules for the values of settings. AWS is not called.
+
+Each rule returns message and hint for an invalid value, or None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+
+from cloudtrain.catalog import service_limits
+from cloudtrain.errors import did_you_mean, nearest
+from cloudtrain.secrets.values import is_random_secret
+from cloudtrain.settings.settings import TRANSPORTS
+from cloudtrain.support.aws_names import BUCKET, ROLE_ARN, arn_pattern, parse_arn
+from cloudtrain.support.s3_uri import split_uri
+
+Value = str | tuple[str, ...]
+Wrong = tuple[str, str] | None
+
+SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
+
+_RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+# Source: S3 user guide, general purpose bucket naming rules, 2026-11.
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*")
+_SUBNET = re.compile(r"subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+_GROUP = re.compile(r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+_KEY_ID = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32})"
+_ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
+_KEY = re.compile(f"{_KEY_ID}|{_ALIAS}|{arn_pattern('kms', f'(?:key/{_KEY_ID}|{_ALIAS})')}")
+_FORMS = {
+    "role": (ROLE_ARN, "ARN of a role", "such as arn:aws:iam::123456789012:role/training"),
+    "kms_key": (_KEY, "KMS key", "give arn:aws:kms:us-west-2:123456789012:key/..., alias/NAME, or the key's id"),
+    "prefix": (_PREFIX, "prefix", "such as cloudtrain or team/cloudtrain: no slash at the ends, no wildcards"),
+}
+_MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
+
+
+def find_value_error(name: str, value: Value, region: str | None = None) -> Wrong:
+    """Return what is wrong with the value of a setting.
+
+    Args:
+        name: The setting.
+        value: Its value.
+        region: The region of the settings, if it is known.
+    """
+    if any(is_random_secret(text) for text in ([value] if isinstance(value, str) else value)):
+        return "looks like a secret, which is not repeated here", SIGN_IN
+    if not isinstance(value, str):
+        return _check_ids(name, value)
+    if not value.isascii() or not value.isprintable():
+        return "contains characters that are not allowed", "write it without them"
+    if name in _FORMS and not _FORMS[name][0].fullmatch(value):
+        _, kind, hint = _FORMS[name]
+        return f'"{value}" is no {kind}', hint
+    if name == "transport" and value not in TRANSPORTS:
+        return f'"{value}" is unknown', did_you_mean(value, TRANSPORTS)
+    return find_mismatch(name, value, region)
+
+
+def find_mismatch(name: str, value: str, region: str | None) -> Wrong:
+    """Return why a setting cannot work, whatever the account has: a role or key of another region, or a wrong name."""
+    arn = parse_arn(value)
+    if name == "bucket":
+        return _check_bucket(value)
+    if name == "region":
+        return _check_region(value)
+    if name == "role" and arn is not None and region and arn.partition != service_limits.partition_of(region):
+        partition = service_limits.partition_of(region)
+        return f"a role of {arn.partition} does not work in {region}", f"its ARN begins with arn:{partition}:"
+    if name == "kms_key" and arn is not None and region and arn.region != region:
+        return f"the key is in {arn.region}, but the region is {region}", f"use a key of {region}"
+    return None
+
+
+def find_unpaired(subnets: object, security_groups: object) -> tuple[str, str, str] | None:
+    """Return setting, message and hint where only one of subnets and security groups is given."""
+    if bool(subnets) == bool(security_groups):
+        return None
+    given, missing = ("subnets", "security_groups") if subnets else ("security_groups", "subnets")
+    return given, "subnets and security_groups go together", f"give {missing}, too, or neither"
+
+
+def _check_bucket(value: str) -> Wrong:
+    if not BUCKET.fullmatch(value):
+        message = f'expected a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens, got "{value}"'
+        return message, f"give the name alone: {split_uri(value).bucket}" if "://" in value else "for example my-bucket"
+    is_address = False
+    with contextlib.suppress(ValueError):
+        is_address = bool(ipaddress.IPv4Address(value))
+    if is_address or ".." in value or value.startswith(_RESERVED_STARTS) or value.endswith(_RESERVED_ENDS):
+        return f'"{value}" is no name that S3 gives to a bucket', "give a general purpose bucket"
+    return None
+
+
+def _check_region(value: str) -> Wrong:
+    if value in service_limits.regions() or service_limits.is_newer_region(value):
+        return None
+    near = nearest(value, service_limits.regions())
+    return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
+
+
+def _check_ids(name: str, value: tuple[str, ...]) -> Wrong:
+    kind, pattern = ("subnet", _SUBNET) if name == "subnets" else ("security group", _GROUP)
+    wrong = [each for each in value if not pattern.fullmatch(each)]
+    if wrong:
+        example = "subnet-0123456789abcdef0" if kind == "subnet" else "sg-0123456789abcdef0"
+        return f"no id of a {kind}: {', '.join(map(repr, wrong))}", f"such as {example}; several with commas between"
+    most = service_limits.limit_of("VpcConfig", _MEMBERS[name]).get("max")
+    if most is not None and len(value) > most:
+        return f"AWS allows at most {most}, got {len(value)}", f"use {most} or fewer"
+    return None

@@ -1,0 +1,37 @@
+"""Forms of AWS's names: ARNs and S3 buckets."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+BUCKET = re.compile(BUCKET_PATTERN)
+ROLE_ARN = re.compile(r"arn:(aws[a-z-]*):iam::([0-9]{12}):role/((?:[\x21-\x7e]{1,511}/)?)([A-Za-z0-9_+=,.@-]{1,64})")
+"""Groups: partition, account, path and name."""
+
+
+class Arn(NamedTuple):
+    """The parts of an ARN, `arn:partition:service:region:account:resource`. Some are empty for some services."""
+
+    partition: str
+    service: str
+    region: str
+    account: str
+    resource: str
+
+
+def parse_arn(text: str) -> Arn | None:
+    """Return the parts of an ARN; None when a text is no ARN."""
+    first, *parts = text.split(":", 5)
+    return Arn(*parts) if first == "arn" and len(parts) == len(Arn._fields) else None
+
+
+def arn_pattern(service: str, resource: str) -> str:
+    """Return a pattern of the ARNs of a service's resources.
+
+    Args:
+        service: Name of the service, such as `batch`.
+        resource: Pattern of the resource.
+    """
+    return rf"arn:aws[a-z-]*:{service}:[a-z0-9-]*:[0-9]{{12}}:{resource}"
