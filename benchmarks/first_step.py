@@ -67,8 +67,8 @@ _TASK, _HAND = "Task, `cloudtrain submit --local`", "the same by hand, `torchrun
 _SCRIPT, _SAME = "script-ddp, `cloudtrain submit --local`", "the same script, `torchrun`"
 
 OURS = (
-    ("the command's interpreter and imports", "jobs.validate begins"),
-    ("validation of the job", "submission.submit begins"),
+    ("the command's interpreter and imports", "planning_inputs.read_job begins"),
+    ("validation of the job", "planning_inputs.plan_job begins"),
     ("plan: which code travels, the request", "archive.write_bundle begins"),
     ("bundle", "local.LocalBackend.submit begins"),
     ("run folder, and the start of the supervisor", "job.run_job begins"),

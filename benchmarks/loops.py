@@ -123,7 +123,7 @@ def start(name: str, ranks: int, folder: Path) -> Started:
 
 def prepare(settings: Mapping[str, Any], ranks: int, folder: Path) -> None:
     """Write the files that the loops read: the settings, and for cloudtrain the files of a host."""
-    from cloudtrain.client import jobs
+    import cloudtrain
     from cloudtrain_runtime.contract import MlTree
 
     work = folder / "code"
@@ -137,7 +137,7 @@ def prepare(settings: Mapping[str, Any], ranks: int, folder: Path) -> None:
     tree = MlTree(folder / "ml")
     for place in (tree.run_config.parent, tree.heartbeats, tree.model, tree.output_data):
         place.mkdir(parents=True, exist_ok=True)
-    tree.run_config.write_text(jobs.plan(work / "job.yaml", local=True).config.to_json())
+    tree.run_config.write_text(cloudtrain.plan(work / "job.yaml", local=True).config.to_json())
 
 
 def play_round(

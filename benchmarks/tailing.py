@@ -131,7 +131,7 @@ class Checker:
 
 def read_long_log(way: str) -> None:
     """Read or follow the server's only run, and print counts."""
-    from cloudtrain.backends.sagemaker import SageMakerBackend
+    from cloudtrain.backends.sagemaker.backend import SageMakerBackend
     from cloudtrain.settings.settings import Settings
 
     backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=_POLL_SECONDS)

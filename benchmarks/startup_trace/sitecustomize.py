@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 FUNCTIONS = {
-    "cloudtrain.client.jobs": ("validate",),
-    "cloudtrain.client.plan_builder": ("plan_with_contents",),
-    "cloudtrain.client.submission": ("submit",),
+    "cloudtrain.client.client": ("Client.submit",),
+    "cloudtrain.client.planning_inputs": ("read_job", "plan_job"),
+    "cloudtrain.client.submission": ("Submission.send",),
     "cloudtrain.bundle.archive": ("write_bundle",),
     "cloudtrain.backends.local.backend": ("LocalBackend.submit", "LocalBackend._start"),
     "cloudtrain.backends.container.job": ("run_job", "_Job.prepare", "_Job.start"),

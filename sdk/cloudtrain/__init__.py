@@ -21,20 +21,21 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_MODUL
     from cloudtrain.client.account import read_terraform as read_terraform
     from cloudtrain.client.account import remove_profile as remove_profile
     from cloudtrain.client.account import trace_settings as trace_settings
-    from cloudtrain.client.callbacks import Callbacks as Callbacks
-    from cloudtrain.client.jobs import check as check
-    from cloudtrain.client.jobs import files as files
-    from cloudtrain.client.jobs import plan as plan
-    from cloudtrain.client.jobs import validate as validate
-    from cloudtrain.client.runs import checkpoint_folder as checkpoint_folder
-    from cloudtrain.client.runs import explain as explain
-    from cloudtrain.client.runs import get_run as get_run
-    from cloudtrain.client.runs import list_runs as list_runs
-    from cloudtrain.client.runs import logs as logs
-    from cloudtrain.client.runs import status as status
-    from cloudtrain.client.runs import stop as stop
-    from cloudtrain.client.submission import resume as resume
-    from cloudtrain.client.submission import submit as submit
+    from cloudtrain.client.client import Client as Client
+    from cloudtrain.client.observer import Observer as Observer
+    from cloudtrain.client.shortcuts import check as check
+    from cloudtrain.client.shortcuts import checkpoint_folder as checkpoint_folder
+    from cloudtrain.client.shortcuts import explain as explain
+    from cloudtrain.client.shortcuts import files as files
+    from cloudtrain.client.shortcuts import get_run as get_run
+    from cloudtrain.client.shortcuts import list_runs as list_runs
+    from cloudtrain.client.shortcuts import logs as logs
+    from cloudtrain.client.shortcuts import plan as plan
+    from cloudtrain.client.shortcuts import resume as resume
+    from cloudtrain.client.shortcuts import status as status
+    from cloudtrain.client.shortcuts import stop as stop
+    from cloudtrain.client.shortcuts import submit as submit
+    from cloudtrain.client.shortcuts import validate as validate
     from cloudtrain.errors import BundleError as BundleError
     from cloudtrain.errors import CloudError as CloudError
     from cloudtrain.errors import CloudtrainError as CloudtrainError
@@ -73,11 +74,11 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "BundleError": "errors",
-    "Callbacks": "client.callbacks",
     "Candidate": "preflight",
     "Candidates": "preflight",
     "Check": "preflight",
     "CheckpointFolder": "runs.checkpoints",
+    "Client": "client.client",
     "CloudError": "errors",
     "CloudtrainError": "errors",
     "DamagedCheckpointError": "errors",
@@ -89,6 +90,7 @@ _MODULE_OF = {
     "LogLine": "runs.log_lines",
     "MissingExtraError": "errors",
     "NoCapacityError": "errors",
+    "Observer": "client.observer",
     "Origin": "settings.settings",
     "Plan": "planning.plan",
     "Problem": "errors",
@@ -106,26 +108,26 @@ _MODULE_OF = {
     "UntrustedSettingsError": "errors",
     "UserError": "errors",
     "WarmPool": "planning.warm_pool",
-    "check": "client.jobs",
-    "checkpoint_folder": "client.runs",
+    "check": "client.shortcuts",
+    "checkpoint_folder": "client.shortcuts",
     "configure": "client.account",
-    "explain": "client.runs",
-    "files": "client.jobs",
+    "explain": "client.shortcuts",
+    "files": "client.shortcuts",
     "find_candidates": "client.account",
     "find_settings": "client.account",
-    "get_run": "client.runs",
+    "get_run": "client.shortcuts",
     "list_profiles": "client.account",
-    "list_runs": "client.runs",
-    "logs": "client.runs",
-    "plan": "client.jobs",
+    "list_runs": "client.shortcuts",
+    "logs": "client.shortcuts",
+    "plan": "client.shortcuts",
     "read_terraform": "client.account",
     "remove_profile": "client.account",
-    "resume": "client.submission",
-    "status": "client.runs",
-    "stop": "client.runs",
-    "submit": "client.submission",
+    "resume": "client.shortcuts",
+    "status": "client.shortcuts",
+    "stop": "client.shortcuts",
+    "submit": "client.shortcuts",
     "trace_settings": "client.account",
-    "validate": "client.jobs",
+    "validate": "client.shortcuts",
 }
 """Each public name, and the module that defines it."""
 

@@ -87,7 +87,9 @@ def test_output_may_go_to_a_file_in_the_code_folder(cli: Cli, quick: Path) -> No
 
 def test_the_sdk_returns_the_warnings_of_the_plan(quick: Path) -> None:
     plans: list[cloudtrain.Plan] = []
-    run = cloudtrain.submit(quick, local=True, callbacks=cloudtrain.Callbacks(on_plan=plans.append))
+    observer = cloudtrain.Observer()
+    observer.on_plan = plans.append  # type: ignore[method-assign]
+    run = cloudtrain.submit(quick, local=True, observer=observer)
     assert set(WARNINGS) <= set(run.warnings)
     assert run.warnings == plans[0].warnings
     run.wait(120)

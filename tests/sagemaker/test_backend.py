@@ -10,7 +10,7 @@ import botocore.session
 import pytest
 from support.jobs import EXAMPLES, Cli
 
-from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sagemaker.job_states import ACTIVE_STATES, FINAL_STATES, map_state
 from cloudtrain.backends.sagemaker.log_streams import LOG_GROUP, LogStream, list_streams
 from cloudtrain.runs.log_lines import LogFilter

@@ -17,7 +17,7 @@ from support.cloudwatch_server import (
 )
 from support.jobs import Cli
 
-from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sagemaker.log_tail import JobSnapshot
 from cloudtrain.backends.sagemaker.logs import JobLogs
 from cloudtrain.errors import CloudError, RunNotFoundError, UnreachableError

@@ -33,7 +33,7 @@ from support.parity_cases import (
     settings,
 )
 
-from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sagemaker.estimator import DriftGuard, compare, send_by_estimator
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import DriftError

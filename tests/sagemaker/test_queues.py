@@ -14,7 +14,7 @@ import pytest
 from support.aws_frontend import Answer, Front
 from support.estimator import boto_session, settings_checked_once
 
-from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sagemaker.batch_queue import (
     ENDED,
     STOP_REASON,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from support.jobs import Cli, command, until
 
-from cloudtrain.backends.sandbox import find_sandbox
+from cloudtrain.backends.sandbox.process import find_sandbox
 
 pytestmark = pytest.mark.processes
 
@@ -68,7 +68,7 @@ def test_mistakes_are_reported_in_one_sentence(
 def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> None:
     home = tmp_path / "runs-home" / "sandbox"
     program = (
-        "from cloudtrain.backends.sandbox import start_sandbox; from pathlib import Path; "
+        "from cloudtrain.backends.sandbox.process import start_sandbox; from pathlib import Path; "
         f"print(start_sandbox(Path({str(home)!r})).process)"
     )
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -18,7 +18,7 @@ from support.jobs import Cli, command, until
 from support.sandboxes import Served, request
 
 import cloudtrain
-from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sandbox.batch_queues import FAIR_QUEUE, PATHS, QUEUE
 from cloudtrain.planning.service_job import render_payload
 from cloudtrain.runs.status import State

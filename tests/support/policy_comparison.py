@@ -122,7 +122,7 @@ def _decide(applied: AppliedPolicies, names: Sequence[str], call: Call, request:
 
 def plan_requests(applied: AppliedPolicies, root: str = "module") -> list[Document]:
     """Return CreateTrainingJob documents, planned offline with the outputs of a Terraform root as settings."""
-    from cloudtrain.client import jobs
+    import cloudtrain
     from cloudtrain.settings.settings import Settings
 
     settings = Settings(
@@ -134,7 +134,7 @@ def plan_requests(applied: AppliedPolicies, root: str = "module") -> list[Docume
         for lines in _CLUSTERS[root]:
             path = Path(folder) / "job.yaml"
             path.write_text(_JOB.format(cluster=lines))
-            found.append(dict(jobs.plan(path, settings=settings).request))
+            found.append(dict(cloudtrain.plan(path, settings=settings).request))
     return found
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.jobs import EXAMPLES, Cli
 
+import cloudtrain
 from cloudtrain import console
-from cloudtrain.client import jobs
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 
@@ -114,7 +114,7 @@ def test_the_task_of_a_job_built_in_python_is_checked(job: WriteJob, monkeypatch
         name="demo", code={"task": "mine:Mine"}, cluster={"instance_type": "ml.g5.xlarge"}, train={"steps": 1}
     )
     with pytest.raises(SpecError, match=r"^mine.py:1:1  Mine is not a Task"):
-        jobs.plan(spec)
+        cloudtrain.plan(spec)
 
 
 def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
@@ -392,7 +392,7 @@ def test_ctrl_c_is_reported_as_message_and_json(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cloudtrain.client.runs.get_run", interrupted)
+    monkeypatch.setattr("cloudtrain.client.shortcuts.get_run", interrupted)
     from cloudtrain.cli import run
 
     assert run(["status", "digits-261121-074043-d30c68", "--json"]) == 130

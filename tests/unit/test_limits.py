@@ -206,7 +206,7 @@ def test_botocore_is_not_imported() -> None:
     import sys
 
     code = (
-        "import sys; from cloudtrain.catalog import service_limits; from cloudtrain.client import jobs; "
+        "import sys; from cloudtrain.catalog import service_limits; from cloudtrain.client import shortcuts; "
         "service_limits.instance_types(); print('botocore' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

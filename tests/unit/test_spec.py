@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.client import jobs
+import cloudtrain
 from cloudtrain.errors import SpecError, UserError
 from cloudtrain.job.sections.cluster import Cluster, Spot
 from cloudtrain.job.sections.code import Code
@@ -340,7 +340,7 @@ def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     spec = JobSpec(name="a", cluster={"instance_type": "ml.g5.xlarge"}, code={"script": "nope.py"})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="no such file"):
-        jobs.plan(spec)
+        cloudtrain.plan(spec)
     with pytest.raises(SpecError, match="sent as JSON"):
         Code(task="a:B", args={"layers": object()})
 
@@ -351,12 +351,12 @@ def test_data_that_would_be_uploaded_is_asked_for_secrets(job: WriteJob) -> None
     )
     (path.parent / "images").mkdir()
     (path.parent / "images" / "one.png").write_bytes(b"1")
-    assert jobs.plan(path).uploads
+    assert cloudtrain.plan(path).uploads
     (path.parent / "images" / ".env").write_text("TOKEN=abc\n")
     (path.parent / ".cloudtrainignore").write_text("images/\n")
     with pytest.raises(SpecError, match="the data holds what looks like a secret"):
-        jobs.plan(path)
-    assert jobs.plan(path, local=True).uploads == ()
+        cloudtrain.plan(path)
+    assert cloudtrain.plan(path, local=True).uploads == ()
 
 
 def test_an_isolated_job_downloads_nothing(job: WriteJob) -> None:

@@ -134,7 +134,7 @@ main()
         "cloudtrain.console",
         "cloudtrain.errors",
         "cloudtrain.cli.runs",
-        "cloudtrain.client.runs",
+        "cloudtrain.client.client",
     ],
 )
 def test_ctrl_c_during_imports_leaves_no_traceback(name: str) -> None:

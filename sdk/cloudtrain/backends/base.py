@@ -1,8 +1,10 @@
-"""The protocol of backends."""
+"""The protocol of backends, and what a backend is opened with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cloudtrain.planning.plan import Plan
@@ -13,6 +15,42 @@ from cloudtrain.runs.status import Status
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.bundle.archive import Bundle
+    from cloudtrain.catalog import Prices
+    from cloudtrain.planning.targets import Target
+    from cloudtrain.preflight import Check
+    from cloudtrain.runs.previous_run import PreviousRun
+    from cloudtrain.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class BackendContext:
+    """What a backend is opened with.
+
+    Attributes:
+        home: Folder of local runs (`.cloudtrain`).
+        load_settings: Returns the account's settings; a backend that needs none does not read them.
+        load_prices: Returns the newest prices on this machine.
+    """
+
+    home: Path
+    load_settings: Callable[[], Settings]
+    load_prices: Callable[[], Prices]
+
+
+class PendingChecks(Protocol):
+    """Checks that are running."""
+
+    def wait(self) -> tuple[Check, ...]:
+        """Return the results."""
+        ...
+
+
+class NoChecks:
+    """No checks."""
+
+    def wait(self) -> tuple[Check, ...]:
+        """Return no results."""
+        return ()
 
 
 class Backend(RunOperations, Protocol):
@@ -26,19 +64,77 @@ class Backend(RunOperations, Protocol):
     4. `status` reports SUCCEEDED only for a run that succeeded, and keeps the reason of a failure.
     5. `logs` yields each line once.
     6. `stop` returns at once; all processes of the run end within the grace time.
+
+    Attributes:
+        capacity_pause_seconds: Seconds before the first retry of a submit that found no capacity.
     """
 
-    def submit(self, plan: Plan, bundle: Bundle, *, progress: ProgressCallback | None = None) -> Run:
-        """Start a run.
+    capacity_pause_seconds: float
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether its settings are complete, so that its runs can be listed."""
+        ...
+
+    def target(self) -> Target:
+        """Return what plans for this backend are made for."""
+        ...
+
+    def for_previous(self, previous: PreviousRun) -> Backend:
+        """Return the backend that resumes a run: the same one, with the account of that run."""
+        ...
+
+    def check_ready(self) -> None:
+        """Check that everything for a submit exists on this machine, such as settings and credentials.
+
+        Raises:
+            CloudtrainError: Something is missing. The message says what.
+        """
+        ...
+
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> PendingChecks:
+        """Start to check what a submit of the plan needs, and to load what takes long.
 
         Args:
             plan: The plan.
-            bundle: Its code.
+            skip: Leave out the checks that have to wait for an answer.
+
+        Raises:
+            UserError: The plan cannot run, which was found without a wait.
+        """
+        ...
+
+    def check_resume(self, plan: Plan) -> tuple[Check, ...]:
+        """Check that the checkpoint that a plan resumes from exists and is complete.
+
+        Raises:
+            UserError: It does not, which was found without a wait.
+        """
+        ...
+
+    def find_active_run(self, plan: Plan) -> Run | None:
+        """Return the active run of the same request and code, or None. Backends whose runs are free return None."""
+        ...
+
+    def submit(
+        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+    ) -> Run:
+        """Start a run, or attach to the active run of the same request and code.
+
+        Args:
+            plan: The plan.
+            bundle: Its code; None if an earlier run has stored it.
+            is_new: Start another run beside an active one of the same request, under another id.
             progress: Callback `(bytes_done, bytes_total)`.
 
         Raises:
-            CloudError: AWS refused the request; nothing was started.
+            CloudError: The cloud refused the request; nothing was started.
+            UserError: A file is missing or cannot be read; nothing was started.
         """
+        ...
+
+    def may_have(self, run: str) -> bool:
+        """Return whether this backend may have a run. False is certain. Nothing is asked of the cloud."""
         ...
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
@@ -46,4 +142,8 @@ class Backend(RunOperations, Protocol):
 
         The statuses include progress only if reading it is cheap.
         """
+        ...
+
+    def storage_environ(self) -> Mapping[str, str]:
+        """Return the environment of a process that reads the checkpoints of this backend's runs."""
         ...

@@ -22,7 +22,7 @@ _COMMANDS = {
     "validate": ("job", "Check a job file, offline."),
     "plan": ("job", "Show everything that a submit would send, offline."),
     "files": ("job", "List the files that are uploaded as code, and those that are excluded."),
-    "check": ("account", "Check that the account can run the job; change nothing."),
+    "check": ("job", "Check that the account can run the job; change nothing."),
     "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
     "resume": ("job", "Start a new run from a run's last checkpoint."),
     "status": ("runs", "Show a run's status."),

@@ -48,7 +48,7 @@ def checkpoints() -> None:
 @json_option
 def list_(run: str, as_json: bool) -> int:
     """List a run's checkpoints, newest first, and whether each is complete or damaged."""
-    from cloudtrain.client.runs import checkpoint_folder
+    from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
     with console.spinner("looking for checkpoints"):
@@ -72,7 +72,7 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 
     The exit code is 4 when a checkpoint is damaged, or the installed PyTorch cannot read it.
     """
-    from cloudtrain.client.runs import checkpoint_folder
+    from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
     from cloudtrain.runs.checkpoints import DAMAGED, UNREADABLE
 
@@ -111,7 +111,7 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 @json_option
 def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> int:
     """Write the weights of a checkpoint to one file, for any number of ranks that saved it."""
-    from cloudtrain.client.runs import checkpoint_folder
+    from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
     with console.spinner("exporting"):

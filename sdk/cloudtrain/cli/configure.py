@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import account_options, json_option
+from cloudtrain.cli.options import account_options, json_option, option_group
 from cloudtrain.errors import CloudError, UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 _NONE = "-"
 _SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker's own network"
+
+
+@dataclass(frozen=True)
+class _StoredOptions:
+    """The options about what is stored already."""
+
+    show: bool
+    job: Path | None
+    list_: bool
+    remove: str | None
 
 
 @click.command()
@@ -36,23 +47,23 @@ _SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker'
 @account_options
 @click.option("--yes", is_flag=True, help="Replace stored values without asking.")
 @click.option("--offline", is_flag=True, help="Do not check the values against the account.")
-@click.option("--show", is_flag=True, help="Show each setting, its source, and the values that it hides.")
-@click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: the settings for this job.")
-@click.option("--list", "list_", is_flag=True, help="List the stored profiles.")
-@click.option("--remove", metavar="NAME", help="Remove a profile.")
+@option_group(
+    "stored",
+    _StoredOptions,
+    ("show", "job", "list_", "remove"),
+    click.option("--show", is_flag=True, help="Show each setting, its source, and the values that it hides."),
+    click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: settings for this job."),
+    click.option("--list", "list_", is_flag=True, help="List the stored profiles."),
+    click.option("--remove", metavar="NAME", help="Remove a profile."),
+)
 @json_option
 def configure(
     terraform: str | None,
     assignments: tuple[str, ...],
-    role: str | None,
-    bucket: str | None,
-    region: str | None,
+    flags: dict[str, str | None],
     yes: bool,
     offline: bool,
-    show: bool,
-    job: Path | None,
-    list_: bool,
-    remove: str | None,
+    stored: _StoredOptions,
     as_json: bool,
 ) -> int:
     """Store the account's settings for every later command, or show their sources.
@@ -65,23 +76,20 @@ def configure(
     cloudtrain configure --set role=arn:aws:iam::123456789012:role/training --set bucket=my-bucket
     cloudtrain configure --show
     """  # noqa: D301 (click's mark for lines that stay as they are)
-    _reject_several_modes(terraform, assignments, show=show, list_=list_, remove=remove)
-    flags = {"role": role, "bucket": bucket, "region": region}
-    if show:
-        return _show(job, flags, as_json=as_json)
-    if list_:
+    _reject_several_modes(terraform, assignments, stored)
+    if stored.show:
+        return _show(stored.job, flags, as_json=as_json)
+    if stored.list_:
         return _list(as_json=as_json)
-    if remove is not None:
-        return _remove(remove, as_json=as_json)
+    if stored.remove is not None:
+        return _remove(stored.remove, as_json=as_json)
     given = {name: value for name, value in flags.items() if value is not None}
     values = _given(terraform, assignments, given)
     return _store(values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json)
 
 
-def _reject_several_modes(
-    terraform: str | None, assignments: tuple[str, ...], *, show: bool, list_: bool, remove: str | None
-) -> None:
-    wanted = {"--show": show, "--list": list_, "--remove": remove is not None}
+def _reject_several_modes(terraform: str | None, assignments: tuple[str, ...], stored: _StoredOptions) -> None:
+    wanted = {"--show": stored.show, "--list": stored.list_, "--remove": stored.remove is not None}
     named = [name for name, is_given in wanted.items() if is_given]
     if len(named) > 1 or (named and (terraform is not None or assignments)):
         raise click.UsageError(

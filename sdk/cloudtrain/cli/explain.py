@@ -13,8 +13,8 @@ from cloudtrain.cli.options import json_option, run_argument
 @json_option
 def explain(run: str, as_json: bool) -> int:
     """Explain why a run has failed: the first error of all hosts and ranks, its class, and what to do."""
-    from cloudtrain.client.runs import explain as explain_run
-    from cloudtrain.client.runs import get_run
+    from cloudtrain.client.shortcuts import explain as explain_run
+    from cloudtrain.client.shortcuts import get_run
     from cloudtrain.console import runs as shown
 
     handle = get_run(run)

@@ -1,71 +1,66 @@
-"""Commands that take a job or start a run: validate, plan, files, submit, resume."""
+"""Commands that take a job or start a run: validate, plan, files, check, submit, resume."""
 
 from __future__ import annotations
 
-import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import (
+    Command,
+    JobArguments,
     account_options,
+    backend_options,
     duration,
     job_options,
     json_option,
     log_options,
+    option_group,
     run_argument,
     trust_option,
 )
-from cloudtrain.errors import EXIT_USER, SpecError
+from cloudtrain.errors import EXIT_CLOUD, EXIT_USER, SpecError
 
 if TYPE_CHECKING:
     from cloudtrain.runs.log_lines import LogFilter
+    from cloudtrain.runs.run import Run
 
 
 @click.command()
 @job_options
-@click.option("--local", is_flag=True, help="Check for a run on this machine instead of SageMaker.")
+@backend_options("Check for a run on this machine instead of SageMaker.", "Check for a run in the sandbox.")
 @json_option
-def validate(job: str, instances: int | None, overrides: tuple[str, ...], local: bool, as_json: bool) -> int:
+def validate(job: JobArguments, backend: str, as_json: bool) -> int:
     """Check a job file and report every problem with line and column. Offline; needs no credentials."""
-    from cloudtrain.client import jobs
+    from cloudtrain.client.client import Client
 
     try:
-        spec = jobs.validate(job, overrides, instances=instances, local=local)
+        spec = Client().validate(job.load(), backend=backend)
     except SpecError as error:
         console.print_problems(error, as_json=as_json)
         return EXIT_USER
-    console.print_valid(job, spec.name, as_json=as_json)
+    console.print_valid(job.job, spec.name, as_json=as_json)
     return 0
 
 
 @click.command()
 @job_options
 @account_options
-@click.option("--local", is_flag=True, help="Plan for this machine instead of SageMaker.")
+@backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
 @click.option("--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document.")
 @json_option
-def plan(
-    job: str,
-    instances: int | None,
-    overrides: tuple[str, ...],
-    role: str | None,
-    bucket: str | None,
-    region: str | None,
-    local: bool,
-    only_request: bool,
-    as_json: bool,
-) -> int:
+def plan(job: JobArguments, flags: dict[str, str | None], backend: str, only_request: bool, as_json: bool) -> int:
     """Show everything that a submit would send. Offline; needs no credentials."""
-    from cloudtrain.client import jobs
     from cloudtrain.client.account import find_settings
+    from cloudtrain.client.client import Client
     from cloudtrain.console.plans import print_plan, print_warnings
+    from cloudtrain.console.submit_progress import ConsoleObserver
 
-    settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
-    spec = jobs.validate(job, overrides, instances=instances, local=local, settings=settings)
-    with console.progress_bar("reading the code") as progress:
-        decided = jobs.plan(spec, local=local, settings=settings, progress=progress)
+    settings = find_settings(job.job, flags)
+    with ConsoleObserver() as observer:
+        decided = Client(settings, observer=observer).plan(job.load(), backend=backend)
     if only_request:
         console.print_json(decided.request)
     elif as_json:
@@ -80,14 +75,14 @@ def plan(
 @job_options
 @click.option("--all", "show_all", is_flag=True, help="List every file; by default, long lists are shortened.")
 @json_option
-def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all: bool, as_json: bool) -> int:
+def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
     """List the files that are uploaded as code and those that are excluded, with sizes and reasons. Offline."""
-    from cloudtrain.client import jobs
+    from cloudtrain.client.client import Client
     from cloudtrain.console.plans import print_files
+    from cloudtrain.console.submit_progress import ConsoleObserver
 
-    spec = jobs.validate(job, overrides, instances=instances)
-    with console.progress_bar("reading the code") as progress:
-        contents = jobs.files(spec, progress=progress)
+    with ConsoleObserver() as observer:
+        contents = Client(observer=observer).files(job.load())
     if as_json:
         console.print_json(contents.to_json())
     else:
@@ -95,23 +90,59 @@ def files(job: str, instances: int | None, overrides: tuple[str, ...], show_all:
     return EXIT_USER if contents.refused else 0
 
 
-def _job_arguments(job: str, instances: int | None, overrides: tuple[str, ...]) -> str:
-    """Return the command-line arguments of the same job, without `checkpoint.resume`."""
-    words = [job]
-    if instances is not None:
-        words += ["--instances", str(instances)]
-    for override in overrides:
-        if not override.startswith("checkpoint.resume="):
-            words += ["--set", override]
-    return shlex.join(words)
+@click.command()
+@job_options
+@account_options
+@json_option
+def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int:
+    """Check that the account can run the job, in a few seconds. Change nothing.
+
+    Each check passes, fails or gives no result; a failed one comes with its fix. The exit code is 3 when a check has
+    failed or AWS cannot be reached.
+    """
+    from cloudtrain.client.account import find_settings
+    from cloudtrain.client.client import Client
+    from cloudtrain.console.account import print_checks
+
+    client = Client(find_settings(job.job, flags))
+    with console.spinner("checking the account"):
+        checks = client.check(job.load())
+    if as_json:
+        console.print_json({"checks": [each.to_json() for each in checks]})
+    else:
+        print_checks(checks)
+    # Every caller may ask for its own identity; without an answer, AWS cannot be reached.
+    is_unreachable = any(each.name == "identity" and each.result == "unknown" for each in checks)
+    return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a submit or a resume shows after it has started a run."""
+
+    follow: bool
+    as_json: bool
+
+
+def _output_options(function: Command) -> Command:
+    """Add --follow, --json and the filter of log lines; the command gets `output` and `only`."""
+    return option_group(
+        "output",
+        _Output,
+        ("follow", "as_json"),
+        click.option(
+            "--follow/--detach", default=False, help="Show the run until it ends, or return at once (default)."
+        ),
+        json_option,
+    )(log_options(function))
 
 
 @click.command()
 @job_options
 @account_options
-@click.option("--local", is_flag=True, help="Run on this machine: no account, no Docker.")
-@click.option(
-    "--sandbox", is_flag=True, help="Submit to the local AWS; it is started when it does not run (see sandbox)."
+@backend_options(
+    "Run on this machine: no account, no Docker.",
+    "Submit to the local AWS; it is started when it does not run (see sandbox).",
 )
 @click.option("--skip-check", is_flag=True, help="Submit without checking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
@@ -121,70 +152,31 @@ def _job_arguments(job: str, instances: int | None, overrides: tuple[str, ...]) 
     metavar="DURATION",
     help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
 )
-@click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
-@log_options
-@json_option
+@_output_options
 def submit(
-    job: str,
-    instances: int | None,
-    overrides: tuple[str, ...],
-    role: str | None,
-    bucket: str | None,
-    region: str | None,
-    local: bool,
-    sandbox: bool,
+    job: JobArguments,
+    flags: dict[str, str | None],
+    backend: str,
     skip_check: bool,
     new: bool,
     wait_for_capacity: int | None,
-    follow: bool,
     only: LogFilter,
-    as_json: bool,
+    output: _Output,
 ) -> int:
     """Start a run and print its id. The run continues when this command ends, with or without --follow.
 
     The same request and code is started once: while that run is live, another submit attaches to it.
     """
-    if local and sandbox:
-        raise click.UsageError("--local and --sandbox cannot be combined")
-    from cloudtrain.client import jobs, submission
     from cloudtrain.client.account import find_settings
-    from cloudtrain.client.callbacks import Callbacks
-    from cloudtrain.console import runs
-    from cloudtrain.console.account import print_check_messages
-    from cloudtrain.console.plans import warnings_at_end
+    from cloudtrain.client.client import Client
+    from cloudtrain.console.submit_progress import ConsoleObserver
 
-    settings = find_settings(job, {"role": role, "bucket": bucket, "region": region})
-    spec = jobs.validate(job, overrides, instances=instances, local=local, settings=settings)
-    with (
-        warnings_at_end() as on_plan,
-        console.progress_bar("packing the code") as progress,
-        console.progress_bar("uploading") as upload_progress,
-    ):
-        run = submission.submit(
-            spec,
-            local=local,
-            sandbox=sandbox,
-            settings=settings,
-            skip_check=skip_check,
-            new=new,
-            wait_for_capacity=wait_for_capacity,
-            callbacks=Callbacks(
-                on_plan=on_plan,
-                on_checks=print_check_messages,
-                on_wait=runs.print_retry,
-                on_sent=runs.print_waiting_for_instances,
-                progress=progress,
-                upload_progress=upload_progress,
-            ),
+    settings = find_settings(job.job, flags)
+    with ConsoleObserver("packing the code") as observer:
+        run = Client(settings, observer=observer).submit(
+            job.load(), backend=backend, skip_check=skip_check, new=new, wait_for_capacity=wait_for_capacity
         )
-    runs.print_submitted(run, as_json=as_json)
-    if follow:
-        from cloudtrain.console.follow import follow as show
-
-        return show(run, job=_job_arguments(job, instances, overrides), only=only, as_json=as_json)
-    if as_json:
-        console.print_json(runs.status_json(run, run.status()))
-    return 0
+    return _show_started(run, output, only, job=job.words())
 
 
 @click.command()
@@ -203,9 +195,7 @@ def submit(
 @trust_option
 @click.option("--skip-check", is_flag=True, help="Resume without checking the account first (see check).")
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
-@click.option("--follow/--detach", default=False, help="Show the run until it ends, or return at once (default).")
-@log_options
-@json_option
+@_output_options
 def resume(
     run: str,
     instances: int | None,
@@ -213,35 +203,32 @@ def resume(
     from_step: int | None,
     skip_check: bool,
     new: bool,
-    follow: bool,
     only: LogFilter,
-    as_json: bool,
+    output: _Output,
 ) -> int:
     """Start a new run from the last complete checkpoint of one that has ended, and print its id.
 
     The new run has the same job, code and data. Neither job file nor code is needed on this machine.
     """
-    from cloudtrain.client import submission
-    from cloudtrain.client.callbacks import Callbacks
-    from cloudtrain.console import runs
-    from cloudtrain.console.account import print_check_messages
-    from cloudtrain.console.plans import warnings_at_end
+    from cloudtrain.client.client import Client
+    from cloudtrain.console.submit_progress import ConsoleObserver
 
-    with warnings_at_end() as on_plan:
-        started = submission.resume(
-            run,
-            overrides,
-            instances=instances,
-            from_step=from_step,
-            skip_check=skip_check,
-            new=new,
-            callbacks=Callbacks(on_plan=on_plan, on_checks=print_check_messages),
+    with ConsoleObserver() as observer:
+        started = Client(observer=observer).resume(
+            run, overrides, instances=instances, from_step=from_step, skip_check=skip_check, new=new
         )
-    runs.print_submitted(started, as_json=as_json)
-    if follow:
-        from cloudtrain.console.follow import follow as show
+    return _show_started(started, output, only, job=None)
 
-        return show(started, only=only, as_json=as_json)
-    if as_json:
-        console.print_json(runs.status_json(started, started.status()))
+
+def _show_started(run: Run, output: _Output, only: LogFilter, *, job: str | None) -> int:
+    """Print a run that was started, and follow it if wanted. Return the exit code."""
+    from cloudtrain.console import runs
+
+    runs.print_submitted(run, as_json=output.as_json)
+    if output.follow:
+        from cloudtrain.console.follow import follow
+
+        return follow(run, job=job, only=only, as_json=output.as_json)
+    if output.as_json:
+        console.print_json(runs.status_json(run, run.status()))
     return 0

@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from cloudtrain.job.spec import LoadedJob
+    from cloudtrain.runs.log_lines import LogFilter
 
 _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down --help
 
@@ -27,9 +33,60 @@ def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], C
     return apply
 
 
+def option_group(
+    name: str, build: Callable[..., object], members: Sequence[str], *options: Callable[[Command], Command]
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds options; the command gets their values as one argument.
+
+    Args:
+        name: Name of the command's argument.
+        build: Function of the options' values, by keyword; usually a dataclass.
+        members: Names of the options' values.
+        options: click's options and arguments.
+    """
+
+    def apply(function: Command) -> Command:
+        @functools.wraps(function)
+        def call(*arguments: Any, **values: Any) -> Any:
+            chosen = {member: values.pop(member) for member in members}
+            return function(*arguments, **values, **{name: build(**chosen)})
+
+        return _combine(*options)(call)  # type: ignore[arg-type] # the same command
+
+    return apply
+
+
+@dataclass(frozen=True)
+class JobArguments:
+    """The job of a command line: its file, and the changes of its fields."""
+
+    job: str
+    instances: int | None
+    overrides: tuple[str, ...]
+
+    def load(self) -> LoadedJob:
+        """Return the job with all problems of its file."""
+        from cloudtrain.job.spec import load_job
+
+        return load_job(self.job, self.overrides, instances=self.instances)
+
+    def words(self) -> str:
+        """Return the command-line words of the same job, without `checkpoint.resume`."""
+        words = [self.job]
+        if self.instances is not None:
+            words += ["--instances", str(self.instances)]
+        for override in self.overrides:
+            if not override.startswith("checkpoint.resume="):
+                words += ["--set", override]
+        return shlex.join(words)
+
+
 def job_options(function: Command) -> Command:
-    """Add the JOB argument, --instances and --set."""
-    return _combine(
+    """Add the JOB argument, --instances and --set; the command gets `JobArguments` as `job`."""
+    return option_group(
+        "job",
+        JobArguments,
+        ("job", "instances", "overrides"),
         click.argument("job", type=click.Path(path_type=str)),
         click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
         click.option(
@@ -43,14 +100,37 @@ def job_options(function: Command) -> Command:
 
 
 def account_options(function: Command) -> Command:
-    """Add the options for the account's settings."""
-    return _combine(
+    """Add the options for the account's settings; the command gets them by setting name as `flags`."""
+    return option_group(
+        "flags",
+        dict,
+        ("role", "bucket", "region"),
         click.option("--role", metavar="ARN", help="Execution role (CLOUDTRAIN_ROLE)."),
         click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
         click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
         profile_option,
         trust_option,
     )(function)
+
+
+def backend_options(local_help: str, sandbox_help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --backend, --local and --sandbox; the command gets the name as `backend`."""
+    return option_group(
+        "backend",
+        _choose_backend,
+        ("backend", "local", "sandbox"),
+        click.option("--local", is_flag=True, help=local_help),
+        click.option("--sandbox", is_flag=True, help=sandbox_help),
+        click.option("--backend", metavar="NAME", help="Where it runs: local, sandbox or sagemaker (default)."),
+    )
+
+
+def _choose_backend(backend: str | None, *, local: bool, sandbox: bool) -> str:
+    given = {"--local": local, "--sandbox": sandbox, "--backend": backend is not None}
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise click.UsageError(f"{named[0]} and {named[1]} cannot be combined")
+    return "local" if local else "sandbox" if sandbox else backend or "sagemaker"
 
 
 def trust_option(function: Command) -> Command:
@@ -133,23 +213,20 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> da
         raise click.BadParameter(str(error), ctx, param) from None
 
 
+def _log_filter(
+    host: str | None, grep: re.Pattern[str] | None, since: datetime | timedelta | None, rank: int | None
+) -> LogFilter:
+    from cloudtrain.runs.log_lines import LogFilter
+
+    return LogFilter(host, grep, since, rank)
+
+
 def log_options(function: Command) -> Command:
     """Add the options that filter log lines; the command gets one `LogFilter` as `only`."""
-
-    @functools.wraps(function)
-    def call(
-        *arguments: Any,
-        host: str | None,
-        grep: re.Pattern[str] | None,
-        since: datetime | timedelta | None,
-        rank: int | None,
-        **rest: Any,
-    ) -> Any:
-        from cloudtrain.runs.log_lines import LogFilter
-
-        return function(*arguments, only=LogFilter(host, grep, since, rank), **rest)
-
-    return _combine(
+    return option_group(
+        "only",
+        _log_filter,
+        ("host", "grep", "since", "rank"),
         click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
         click.option("--grep", callback=_regex, metavar="REGEX", help="Only lines whose raw text matches."),
         click.option(
@@ -161,4 +238,4 @@ def log_options(function: Command) -> Command:
         click.option(
             "--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank, where the rank is known."
         ),
-    )(call)  # type: ignore[return-value] # the same command, with the options as one argument
+    )(function)

@@ -10,6 +10,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import is_trusting, json_option, log_options, run_argument
+from cloudtrain.client.observer import Observer
 from cloudtrain.console import run_list
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
@@ -24,7 +25,7 @@ from cloudtrain.support.units import parse_moment
 @json_option
 def status(run: str, as_json: bool) -> int:
     """Show a run's status: state, reason, progress, last checkpoint, cost."""
-    from cloudtrain.client.runs import get_run
+    from cloudtrain.client.shortcuts import get_run
 
     found = get_run(run).status()
     if as_json:
@@ -42,7 +43,7 @@ def status(run: str, as_json: bool) -> int:
 @json_option
 def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
-    from cloudtrain.client.runs import get_run
+    from cloudtrain.client.shortcuts import get_run
     from cloudtrain.console.logs import print_logs, print_logs_json
 
     handle = get_run(run)
@@ -58,7 +59,7 @@ def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> i
 @json_option
 def follow(run: str, only: LogFilter, as_json: bool) -> int:
     """Show a run's log, progress and cost until it ends. Ctrl-C ends the command, not the run."""
-    from cloudtrain.client.runs import get_run
+    from cloudtrain.client.shortcuts import get_run
     from cloudtrain.console.follow import follow as show
 
     return show(get_run(run), only=only, as_json=as_json)
@@ -93,15 +94,11 @@ def list_(
     as_json: bool,
 ) -> int:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
-    from cloudtrain.client.runs import list_runs
+    from cloudtrain.client.client import Client
 
     wanted = _wanted(name, states, tags, since, until)
-    found = list_runs(
-        wanted,
-        local=only != "sagemaker",
-        sagemaker={"local": False, "sagemaker": True}.get(only or ""),
-        on_unreachable=None if only == "sagemaker" else _report_unreachable,
-    )
+    observer = Observer() if only == "sagemaker" else _ListObserver()
+    found = Client(observer=observer).list_runs(wanted, backends=_LISTED.get(only or ""))
     with console.spinner("looking for runs"):
         # One more run than is shown, to know whether there are more.
         runs = list(itertools.islice(found, limit + 1))
@@ -117,10 +114,18 @@ def list_(
     return 0
 
 
-def _report_unreachable(error: CloudtrainError) -> None:
-    if isinstance(error, UntrustedSettingsError) and is_trusting():
-        raise error
-    console.print_message(f"the account's runs are not shown: {error}")
+_LISTED = {"local": ("local", "sandbox"), "sagemaker": ("sagemaker",)}
+"""Backends whose runs an option of `list` selects."""
+
+
+class _ListObserver(Observer):
+    """Prints why runs are missing from a list, and lets the list go on."""
+
+    def on_unreachable(self, error: CloudtrainError) -> None:
+        """Print why the account's runs are not shown."""
+        if isinstance(error, UntrustedSettingsError) and is_trusting():
+            raise error
+        console.print_message(f"the account's runs are not shown: {error}")
 
 
 def _wanted(
@@ -171,7 +176,7 @@ def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> d
 @json_option
 def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
     """Stop a run. A Task saves a checkpoint first; processes that outlive the grace period are killed."""
-    from cloudtrain.client.runs import get_run
+    from cloudtrain.client.shortcuts import get_run
 
     handle = get_run(run)
     try:

@@ -1,9 +1,8 @@
-"""Functions that carry out each verb, such as plan, check, submit, status and stop.
+"""The client: one object with every verb, such as plan, check, submit, status and stop.
 
-- `jobs`: validate, plan, check and files; `plan_builder`, `source_checks` and `resume_checks` do their work.
-- `submission`: submit and resume; `sagemaker_submission` and `capacity` send a plan to SageMaker.
-- `runs`: find, list, stop and explain runs, and read their logs and checkpoints.
-- `account`: settings, profiles and prices.
-- `sandbox`: the local AWS of this machine.
-- `backend_lookup` and `home`: the backends at hand, and the folder of local runs.
+- `client`: the class `Client`; `shortcuts` has the same verbs as functions, on a default client.
+- `planning_inputs` and `source_checks`: read the code folder and the data, and make the plan.
+- `submission`: send a plan, and wait for capacity.
+- `observer`: what a client reports while it works.
+- `account`, `check_results`, `home` and `sandbox`: settings and prices, failed checks, and folders of this machine.
 """

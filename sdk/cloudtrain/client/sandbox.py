@@ -1,48 +1,24 @@
-"""The local AWS of this machine: start, find, serve and stop it."""
+"""The local AWS of this machine: serve and stop it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cloudtrain.backends.sandbox import sandbox_home
 from cloudtrain.client.home import find_home, make_home
-
-if TYPE_CHECKING:
-    from cloudtrain.backends.sandbox import Sandbox
-
-SANDBOX = "sandbox"
-
-
-def start_sandbox(home: Path | None = None) -> Sandbox:
-    """Return the sandbox of this machine; start one in the background when none runs. It runs until `stop_sandbox`.
-
-    Args:
-        home: The sandbox's folder; by default `sandbox` in the folder of runs.
-
-    Raises:
-        CloudtrainError: It did not start.
-    """
-    from cloudtrain.backends.sandbox import start_sandbox as start
-
-    return start(home or make_home() / SANDBOX)
-
-
-def find_sandbox(home: Path | None = None) -> Sandbox | None:
-    """Return the sandbox that runs on this machine, or None."""
-    folder = home or find_home() / SANDBOX
-    if not folder.is_dir():
-        return None
-    from cloudtrain.backends.sandbox import find_sandbox as find
-
-    return find(folder)
 
 
 def stop_sandbox(home: Path | None = None) -> bool:
-    """Stop the sandbox and every process that it has started; return False when none ran."""
-    from cloudtrain.backends.sandbox import stop_sandbox as stop
+    """Stop the sandbox and every process that it has started; return False when none ran.
 
-    return stop(home or find_home() / SANDBOX)
+    Args:
+        home: The sandbox's folder; by default `sandbox` in the folder of runs.
+    """
+    from cloudtrain.backends.sandbox.process import stop_sandbox as stop
+
+    return stop(home or sandbox_home(find_home()))
 
 
 def serve_sandbox(
@@ -72,7 +48,7 @@ def serve_sandbox(
     from cloudtrain.backends.sandbox.server import ServerOptions, serve
 
     options = ServerOptions(
-        home=(home or make_home() / SANDBOX).absolute(),
+        home=(home or sandbox_home(make_home())).absolute(),
         port=port,
         max_processes=most_processes,
         stop_grace_seconds=stop_grace_seconds,

@@ -139,7 +139,7 @@ def _print_summary(out: Console, status: Status, job: str | None, *, is_drawn: b
 
 def _print_explanation(out: Console, run: Run) -> None:
     """Print why a followed run has failed. An unreadable log does not hide how the run ended."""
-    from cloudtrain.client.runs import explain
+    from cloudtrain.client.shortcuts import explain
 
     try:
         lines = explanation_lines(explain(run), run.reference)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -64,20 +63,6 @@ def print_plan(plan: Plan) -> None:
     print_table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
-
-
-@contextmanager
-def warnings_at_end() -> Iterator[Callable[[Plan], None]]:
-    """Return a callback for a plan, and print the plan's warnings when the block ends.
-
-    The command's output may be redirected to a file in the code folder, which must not change while it is packed.
-    """
-    plans: list[Plan] = []
-    try:
-        yield plans.append
-    finally:
-        for plan in plans[-1:]:
-            print_warnings(plan)
 
 
 def print_warnings(plan: Plan) -> None:

@@ -21,7 +21,14 @@ from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
 from cloudtrain.planning.sagemaker_checks import check_sagemaker, warn_about_price
 from cloudtrain.planning.service_job import render_service_job
-from cloudtrain.planning.storage_layout import Locations, ResumeSource, local_locations, resume_source, s3_locations
+from cloudtrain.planning.storage_layout import (
+    Locations,
+    ResumeSource,
+    direct_folder_of,
+    local_locations,
+    resume_source,
+    s3_locations,
+)
 from cloudtrain.settings.settings import Origin, Settings
 
 _PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
@@ -51,6 +58,15 @@ class Target(Protocol):
     def settings_beside_job(self) -> tuple[Origin, ...]:
         """Settings that the request takes from a cloudtrain.toml beside the job."""
         return ()
+
+    @property
+    def uploads_data(self) -> bool:
+        """Whether local data is uploaded before the start."""
+        return False
+
+    def assumed_checkpoints(self, spec: JobSpec, run: str) -> ResumeSource | None:
+        """Return where an earlier run saves by default, for an offline plan; None where there is no default."""
+        return None
 
     def run_suffix(self, identity: str) -> str:
         """Return six hexadecimal digits for the id of a new run of this identity."""
@@ -136,6 +152,7 @@ class SageMakerTarget(Target):
     prices: Prices
     name = SAGEMAKER
     machine = None
+    uploads_data = True
 
     @property
     def role(self) -> str:
@@ -144,6 +161,12 @@ class SageMakerTarget(Target):
     @property
     def settings_beside_job(self) -> tuple[Origin, ...]:
         return self.settings.beside_job
+
+    def assumed_checkpoints(self, spec: JobSpec, run: str) -> ResumeSource | None:
+        if self.settings.bucket is None:
+            return None
+        folder = f"s3://{self.settings.bucket}/{self.settings.prefix}/{run}/checkpoints"
+        return ResumeSource(folder, direct_folder_of(folder) if spec.code.script is not None else folder, run)
 
     def run_suffix(self, identity: str) -> str:
         return identity[:6]

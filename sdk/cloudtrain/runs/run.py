@@ -22,7 +22,7 @@ def parse_reference(text: str) -> tuple[str | None, str]:
         RunNotFoundError: the text is neither.
     """
     backend, colon, run = text.rpartition(":")
-    if not is_run_id(run) or backend not in ("", "local", "sagemaker", "sandbox"):
+    if not is_run_id(run) or (colon and not backend.isidentifier()):
         raise RunNotFoundError(
             f"{text!r} is not a run id", "run ids look like digits-261120-101500-1a2b3c; see: cloudtrain list"
         )

@@ -8,11 +8,11 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from cloudtrain.backends.container.machine import loopback_interface
 from cloudtrain.backends.container.ml_paths import map_hyperparameters
 from cloudtrain.support.data_files import data_files
+from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -31,11 +31,6 @@ class StagingError(Exception):
 def host_names(count: int) -> tuple[str, ...]:
     """Return SageMaker's host names in SageMaker's order."""
     return tuple(sort_hosts([f"algo-{number}" for number in range(1, count + 1)]))
-
-
-def path_of(uri: str) -> Path:
-    """Return the path of a `file:///` URI."""
-    return Path(unquote(urlsplit(uri).path))
 
 
 def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...]) -> None:

@@ -20,7 +20,6 @@ from cloudtrain.backends.container.filesystem import (
     StagingError,
     host_names,
     pack_folder,
-    path_of,
     prepare_tree,
     share,
     stage_inputs,
@@ -29,6 +28,7 @@ from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
 from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.status import State
+from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     GPUS_VARIABLE,

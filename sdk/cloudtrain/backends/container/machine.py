@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from cloudtrain.planning.placement import Machine
+
 _PORTS = range(20000, 32768)
 """Below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
 
@@ -33,6 +35,18 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         return ()
     listing = subprocess.run([command, "-L"], capture_output=True, text=True, check=False)
     return tuple(str(index) for index, line in enumerate(listing.stdout.splitlines()) if line.startswith("GPU"))
+
+
+def this_machine() -> Machine:
+    """Return what a plan needs to know about this machine."""
+    from cloudtrain.backends.container.mount_namespace import is_available
+
+    return Machine(
+        gpus=len(visible_gpus()),
+        cpus=usable_cpus(),
+        variables=frozenset(os.environ),
+        has_ml_namespace=is_available(),
+    )
 
 
 def share_gpus(gpus: tuple[str, ...], hosts: int) -> list[tuple[str, ...]]:

@@ -1,1 +1,29 @@
 """Runs on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.base import Backend, BackendContext
+    from cloudtrain.planning.targets import Target
+
+
+def make_target(context: BackendContext) -> Target:
+    """Return this machine as the target of a plan."""
+    from cloudtrain.backends.container.machine import this_machine
+    from cloudtrain.planning.targets import LocalTarget
+
+    return LocalTarget(context.load_settings(), context.home, this_machine())
+
+
+def find_backend(context: BackendContext) -> Backend:
+    """Return the local backend, which is always in use."""
+    return open_backend(context)
+
+
+def open_backend(context: BackendContext) -> Backend:
+    """Return the local backend."""
+    from cloudtrain.backends.local.backend import LocalBackend
+
+    return LocalBackend(context.home, context.load_settings)

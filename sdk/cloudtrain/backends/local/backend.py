@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import signal
@@ -14,12 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.retry import Backoff
+from cloudtrain.backends.base import NoChecks
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.event_summary import EventSummary, read_summary
 from cloudtrain.backends.container.log_lines import LineTail
+from cloudtrain.backends.container.machine import this_machine
 from cloudtrain.backends.container.state_file import (
     STATE_FILE,
     RecordedState,
@@ -28,12 +29,17 @@ from cloudtrain.backends.container.state_file import (
     read_state,
     write_state,
 )
+from cloudtrain.backends.local.checks import check_checkpoint, check_machine
+from cloudtrain.backends.storage_environ import make_storage_environ
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
+from cloudtrain.errors import CloudtrainError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.preflight.local_secrets import check_local_secrets
+from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
+from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import (
@@ -44,16 +50,20 @@ from cloudtrain.runs.run_files import (
 )
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
     EVENT_PREFIX,
-    GRACE_VARIABLE,
     OUTPUTS_FOLDER,
     check_event,
     parse_event,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
+
+if TYPE_CHECKING:
+    from cloudtrain.preflight import Check
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
@@ -69,26 +79,77 @@ class LocalBackend:
     """Runs below `<home>/runs/<run>/`."""
 
     name = LOCAL
+    is_configured = True
+    capacity_pause_seconds = 1.0
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, load_settings: Callable[[], Settings] = Settings) -> None:
+        self.home = home
         self.runs = home / "runs"
+        self._load_settings = load_settings
         self._summaries: dict[Path, EventSummary] = {}
 
-    def submit(self, plan: Plan, bundle: Bundle, *, progress: ProgressCallback | None = None) -> Run:
-        """Create the run's folder and start its supervisor.
+    def target(self) -> LocalTarget:
+        """Return this machine as the target of a plan."""
+        return LocalTarget(self._load_settings(), self.home, this_machine())
+
+    def for_previous(self, previous: PreviousRun) -> LocalBackend:  # noqa: ARG002 (this machine is no account)
+        """Return this backend."""
+        return self
+
+    def check_ready(self) -> None:
+        """Check that local runs can start.
 
         Raises:
             MissingExtraError: torch or psutil is not installed.
-            UserError: the folder cannot be created, or a secret is neither set here nor readable.
+            UserError: The grace period in the environment is no number.
         """
-        del bundle, progress  # the bundle is at plan.locations.code already
-        for module in ("torch", "psutil"):
-            if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
-        grace = os.environ.get(GRACE_VARIABLE, "0")
-        if not grace.replace(".", "", 1).isdigit():
-            raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
+        check_machine(os.environ)
+
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> NoChecks:
+        """Check the checkpoints that a plan would continue from, and its secrets. Nothing takes long here.
+
+        Raises:
+            UserError: They do not exist, or are another training's; or a secret is neither set here nor readable.
+            CloudError: They are in S3, which refused or cannot be reached.
+        """
+        del skip
+        self.check_resume(plan)
+        if plan.config.task is not None:  # a script need not load the checkpoints there
+            reject_other_training(plan)
         check_local_secrets(plan.config.secrets, os.environ)
+        return NoChecks()
+
+    def check_resume(self, plan: Plan) -> tuple[Check, ...]:
+        """Check that there is a complete checkpoint where a plan names one.
+
+        Raises:
+            UserError: There is none.
+            CloudError: It is in S3, which refused or cannot be reached.
+        """
+        check_checkpoint(plan, self.storage_environ())
+        return ()
+
+    def storage_environ(self) -> Mapping[str, str]:
+        """Return the environment of a process that reads the checkpoints of local runs."""
+        return make_storage_environ(os.environ, self._load_settings())
+
+    def find_active_run(self, plan: Plan) -> None:  # noqa: ARG002 (local runs cost nothing)
+        """Return None: each submit starts a run."""
+        return
+
+    def submit(
+        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+    ) -> Run:
+        """Create the run's folder and start its supervisor.
+
+        Raises:
+            UserError: The folder cannot be created, or the code of an earlier run was deleted.
+        """
+        del is_new, progress  # each submit starts a run, and copies nothing
+        archive = path_of(plan.locations.code)
+        if bundle is None and not archive.is_file():
+            hint = "to use the current code: cloudtrain submit --local JOB --set checkpoint.resume=RUN"
+            raise UserError(f"the code of the earlier run was deleted: {archive}", hint)
         folder = self.runs / plan.run
         try:
             folder.mkdir(parents=True)
@@ -337,6 +398,10 @@ class LocalBackend:
         from cloudtrain.backends.container.process_tree import kill, processes_of_run
 
         kill(processes_of_run(run))
+
+    def may_have(self, run: str) -> bool:
+        """Return whether this machine has a run of this id."""
+        return self.has(run)
 
     def has(self, run: str) -> bool:
         """Whether this machine has a run of this id.

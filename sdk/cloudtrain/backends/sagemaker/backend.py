@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import heapq
 import importlib.util
+import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain import catalog
 from cloudtrain.aws.errors import aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff
+from cloudtrain.backends.base import NoChecks, PendingChecks
 from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE, BatchQueues
 from cloudtrain.backends.sagemaker.clients import Clients
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
@@ -37,22 +40,26 @@ from cloudtrain.backends.sagemaker.sdk_import import missing_sdk_error, start_im
 from cloudtrain.backends.sagemaker.stored_plans import StoredPlans
 from cloudtrain.backends.sagemaker.submit_lock import SubmitLocks
 from cloudtrain.backends.sagemaker.uploads import Uploads
+from cloudtrain.backends.storage_environ import make_storage_environ
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
 from cloudtrain.job.spec import REQUEST_TAG
 from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.planning.service_job import render_payload
+from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.planning.warm_pool import WarmPool, read_pool
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Check, PendingChecks
+    from cloudtrain.preflight import Check
+    from cloudtrain.runs.previous_run import PreviousRun
 
 _LOCK_ATTEMPTS = 20
 _LOCK_SECONDS = 86400
@@ -69,8 +76,12 @@ class SageMakerBackend:
         prices: Instance prices; by default the bundled ones.
         poll_seconds: Shortest wait between polls. All other waits are proportional to it.
         session: boto3 session; by default one from the environment.
-        name: Name of the backend; another one for a session that leads to a sandbox.
     """
+
+    name = SAGEMAKER
+    only_checkpoint_checks = False
+    """Whether `start_checks` checks the checkpoints only, for an account without quotas."""
+    capacity_pause_seconds = 60.0
 
     def __init__(
         self,
@@ -79,9 +90,7 @@ class SageMakerBackend:
         prices: catalog.Prices | None = None,
         poll_seconds: float = POLL_SECONDS,
         session: Any = None,
-        name: str = SAGEMAKER,
     ) -> None:
-        self.name = name
         self.settings = settings
         self.prices = prices or catalog.bundled_prices()
         self.poll_seconds = poll_seconds
@@ -90,6 +99,19 @@ class SageMakerBackend:
         self._plans = StoredPlans(self._aws.client)
         self._scale = max(poll_seconds, 0.001) / POLL_SECONDS
         self._logs: JobLogs | None = None
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether no setting is missing."""
+        return not self.settings.missing
+
+    def target(self) -> SageMakerTarget:
+        """Return the account as the target of a plan."""
+        return SageMakerTarget(self.settings, self.prices)
+
+    def for_previous(self, previous: PreviousRun) -> SageMakerBackend:
+        """Return the backend with the account of a previous run, where its code is."""
+        return self.with_settings(previous.settings(self.settings))
 
     def check_ready(self) -> None:
         """Check that settings and credentials exist.
@@ -111,19 +133,18 @@ class SageMakerBackend:
         if self.settings.transport == "estimator" and importlib.util.find_spec("sagemaker") is None:
             raise missing_sdk_error()
 
-    def start_sdk_import(self) -> None:
-        """Start to import the SageMaker SDK in the background, because it takes longest. Call `check_ready` before.
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> PendingChecks:
+        """Start the checks of the account that a plan needs, and the import of the SageMaker SDK, which takes longest.
 
-        A submit that fails in the meantime does not wait for the import.
+        Call `check_ready` before. A submit that fails in the meantime does not wait for the import.
         """
-        if self.settings.transport == "estimator":
-            start_import()
-
-    def start_checks(self, plan: Plan) -> PendingChecks:
-        """Start the checks of the account that a plan needs; in a sandbox, only those of the checkpoints."""
         from cloudtrain.preflight import start_checks  # imports a dozen modules that only a submit needs
 
-        return start_checks(plan, self.settings, self._aws.session(), only_checkpoints=self.name != SAGEMAKER)
+        if self.settings.transport == "estimator":
+            start_import()
+        if skip:
+            return NoChecks()
+        return start_checks(plan, self.settings, self._aws.session(), only_checkpoints=self.only_checkpoint_checks)
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:
         """Check whether there is a complete checkpoint that a plan can resume from."""
@@ -134,7 +155,7 @@ class SageMakerBackend:
     def with_settings(self, settings: Settings) -> SageMakerBackend:
         """Return a backend with the same session and other settings."""
         return SageMakerBackend(
-            settings, prices=self.prices, poll_seconds=self.poll_seconds, session=self._aws.session(), name=self.name
+            settings, prices=self.prices, poll_seconds=self.poll_seconds, session=self._aws.session()
         )
 
     def find_active_run(self, plan: Plan) -> Run | None:
@@ -149,7 +170,56 @@ class SageMakerBackend:
                 return Run(lock.run, self, attached=True)
         return None
 
-    def reserve(self, plan: Plan) -> Run | Plan:
+    def _locks(self, plan: Plan) -> SubmitLocks:
+        return SubmitLocks(self._aws.client("s3"), plan.locations.output)
+
+    def _state(self, run: str) -> State | None:
+        """Return the state of a run, or None if there is no such run. The id of a damaged lock is empty."""
+        if not run:
+            return None
+        try:
+            job = self._describe(run)
+        except RunNotFoundError:
+            return None
+        return read_state(job)
+
+    def submit(
+        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+    ) -> Run:
+        """Upload missing files and create the training job, or put it into its queue.
+
+        Args:
+            plan: The plan.
+            bundle: Its code, or None if an earlier run has uploaded it.
+            is_new: Start another run beside an active one of the same request.
+            progress: Callback `(bytes_done, bytes_total)`.
+
+        Returns:
+            The run, or the active run of the same request. If another submit holds the lock and is about to start its
+            run, the run has the id of that one, because SageMaker accepts only one job of a name.
+
+        Raises:
+            CloudError: AWS refused; no job was created.
+            DriftError: the estimator was about to send something else than the plan; no job was created.
+            MissingExtraError: the SageMaker SDK is not installed and transport is `estimator`.
+            UserError: a file of the data cannot be read, or an earlier run's code was deleted; no job was created.
+        """
+        if is_new:
+            # An id of time and request may belong to a submit of the same second.
+            plan = plan.rename(make_run_id(plan.job, datetime.now(UTC), secrets.token_hex(3)))
+        else:
+            reserved = self._reserve(plan)
+            if isinstance(reserved, Run):
+                return reserved
+            plan = reserved
+        self._upload(plan, bundle, progress)
+        with aws_errors("create the training job"):
+            is_created = self._create(plan)
+        if is_new:
+            self._take_over_lock(plan)
+        return Run(plan.run, self, attached=not is_created)
+
+    def _reserve(self, plan: Plan) -> Run | Plan:
         """Acquire the submit lock of a request for a plan's run.
 
         Returns:
@@ -177,7 +247,7 @@ class SageMakerBackend:
             "try again; or let the credentials read objects below the prefix (s3:GetObject, s3:ListBucket)",
         )
 
-    def take_over_lock(self, plan: Plan) -> None:
+    def _take_over_lock(self, plan: Plan) -> None:
         """Let later submits of the request attach to this run instead of an earlier one that is still active.
 
         Call it after the run was submitted: the lock of a run that never started would hide the active one. A failure
@@ -185,38 +255,6 @@ class SageMakerBackend:
         """
         with contextlib.suppress(CloudError), aws_errors("acquire the submit lock"):
             self._locks(plan).overwrite(plan.identity, plan.run)
-
-    def _locks(self, plan: Plan) -> SubmitLocks:
-        return SubmitLocks(self._aws.client("s3"), plan.locations.output)
-
-    def _state(self, run: str) -> State | None:
-        """Return the state of a run, or None if there is no such run. The id of a damaged lock is empty."""
-        if not run:
-            return None
-        try:
-            job = self._describe(run)
-        except RunNotFoundError:
-            return None
-        return read_state(job)
-
-    def submit(self, plan: Plan, bundle: Bundle | None, *, progress: ProgressCallback | None = None) -> Run:
-        """Upload missing files and create the training job, or put it into its queue.
-
-        Args:
-            plan: The plan.
-            bundle: Its code, or None if an earlier run has uploaded it.
-            progress: Callback `(bytes_done, bytes_total)`.
-
-        Raises:
-            CloudError: AWS refused; no job was created.
-            DriftError: the estimator was about to send something else than the plan; no job was created.
-            MissingExtraError: the SageMaker SDK is not installed and transport is `estimator`.
-            UserError: a file of the data cannot be read, or an earlier run's code was deleted; no job was created.
-        """
-        self._upload(plan, bundle, progress)
-        with aws_errors("create the training job"):
-            is_new = self._create(plan)
-        return Run(plan.run, self, attached=not is_new)
 
     def _create(self, plan: Plan) -> bool:
         """Create the training job. Return False if another submit of the same request and code has created it."""
@@ -308,6 +346,14 @@ class SageMakerBackend:
     def has(self, run: str) -> bool:
         """Whether there is a run of this id."""
         return self._state(run) is not None
+
+    def may_have(self, run: str) -> bool:  # noqa: ARG002 (only a call to AWS could tell)
+        """Return whether there is a region to look in. Only a call to AWS could tell that it has no such run."""
+        return self.settings.region is not None
+
+    def storage_environ(self) -> Mapping[str, str]:
+        """Return the environment of a process that reads the checkpoints of the account's runs."""
+        return make_storage_environ(os.environ, self.settings, self.settings.region)
 
     def _describe(self, run: str) -> Mapping[str, Any]:
         from botocore.exceptions import ClientError

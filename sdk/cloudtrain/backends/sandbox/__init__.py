@@ -2,15 +2,60 @@
 
 One process serves on loopback: moto implements S3, IAM, STS, CloudWatch Logs and other services. SageMaker's training
 jobs and AWS Batch's service jobs are implemented here and run each CreateTrainingJob request with
-`cloudtrain.backends.container`. The sandbox does not read plans: it runs the request of any client, or rejects it as
-AWS does.
+`cloudtrain.backends.container`. The server does not read plans: it runs the request of any client, or rejects it as
+AWS does. `backend` is the client's side: SageMaker's backend with a session that leads to the server.
 """
 
-from cloudtrain.backends.sandbox.process import (
-    Sandbox,
-    find_sandbox,
-    start_sandbox,
-    stop_sandbox,
-)
+from __future__ import annotations
 
-__all__ = ["Sandbox", "find_sandbox", "start_sandbox", "stop_sandbox"]
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.base import Backend, BackendContext
+    from cloudtrain.backends.sandbox.process import Sandbox
+    from cloudtrain.planning.targets import Target
+
+NAME = "sandbox"
+
+
+def make_target(context: BackendContext) -> Target:
+    """Return the target of a plan for the sandbox: the account's, with the sandbox's role and bucket if one runs."""
+    from cloudtrain.planning.targets import SageMakerTarget
+
+    running = _find(context)
+    own = context.load_settings()
+    return SageMakerTarget(own if running is None else running.settings(own), context.load_prices())
+
+
+def find_backend(context: BackendContext) -> Backend | None:
+    """Return the backend of the sandbox that runs on this machine, or None."""
+    running = _find(context)
+    return None if running is None else _connect(running, context)
+
+
+def open_backend(context: BackendContext) -> Backend:
+    """Return the backend of the sandbox of this machine; start one in the background when none runs."""
+    from cloudtrain.backends.sandbox.process import start_sandbox
+
+    return _connect(start_sandbox(sandbox_home(context.home)), context)
+
+
+def sandbox_home(home: Path) -> Path:
+    """Return the sandbox's folder in a folder of local runs."""
+    return home / NAME
+
+
+def _find(context: BackendContext) -> Sandbox | None:
+    folder = sandbox_home(context.home)
+    if not folder.is_dir():
+        return None
+    from cloudtrain.backends.sandbox.process import find_sandbox
+
+    return find_sandbox(folder)
+
+
+def _connect(running: Sandbox, context: BackendContext) -> Backend:
+    from cloudtrain.backends.sandbox.backend import SandboxBackend
+
+    return SandboxBackend(running, running.settings(context.load_settings()), context.load_prices())

@@ -1,0 +1,47 @@
+"""The client's side of the sandbox: SageMaker's backend with a session that leads to the local AWS."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
+from cloudtrain.backends.sandbox.process import Sandbox
+from cloudtrain.backends.storage_environ import make_storage_environ
+from cloudtrain.catalog import Prices
+from cloudtrain.settings.settings import Settings
+
+_POLL_SECONDS = 0.5
+"""The sandbox has no request limits."""
+
+
+class SandboxBackend(SageMakerBackend):
+    """Training jobs in a sandbox.
+
+    Args:
+        sandbox: The running sandbox.
+        settings: Its role, bucket and region.
+        prices: Instance prices.
+    """
+
+    name = "sandbox"
+    only_checkpoint_checks = True
+    capacity_pause_seconds = _POLL_SECONDS
+
+    def __init__(self, sandbox: Sandbox, settings: Settings, prices: Prices) -> None:
+        super().__init__(settings, prices=prices, poll_seconds=_POLL_SECONDS, session=sandbox.session())
+        self._sandbox = sandbox
+
+    def with_settings(self, settings: Settings) -> SandboxBackend:
+        """Return the backend of the same sandbox with other settings."""
+        return SandboxBackend(self._sandbox, settings, self.prices)
+
+    def may_have(self, run: str) -> bool:
+        """Return whether the sandbox has a run. The sandbox answers at once."""
+        return self.has(run)
+
+    def storage_environ(self) -> Mapping[str, str]:
+        """Return the environment of a process that reads the checkpoints of the sandbox's runs."""
+        # A profile or an endpoint of the real account would redirect the process there.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        return make_storage_environ({**own, **self._sandbox.environment}, self.settings)

@@ -1,0 +1,53 @@
+"""What a plan's run would continue from, where its checkpoints are in a folder of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cloudtrain.errors import UserError
+from cloudtrain.planning.continuation import AUTO, Continuation, find_continuation, manifests_in
+from cloudtrain.planning.plan import Plan
+from cloudtrain.support.file_uri import path_of
+
+
+def add_continuation(plan: Plan) -> Plan:
+    """Return a plan that names the checkpoint that its run continues from, and the differences to that run."""
+    found = _local_continuation(plan)
+    decisions, warnings = list(plan.decisions), list(plan.warnings)
+    if found.manifest is not None:
+        differences = f"; {found.differences}" if found.differences else ""
+        decisions.append(f"continues from step {found.manifest.step} of run {found.manifest.run}{differences}")
+    if found.other_training is not None:
+        warnings.append(f"submit refuses this: {_describe_other_training(found)}")
+    warnings += [text for text in (found.warning, found.note) if text]
+    return dataclasses.replace(plan, decisions=tuple(decisions), warnings=tuple(warnings))
+
+
+def reject_other_training(plan: Plan) -> None:
+    """Reject a run whose checkpoint folder holds only checkpoints of another training.
+
+    Raises:
+        UserError: It does.
+    """
+    found = _local_continuation(plan)
+    if found.other_training is not None:
+        hint = (
+            f"to continue from them: --set checkpoint.resume={found.other_training.run}; to start anew: another "
+            "checkpoint.uri, or --set checkpoint.resume=never"
+        )
+        raise UserError(_describe_other_training(found), hint)
+
+
+def _local_continuation(plan: Plan) -> Continuation:
+    """Return the checkpoint that a run would continue from, where it is in a folder of this machine."""
+    checkpoint = plan.config.checkpoint
+    source = checkpoint.uri if checkpoint.resume in (AUTO, "never") else checkpoint.resume
+    if checkpoint.resume == "never" or not source.startswith("file:"):
+        return Continuation()
+    return find_continuation(plan.config, manifests_in(path_of(source), checkpoint.resume_run))
+
+
+def _describe_other_training(found: Continuation) -> str:
+    saved = found.other_training
+    whose = f"step {saved.step} of run {saved.run}" if saved is not None else ""
+    return f"the checkpoints in checkpoint.uri are another training's ({whose}: {found.differences})"
