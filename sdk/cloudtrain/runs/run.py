@@ -151,6 +151,15 @@ class Run:
         """
         return map(_redacted, self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble))
 
+    def plan_document(self) -> Mapping[str, Any]:
+        """Return the run's plan.json: the plan that was submitted, with its request.
+
+        Raises:
+            UserError: There is none, because something else submitted the job or deleted the file.
+            CloudError: AWS refused or cannot be reached.
+        """
+        return self._operations.plan_of(self.id)
+
     def facts(self) -> Mapping[str, str]:
         """Return the known values of the job, by field of job.yaml such as `cluster.volume`."""
         return self._operations.facts(self.id)

@@ -314,7 +314,7 @@ class LocalBackend:
             if not wanted.accepts_run(run):
                 continue
             try:
-                if not self.has(run) or not self._may_match(self.runs / run, wanted):
+                if not self.may_have(run) or not self._may_match(self.runs / run, wanted):
                     continue
                 status = self.status(run)
             except UnreadableStateError as error:
@@ -400,11 +400,7 @@ class LocalBackend:
         kill(processes_of_run(run))
 
     def may_have(self, run: str) -> bool:
-        """Return whether this machine has a run of this id."""
-        return self.has(run)
-
-    def has(self, run: str) -> bool:
-        """Whether this machine has a run of this id.
+        """Return whether this machine has a run of this id.
 
         Raises:
             UserError: the folder of runs cannot be read.
@@ -427,7 +423,7 @@ class LocalBackend:
         return UserError(f"{self.runs}: cannot be read: {error.strerror}", hint)
 
     def _folder(self, run: str) -> Path:
-        if not self.has(run):
+        if not self.may_have(run):
             raise RunNotFoundError(f"there is no local run {run} in {self.runs}", "see: cloudtrain list")
         return self.runs / run
 

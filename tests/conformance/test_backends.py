@@ -1,0 +1,165 @@
+"""What every backend promises: the same tests for this machine, the sandbox, an account, and a backend of the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.jobs import until
+from support.sandboxes import serve
+
+import cloudtrain
+from cloudtrain import Client, Observer, Plan, RunNotFoundError, State
+from cloudtrain.backends import registry
+from cloudtrain.backends.sandbox import sandbox_home
+from cloudtrain.client.sandbox import stop_sandbox
+
+JOB = """\
+name: demo
+code: {directory: ., script: train.py, args: [%s]}
+cluster: {instance_type: ml.m5.large, processes_per_instance: 1}
+limits: {runtime: 10m, hang: null}
+"""
+SCRIPT = """\
+import sys, time, pathlib
+print("first line", flush=True)
+if "wait" in sys.argv:
+    time.sleep(120)
+if "fail" in sys.argv:
+    raise ValueError("the loss is a banana")
+print("last line", flush=True)
+"""
+BACKENDS = ("local", "sandbox", "sagemaker", "plain")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A sandbox that stands for an account: its address and key come from the environment, as AWS's do."""
+    with serve(tmp_path_factory.mktemp("account")) as running:
+        yield running.environment
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of runs whose sandbox the tests share, because its start takes seconds."""
+    home = tmp_path_factory.mktemp("home")
+    yield home
+    stop_sandbox(sandbox_home(home))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(
+    request: pytest.FixtureRequest, shared_home: Path, served: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    monkeypatch.setitem(registry.BACKENDS, "plain", "support.plain_backend")
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(shared_home))
+    monkeypatch.setenv("CLOUDTRAIN_TRANSPORT", "boto3")
+    if request.param == "sagemaker":
+        for name, value in served.items():
+            monkeypatch.setenv(name, value)
+    return str(request.param)
+
+
+class PlanKeeper(Observer):
+    """Keeps the plan of a submit."""
+
+    plan: Plan
+
+    def on_plan(self, plan: Plan) -> None:
+        self.plan = plan
+
+
+Start = Callable[..., cloudtrain.Run]
+
+
+@pytest.fixture
+def start(job: Callable[..., Path], backend: str) -> Start:
+    def submit(argument: str = "", observer: Observer | None = None) -> cloudtrain.Run:
+        path = job(JOB % argument, train_py=SCRIPT)
+        return Client(observer=observer).submit(path, backend=backend, skip_check=True)
+
+    return submit
+
+
+def elsewhere(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that knows the run's id alone, in a new process."""
+    code = (
+        "import sys, cloudtrain; from cloudtrain.backends import registry; "
+        "registry.BACKENDS['plain'] = 'support.plain_backend'; from cloudtrain.cli import run; "
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, env=environ
+    )
+
+
+def test_a_run_succeeds_and_its_lines_are_read_once(start: Start, backend: str) -> None:
+    run = start()
+    assert run.backend == backend
+    assert run.wait(timeout_seconds=120).state is State.SUCCEEDED
+    texts = [line.text for line in run.logs(follow=True)]
+    assert [text for text in texts if text.endswith(" line")] == ["first line", "last line"]
+
+
+def test_a_failed_run_keeps_its_reason(start: Start) -> None:
+    status = start("fail").wait(timeout_seconds=120)
+    assert status.state is State.FAILED
+    assert status.reason
+    assert status.exit_code == cloudtrain.errors.EXIT_RUN_FAILED
+
+
+def test_the_stored_plan_is_the_plan_of_the_submit(start: Start) -> None:
+    kept = PlanKeeper()
+    run = start(observer=kept)
+    assert run.plan_document()["request"] == json.loads(json.dumps(kept.plan.rename(run.id).request))
+    run.wait(timeout_seconds=120)
+
+
+def test_a_new_process_needs_the_run_id_alone(start: Start) -> None:
+    run = start()
+    run.wait(timeout_seconds=120)
+    status = elsewhere("status", run.id, "--json")
+    assert json.loads(status.stdout)["state"] == "SUCCEEDED", status.stderr
+    assert "last line" in elsewhere("logs", run.reference).stdout
+
+
+def test_a_stop_ends_the_run(start: Start) -> None:
+    run = start("wait")
+    until(lambda: run.state is State.RUNNING and "first line" in [line.text for line in run.logs()], 60)
+    run.stop()
+    assert run.wait(timeout_seconds=120).state is State.STOPPED
+    run.stop()  # a run that has ended is left as it is
+    assert run.state is State.STOPPED
+
+
+def test_runs_are_listed_by_their_backend(start: Start, backend: str) -> None:
+    run = start()
+    run.wait(timeout_seconds=120)
+    assert [status.run for status in Client().list_runs(backends=[backend])][:1] == [run.id]
+    assert run.id in [status.run for status in Client().list_runs()]
+
+
+def test_an_unknown_run_is_not_found(start: Start, backend: str) -> None:
+    start().wait(timeout_seconds=120)
+    with pytest.raises(RunNotFoundError):
+        Client().status(f"{backend}:demo-261120-101500-1a2b3c")
+
+
+def test_a_run_without_a_warm_pool_has_none_to_end(start: Start) -> None:
+    run = start()
+    run.wait(timeout_seconds=120)
+    with pytest.raises(cloudtrain.UserError):
+        run.end_warm_pool()
+
+
+def test_a_run_without_checkpoints_is_not_resumed(start: Start) -> None:
+    run = start()
+    run.wait(timeout_seconds=120)
+    with pytest.raises(cloudtrain.UserError, match="checkpoint"):
+        Client().resume(run.reference, skip_check=True)
