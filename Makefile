@@ -26,9 +26,9 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
-# Most of these tests wait for processes and servers of their own, so three run at a time.
+# Most of these tests wait for processes and servers of their own, so more run at a time than most machines have cores.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 5 --dist worksteal
 
 check: lint types contracts unit
 
