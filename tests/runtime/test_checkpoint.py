@@ -370,7 +370,7 @@ def test_run_with_only_damaged_checkpoints_does_not_restart(context: Context, tm
             resumed(checkpoints_at(uri, context))
 
 
-def test_resume_never_skips_other_runs_but_not_its_own(uri: str, context: Context) -> None:
+def test_resume_never_still_uses_the_runs_own_checkpoints(uri: str, context: Context) -> None:
     pair = model_and_optimizer()
     save(checkpoints_at(uri, replace(context, run="other")), 9, pair)
     assert resumed(checkpoints_at(uri, context, resume="never"))[0].uri is None

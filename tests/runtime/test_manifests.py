@@ -205,7 +205,7 @@ def test_fields_of_later_versions_are_ignored(original: Path) -> None:
     assert manifest.training == {"entry": "a:B"}
 
 
-def test_a_deeply_nested_state_raises_no_other_errors(original: Path, context: Context, tmp_path: Path) -> None:
+def test_a_deeply_nested_state_raises_checkpoint_errors(original: Path, context: Context, tmp_path: Path) -> None:
     read_everywhere(tmp_path / "checkpoints", context, crafted(original, "state", {"x": DEEP}), original)
 
 

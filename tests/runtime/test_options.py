@@ -17,9 +17,9 @@ from support.parallel_training import (
     losses,
 )
 from support.training import (
-    Chatty,
     Fused,
-    Lost,
+    GatherRecorder,
+    NonfiniteStart,
     Normed,
     Seen,
     Streamed,
@@ -155,7 +155,7 @@ def test_saves_resume_when_the_loss_is_finite_again(tmp_path: Path) -> None:
     """Each step sleeps 0.05 s, so that the clock requests a checkpoint at each boundary, also on a slow machine."""
     saving = CheckpointConfig((tmp_path / "saved").as_uri(), 0.01, None, 99, "never")
     train = job(steps=20, accumulate=1)
-    found = losses(train, 1, tmp_path, task=Lost, arguments={"bad": 16}, checkpoint=saving)
+    found = losses(train, 1, tmp_path, task=NonfiniteStart, arguments={"bad": 16}, checkpoint=saving)
     assert found.reason is None, found.text
     assert found.text.count("its training loss is not finite; checkpoints are saved again when both are finite") == 1
     saved = [event["step"] for event in found.events if event["event"] == "checkpoint"]
@@ -173,7 +173,7 @@ def test_the_clock_requests_a_save_until_one_is_made(tmp_path: Path) -> None:
 def test_the_exported_model_is_sent_tensor_by_tensor(tmp_path: Path) -> None:
     single = losses(job(steps=1), 1, tmp_path / "single")
     train = job(4, steps=1, parallel={"pipeline": 2})
-    found = losses(train, 4, tmp_path / "parallel", task=Chatty, arguments={"folder": str(tmp_path)})
+    found = losses(train, 4, tmp_path / "parallel", task=GatherRecorder, arguments={"folder": str(tmp_path)})
     assert found.reason is None, found.text
     assert found.weights is not None
     assert single.weights is not None

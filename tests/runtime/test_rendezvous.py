@@ -1,4 +1,4 @@
-"""Ranks that come before the first one listens."""
+"""The rendezvous of ranks that start before the store of rank 0 listens."""
 
 import importlib
 import inspect
@@ -13,17 +13,18 @@ from cloudtrain_runtime.launcher import rendezvous
 
 RENDEZVOUS: Any = importlib.import_module("torch.distributed.rendezvous")
 NAME = "_create_c10d_store"
+"""The private function of torch that the launcher wraps. A test below checks that torch has it with this signature."""
 
 
 @pytest.fixture
 def bound() -> Iterator[socket.socket]:
-    """A port that is taken, and at which nobody listens yet."""
+    """A socket that is bound to a port and does not listen yet."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         yield found
 
 
-def test_it_waits_for_who_listens_late(bound: socket.socket) -> None:
+def test_a_rank_waits_until_the_store_listens(bound: socket.socket) -> None:
     host, port = bound.getsockname()
     assert not rendezvous.wait_for_listener(host, port, 0.01)
     found: list[bool] = []
@@ -34,11 +35,11 @@ def test_it_waits_for_who_listens_late(bound: socket.socket) -> None:
     assert found == [True]
 
 
-def test_a_name_that_nobody_knows_is_waited_for_as_well() -> None:
-    assert not rendezvous.wait_for_listener("nobody.invalid", 1, 0.01)
+def test_an_unknown_host_name_counts_as_not_listening() -> None:
+    assert not rendezvous.wait_for_listener("unknown.invalid", 1, 0.01)
 
 
-def test_each_rank_but_the_first_asks_before_it_connects(bound: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_but_the_first_wait_before_connecting(bound: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     host, port = bound.getsockname()
     listened: list[bool] = []
 
@@ -46,7 +47,7 @@ def test_each_rank_but_the_first_asks_before_it_connects(bound: socket.socket, m
         listened.append(rendezvous.wait_for_listener(hostname, port, 0.01))
         return world_size
 
-    # torch's own has these names, or nothing would be connect_without_backoffed.
+    # Otherwise connect_without_backoff would change nothing.
     assert list(inspect.signature(getattr(RENDEZVOUS, NAME)).parameters)[:3] == ["hostname", "port", "rank"]
     monkeypatch.setattr(RENDEZVOUS, NAME, connect)
     rendezvous.connect_without_backoff()
@@ -57,7 +58,7 @@ def test_each_rank_but_the_first_asks_before_it_connects(bound: socket.socket, m
     assert listened == [False, True]
 
 
-def test_another_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_signature_of_torch_is_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(*options: object) -> None: ...
 
     monkeypatch.setattr(RENDEZVOUS, NAME, other)

@@ -1,4 +1,4 @@
-"""A checkpoint is data: whatever somebody has put into it, nothing of it is run."""
+"""Checkpoints as untrusted data: loading never executes code from them, and plain values survive a save."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manif
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
 STEP = 7
-Plant = Callable[[str, Any], None]
 
 
 class Evil:
-    """Writes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, proof: Path) -> None:
         self.proof = proof
@@ -46,13 +45,13 @@ class Evil:
 
 @pytest.fixture
 def proof(tmp_path: Path) -> Path:
-    """The file that is there when code of a checkpoint has been run."""
-    return tmp_path / "run by a checkpoint"
+    """The file that exists if code in a checkpoint was executed."""
+    return tmp_path / "created by a checkpoint"
 
 
 @pytest.fixture
 def root(context: Context, tmp_path: Path) -> Path:
-    """A folder with one checkpoint of our own."""
+    """A folder with one checkpoint that this version has saved."""
     root = tmp_path / "checkpoints"
     model, optimizer = pair()
     assert checkpoints_at(root, context).save(STEP, model, [optimizer], {}, {"lr": 0.5}, wait=True)
@@ -79,7 +78,7 @@ def saved(value: Any) -> bytes:
 
 
 def plant(root: Path, file: str, data: bytes) -> None:
-    """Replace a file of the checkpoint, and vouch for it in the manifest: who can write the one can write the other."""
+    """Replace a file of the checkpoint and its checksums in the manifest, as an attacker with write access can."""
     folder = root / f"step-{STEP:08d}"
     (folder / file).write_bytes(data)
     manifest = Manifest.from_json((folder / MANIFEST_FILE).read_bytes())
@@ -90,9 +89,9 @@ def plant(root: Path, file: str, data: bytes) -> None:
 
 
 def plant_entry(root: Path, name: str, data: bytes) -> None:
-    """Replace an entry that is no tensor."""
+    """Replace an entry that is not a tensor."""
     folder = root / f"step-{STEP:08d}"
-    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (our own)
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (saved by this test)
     stored = metadata.storage_data[MetadataIndex(name)]
     content = (folder / stored.relative_path).read_bytes()
     plant(root, stored.relative_path, content + data)
@@ -100,7 +99,8 @@ def plant_entry(root: Path, name: str, data: bytes) -> None:
     plant(root, ".metadata", pickle.dumps(metadata))
 
 
-def refused(context: Context, root: Path) -> str:
+def resume_error(context: Context, root: Path) -> str:
+    """Resume from the checkpoint, which must fail; return the error's message."""
     model, optimizer = pair()
     with pytest.raises(CheckpointError) as caught:
         checkpoints_at(root, context).resume(model, [optimizer])
@@ -117,7 +117,7 @@ def export(root: Path, part: str) -> Path:
 def test_code_in_the_metadata_is_not_run(root: Path, context: Context, proof: Path) -> None:
     plant(root, ".metadata", pickle.dumps(Evil(proof)))
     expected = "its metadata names builtins.exec, of which no checkpoint consists"
-    message = refused(context, root)
+    message = resume_error(context, root)
     assert expected in message
     assert f"{root.as_uri()}/step-{STEP:08d}" in message
     for part in ("model", "all"):
@@ -133,11 +133,11 @@ def test_code_in_the_metadata_is_not_run(root: Path, context: Context, proof: Pa
 
 @pytest.mark.parametrize("name", ["objects", "rng.rank-00000", "lr"])
 def test_code_in_an_entry_is_not_run(root: Path, context: Context, proof: Path, name: str) -> None:
-    metadata: Metadata = pickle.loads((root / f"step-{STEP:08d}" / ".metadata").read_bytes())  # noqa: S301 (our own)
+    metadata: Metadata = pickle.loads((root / f"step-{STEP:08d}" / ".metadata").read_bytes())  # noqa: S301 (saved here)
     entry = next(known for known in metadata.state_dict_metadata if known == name or known.endswith(f".{name}"))
     plant_entry(root, entry, saved(Evil(proof)))
-    # PyTorch 2.5 writes the module, too.
-    assert f"its entry {entry} names exec: a checkpoint holds data only" in refused(context, root).replace(
+    # PyTorch 2.5 also writes the name of the module.
+    assert f"its entry {entry} names exec: a checkpoint holds data only" in resume_error(context, root).replace(
         "builtins.", ""
     )
     with pytest.raises(CheckpointError, match=r"names (builtins\.)?exec: a checkpoint holds data only"):
@@ -146,9 +146,9 @@ def test_code_in_an_entry_is_not_run(root: Path, context: Context, proof: Path, 
     assert not proof.exists()
 
 
-def test_code_within_an_entrys_bytes_is_not_run(root: Path, context: Context, proof: Path) -> None:
+def test_code_in_the_bytes_of_an_entry_is_not_run(root: Path, context: Context, proof: Path) -> None:
     plant_entry(root, "objects", saved(saved({"schedule": Evil(proof)})))
-    assert "its entry objects names exec" in refused(context, root).replace("builtins.", "")
+    assert "its entry objects names exec" in resume_error(context, root).replace("builtins.", "")
     content = torch.load(export(root, "all"), weights_only=True)
     assert isinstance(content["objects"], bytes)
     assert not proof.exists()
@@ -161,9 +161,9 @@ def test_plain_values_of_earlier_versions_are_loaded(root: Path, context: Contex
     assert found.objects == {"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}}
 
 
-def test_code_in_a_tensors_place_is_not_run(root: Path, context: Context, proof: Path) -> None:
+def test_code_instead_of_a_tensor_is_not_run(root: Path, context: Context, proof: Path) -> None:
     folder = root / f"step-{STEP:08d}"
-    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (our own)
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 (saved by this test)
     index = next(index for index in metadata.storage_data if index.fqn == "model.weight")
     stored = metadata.storage_data[index]
     data = saved(Evil(proof))
@@ -171,11 +171,11 @@ def test_code_in_a_tensors_place_is_not_run(root: Path, context: Context, proof:
     plant(root, stored.relative_path, content + data)
     stored.offset, stored.length = len(content), len(data)
     plant(root, ".metadata", pickle.dumps(metadata))
-    assert "exec" in refused(context, root)
+    assert "exec" in resume_error(context, root)
     assert not proof.exists()
 
 
-def test_the_command_line_refuses_it_with_a_sentence(root: Path, proof: Path, cli: Cli, tmp_path: Path) -> None:
+def test_the_command_line_rejects_code_without_traceback(root: Path, proof: Path, cli: Cli, tmp_path: Path) -> None:
     plant(root, ".metadata", pickle.dumps(Evil(proof)))
     done = cli("checkpoints", "export", str(root), "--to", "torch", "-o", str(tmp_path / "model.pt"))
     assert done.code == 2
@@ -190,7 +190,7 @@ def test_the_command_line_refuses_it_with_a_sentence(root: Path, proof: Path, cl
 
 
 def call(module: str, name: str, *arguments: Any) -> bytes:
-    """Return a pickle that calls what it names."""
+    """Return a pickle that calls a function by its module and name."""
     parts = b"".join(pickle.dumps(argument, 2)[2:-1] for argument in arguments)
     return b"\x80\x02c" + f"{module}\n{name}\n".encode() + b"(" + parts + b"tR."
 
@@ -214,13 +214,13 @@ def call(module: str, name: str, *arguments: Any) -> bytes:
     ],
     ids=lambda data: repr(data[2:60]),
 )
-def test_metadata_that_somebody_has_made_up_is_refused(data: bytes) -> None:
+def test_invalid_metadata_is_rejected(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="its metadata"):
         read_metadata(data)
 
 
 def test_metadata_cannot_change_dcps_classes() -> None:
-    """A pickle may set attributes of what it names, a class among them."""
+    """A pickle can set attributes of an object that it names, for example of a class."""
     named = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
     slots = b"(N}X\x05\x00\x00\x00evilsK\x01stb."
     with pytest.raises(CheckpointError):
@@ -230,11 +230,11 @@ def test_metadata_cannot_change_dcps_classes() -> None:
 
 def test_real_metadata_is_read_as_dcp_reads_it(root: Path) -> None:
     data = (root / f"step-{STEP:08d}" / ".metadata").read_bytes()
-    theirs: Metadata = pickle.loads(data)  # noqa: S301 (our own)
+    theirs: Metadata = pickle.loads(data)  # noqa: S301 (saved by this test)
     ours = read_metadata(data)
     for entry in theirs.state_dict_metadata.values():
         if hasattr(getattr(entry, "properties", None), "strides"):
-            entry.properties.strides = None  # of PyTorch 2.15: no load looks at them
+            entry.properties.strides = None  # an attribute of PyTorch 2.15 that no load reads
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert ours.planner_data == theirs.planner_data
@@ -263,7 +263,7 @@ def schedules() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
 
 
 @pytest.mark.parametrize("name", schedules())
-def test_schedules_of_torch_are_saved_and_go_on(name: str) -> None:
+def test_schedules_of_torch_survive_a_round_trip(name: str) -> None:
     first, second = optimizer(), optimizer()
     schedule, other = (schedules()[name](each) for each in (first, second))
     for _ in range(3):
@@ -295,14 +295,14 @@ def test_schedules_of_torch_are_saved_and_go_on(name: str) -> None:
     ],
     ids=repr,
 )
-def test_plain_values_come_back_as_they_were(value: Any) -> None:
+def test_plain_values_survive_a_round_trip(value: Any) -> None:
     found = deserialize(serialize(value, "value"), "value")
     assert type(found) is type(value)
     assert repr(found) == repr(value)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, torch.Size([2, 3]), torch.float16, b"", 1j], ids=repr)
-def test_values_that_cannot_be_read_back_are_refused(value: Any) -> None:
+def test_a_value_is_restored_equal_or_rejected(value: Any) -> None:
     try:
         data = serialize(value, "value")
     except CheckpointError:
@@ -311,7 +311,7 @@ def test_values_that_cannot_be_read_back_are_refused(value: Any) -> None:
 
 
 class Warm:
-    """A schedule of somebody's own, with an attribute that is a function."""
+    """A custom schedule with an attribute that is a function."""
 
     def __init__(self) -> None:
         self.curve = print
@@ -340,20 +340,20 @@ class Warm:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_could_not_be_loaded_again_is_refused_by_its_name(value: Any, message: str) -> None:
+def test_values_that_cannot_be_loaded_are_rejected_by_name(value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         serialize(value, "objects")
 
 
-def test_it_is_refused_when_it_is_saved(context: Context, tmp_path: Path) -> None:
-    model, sgd = pair()
+def test_a_save_rejects_values_that_cannot_be_loaded(context: Context, tmp_path: Path) -> None:
+    model, adam = pair()
     checkpoints = checkpoints_at(tmp_path / "new", context)
-    held = {"schedule": {"curve": print}}
+    objects = {"schedule": {"curve": print}}
     with pytest.raises(CheckpointError, match=r"objects\.schedule\.curve is a builtin_function_or_method"):
-        checkpoints.save(1, model, [sgd], {}, held, wait=True)
-    sgd.param_groups[0]["curve"] = print
+        checkpoints.save(1, model, [adam], {}, objects, wait=True)
+    adam.param_groups[0]["curve"] = print
     with pytest.raises(CheckpointError, match="AdamW's curve is a builtin_function_or_method"):
-        checkpoints.resume(model, [sgd])
+        checkpoints.resume(model, [adam])
 
 
 def test_numpy_learning_rates_are_saved(context: Context, tmp_path: Path) -> None:
@@ -366,6 +366,6 @@ def test_numpy_learning_rates_are_saved(context: Context, tmp_path: Path) -> Non
     assert (another.param_groups[0]["lr"], type(another.param_groups[0]["lr"])) == (0.25, np.float64)
 
 
-def test_the_json_of_a_manifest_names_no_code(root: Path) -> None:
+def test_a_manifest_is_plain_json(root: Path) -> None:
     content: Mapping[str, Any] = json.loads((root / f"step-{STEP:08d}" / MANIFEST_FILE).read_text())
     assert content["version"]

@@ -327,7 +327,7 @@ def test_a_silent_storage_blocks_neither_training_nor_exit(
     training.check_listed_checkpoints()
 
 
-def test_a_save_fails_while_the_server_is_down_only(
+def test_saves_succeed_again_after_the_server_restarts(
     context: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_s3(tmp_path / "s3") as server:

@@ -1,4 +1,4 @@
-"""Streams: each sample exactly once in an epoch, after any interruption and with any number of ranks and workers."""
+"""Streams: each sample once per epoch, after any interruption, with any number of ranks and workers."""
 
 import itertools
 import json
@@ -22,24 +22,24 @@ from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, Str
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.run_context import read_context
 
-# More workers than this machine has cores.
+# Torch warns if there are more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-PLACE = replace(read_context({}), seed=3)
+CONTEXT = replace(read_context({}), seed=3)
 
 
 def read(path: Path) -> Iterator[tuple[int, float]]:
-    """Yield numbers, each with what it draws."""
+    """Yield the numbers of a file, each with a random value as an augmentation."""
     for line in path.read_text().split():
         yield int(line), float(torch.rand(()))
 
 
-def plain(path: Path) -> list[int]:
+def read_numbers(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()]
 
 
 def write_files(folder: Path, sizes: list[int]) -> int:
-    """Write files of consecutive numbers; return how many numbers there are."""
+    """Write files of consecutive numbers; return the count of all numbers."""
     folder.mkdir(exist_ok=True)
     first = 0
     for index, size in enumerate(sizes):
@@ -48,15 +48,15 @@ def write_files(folder: Path, sizes: list[int]) -> int:
     return first
 
 
-def feeder_of(dataset: Any, **how: Any) -> Feeder:
-    options = {"batch_size": 6, "accumulate": 2, "data_rank": 0, "data_size": 1, "seed": 5, **how}
-    return make_feeder(dataset, list, PLACE, **options)
+def feeder_of(dataset: Any, **changes: Any) -> Feeder:
+    options = {"batch_size": 6, "accumulate": 2, "data_rank": 0, "data_size": 1, "seed": 5, **changes}
+    return make_feeder(dataset, list, CONTEXT, **options)
 
 
-def steps_of(feeder: Feeder, most: int | None = None) -> list[list[Any]]:
-    """Return the samples of the steps of the rest of an epoch; the position is behind them."""
+def steps_of(feeder: Feeder, limit: int | None = None) -> list[list[Any]]:
+    """Take the remaining steps of an epoch, at most `limit`; return the samples of each step."""
     steps = []
-    for step in itertools.islice(feeder.epoch(), most):
+    for step in itertools.islice(feeder.epoch(), limit):
         batches = list(step)
         assert step.plan.samples == sum(micro.count for micro, _ in batches)
         assert all(micro.count == len(batch) for micro, batch in batches)
@@ -75,23 +75,23 @@ def test_resume_repeats_batches_and_augmentations(shuffle: int, workers: int, tm
     count = write_files(tmp_path, [0, 31, 5, 17, 40, 1, 22, 9, 9])
     stream = FileStream(tmp_path, read, shuffle=shuffle, lanes=4)
     feeder = feeder_of(stream, workers=workers)
-    whole = [steps_of(feeder) for _ in range(3)]
+    uninterrupted = [steps_of(feeder) for _ in range(3)]
     assert feeder.position.epoch == 3
-    for epoch in whole:
+    for epoch in uninterrupted:
         assert sorted(number for step in epoch for number, _ in step) == list(range(count))
-    assert whole[0] != whole[1]
-    pieces: list[Any] = []
+    assert uninterrupted[0] != uninterrupted[1]
+    resumed: list[Any] = []
     feeder = feeder_of(stream, workers=workers)
     while feeder.position.epoch < 3:
-        pieces += steps_of(feeder, 4)
+        resumed += steps_of(feeder, 4)
         saved = saved_by(feeder)
         feeder = feeder_of(stream, workers=workers)
         assert feeder.resume(saved) == []
         assert feeder.position == saved.position
-    assert pieces == [step for epoch in whole for step in epoch]
+    assert resumed == [step for epoch in uninterrupted for step in epoch]
 
 
-def test_what_is_read_ahead_does_not_touch_the_random_states(tmp_path: Path) -> None:
+def test_reading_ahead_does_not_change_the_random_state(tmp_path: Path) -> None:
     write_files(tmp_path, [30, 30])
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -99,7 +99,7 @@ def test_what_is_read_ahead_does_not_touch_the_random_states(tmp_path: Path) -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_files_are_told_apart_and_hidden_ones_left_out(tmp_path: Path) -> None:
+def test_a_stream_lists_visible_files_wherever_they_are(tmp_path: Path) -> None:
     write_files(tmp_path / "a", [3, 4])
     (tmp_path / "a" / ".hidden").write_text("99")
     (tmp_path / "b").mkdir()
@@ -109,37 +109,37 @@ def test_files_are_told_apart_and_hidden_ones_left_out(tmp_path: Path) -> None:
         (str(tmp_path / "*" / "part-*"), range(7)),
         ([tmp_path / "b" / "more"], (7, 8)),
     ):
-        assert sorted(FileStream(files, plain)) == list(expected)
+        assert sorted(FileStream(files, read_numbers)) == list(expected)
     moved = tmp_path.with_name("moved")
-    before = FileStream(tmp_path, plain).fingerprint
+    before = FileStream(tmp_path, read_numbers).fingerprint
     tmp_path.rename(moved)
-    assert FileStream(moved, plain).fingerprint == before
+    assert FileStream(moved, read_numbers).fingerprint == before
     (moved / "b" / "another").write_text("9")
-    assert FileStream(moved, plain).fingerprint != before
+    assert FileStream(moved, read_numbers).fingerprint != before
 
 
-def test_other_files_in_the_middle_of_an_epoch_are_refused(tmp_path: Path) -> None:
+def test_other_files_within_an_epoch_are_rejected(tmp_path: Path) -> None:
     write_files(tmp_path, [20, 20])
-    feeder = feeder_of(FileStream(tmp_path, plain))
+    feeder = feeder_of(FileStream(tmp_path, read_numbers))
     steps_of(feeder, 1)
     middle = saved_by(feeder)
     steps_of(feeder)
     end = saved_by(feeder)
     (tmp_path / "another").write_text("1 2 3")
     with pytest.raises(CheckpointError, match=r"had other files \(2 files and has 3\).*Resume with"):
-        feeder_of(FileStream(tmp_path, plain)).resume(middle)
-    assert feeder_of(FileStream(tmp_path, plain)).resume(end) == []
+        feeder_of(FileStream(tmp_path, read_numbers)).resume(middle)
+    assert feeder_of(FileStream(tmp_path, read_numbers)).resume(end) == []
     with pytest.raises(CheckpointError, match="in the middle of an epoch of a FileStream"):
         feeder_of(Counting(40)).resume(middle)
     with pytest.raises(CheckpointError, match="of a dataset with a length"):
-        feeder_of(FileStream(tmp_path, plain)).resume(replace(middle, stream=None))
+        feeder_of(FileStream(tmp_path, read_numbers)).resume(replace(middle, stream=None))
 
 
 def test_changed_lanes_or_shuffle_apply_from_the_next_epoch(tmp_path: Path) -> None:
     count = write_files(tmp_path, [20, 21, 22, 23])
-    before = feeder_of(FileStream(tmp_path, plain, lanes=4, shuffle=9))
+    before = feeder_of(FileStream(tmp_path, read_numbers, lanes=4, shuffle=9))
     used = steps_of(before, 2)
-    after = feeder_of(FileStream(tmp_path, plain, lanes=2))
+    after = feeder_of(FileStream(tmp_path, read_numbers, lanes=2))
     after.resume(saved_by(before))
     used += steps_of(after)
     assert sorted(itertools.chain(*used)) == list(range(count))
@@ -149,30 +149,30 @@ def test_changed_lanes_or_shuffle_apply_from_the_next_epoch(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda folder: FileStream(folder / "none", plain), "there are no files in"),
-        (lambda folder: FileStream([], plain), "there are no files in"),
-        (lambda folder: FileStream(folder, plain, lanes=0), "lanes must be at least 1"),
+        (lambda folder: FileStream(folder / "none", read_numbers), "there are no files in"),
+        (lambda folder: FileStream([], read_numbers), "there are no files in"),
+        (lambda folder: FileStream(folder, read_numbers, lanes=0), "lanes must be at least 1"),
         (lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: None))), "part-000; it returned a NoneType"),
         (lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: []))), "has no samples"),
     ],
 )
-def test_what_cannot_be_read_is_told(make: Any, match: str, tmp_path: Path) -> None:
+def test_an_unreadable_stream_is_an_error_with_a_reason(make: Any, match: str, tmp_path: Path) -> None:
     write_files(tmp_path, [3])
     with pytest.raises(TaskError, match=match):
         make(tmp_path)
 
 
-def test_lanes_without_enough_files_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unused_workers_and_ranks_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_files(tmp_path, [8, 8])
-    assert len(steps_of(feeder_of(FileStream(tmp_path, plain), workers=3))) == 2
+    assert len(steps_of(feeder_of(FileStream(tmp_path, read_numbers), workers=3))) == 2
     assert "FileStream: each rank uses 2 of 3 workers" in capfd.readouterr().out
-    note = FileSource(FileStream(tmp_path, plain), ReaderShare(0, 3)).note
+    note = FileSource(FileStream(tmp_path, read_numbers), ReaderShare(0, 3)).note
     assert note is not None
     assert "2 files for 3 ranks" in note
 
 
 def take_steps(opened: list[StreamReader], sources: list[StreamSource], steps: int, batch: int) -> list[int]:
-    """Take steps of every rank; each has read ahead of what it has used when it is cut."""
+    """Take steps on every rank; return the used samples. Then read one more batch that is not used."""
     used: list[int] = []
     for _ in range(steps):
         for reader, source in zip(opened, sources, strict=True):
@@ -197,7 +197,7 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
 ) -> None:
     folder = tmp_path / "-".join(map(str, sizes))
     count = write_files(folder, sizes)
-    stream = FileStream(folder, plain, lanes=lanes, shuffle=shuffle)
+    stream = FileStream(folder, read_numbers, lanes=lanes, shuffle=shuffle)
     used: list[int] = []
     state: dict[str, Any] | None = None
     for ranks, workers, steps in [*parts, (1, 1, count + 1)]:
@@ -215,7 +215,7 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
 
 def test_any_number_of_ranks_gives_equal_steps_in_full_lanes(tmp_path: Path) -> None:
     write_files(tmp_path, [40] * 8)
-    stream = FileStream(tmp_path, plain, lanes=8)
+    stream = FileStream(tmp_path, read_numbers, lanes=8)
 
     def steps(ranks: int) -> list[set[int]]:
         opened = [FileSource(stream, ReaderShare(rank, ranks)).open(5, 0, 0, 1) for rank in range(ranks)]
@@ -225,7 +225,7 @@ def test_any_number_of_ranks_gives_equal_steps_in_full_lanes(tmp_path: Path) -> 
 
 
 class Counting(IterableDataset[int]):
-    """Numbers in an order that is drawn anew each time."""
+    """Numbers in a random order that differs in each epoch."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -240,24 +240,24 @@ class Counting(IterableDataset[int]):
 
 
 class Stateful(IterableDataset[int]):
-    """Numbers in order; it knows where it stands."""
+    """Numbers in order, with a state that holds the position. `yielded` counts the samples that were read."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.at = self.passed = 0
+        self.position = self.yielded = 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+        self.position = state["position"]
 
     def __iter__(self) -> Iterator[int]:
-        while self.at < self.length:
-            self.at += 1
-            self.passed += 1
-            yield self.at - 1
-        self.at = 0
+        while self.position < self.length:
+            self.position += 1
+            self.yielded += 1
+            yield self.position - 1
+        self.position = 0
 
 
 @settings(deadline=None, max_examples=100)
@@ -275,7 +275,7 @@ def test_iterables_are_used_exactly_once_by_any_ranks(
     size = 1
     for ranks, steps in [*parts, (1, length)]:
         if len(used) == length:
-            break  # an epoch that is over is not gone on with
+            break  # a finished epoch is not resumed
         sources = [IterableSource(kind(length), ReaderShare(rank, ranks), batch * ranks) for rank in range(ranks)]
         for source in sources:
             if state is not None:
@@ -286,21 +286,21 @@ def test_iterables_are_used_exactly_once_by_any_ranks(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterable_goes_on_by_passing_over_what_was_used(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_iterable_without_a_state_skips_used_samples(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
     feeder = feeder_of(Counting(50), workers=workers)
-    whole = [steps_of(feeder) for _ in range(2)]
-    assert whole[0] != whole[1]
-    assert all(sorted(itertools.chain(*epoch)) == list(range(50)) for epoch in whole)
+    uninterrupted = [steps_of(feeder) for _ in range(2)]
+    assert uninterrupted[0] != uninterrupted[1]
+    assert all(sorted(itertools.chain(*epoch)) == list(range(50)) for epoch in uninterrupted)
     before = feeder_of(Counting(50), workers=workers)
     used = steps_of(before) + steps_of(before, 2)
     after = feeder_of(Counting(50), workers=workers)
     (note,) = after.resume(saved_by(before))
     assert note.endswith("without load_state_dict: 24 samples are skipped")
-    assert used + steps_of(after) == whole[0] + whole[1]
+    assert used + steps_of(after) == uninterrupted[0] + uninterrupted[1]
     assert ("each rank uses 1 of 2 workers" in capfd.readouterr().out) == (workers == 2)
 
 
-def test_an_iterable_with_a_state_is_entered_where_it_was_left() -> None:
+def test_an_iterable_with_a_state_resumes_at_its_position() -> None:
     before = feeder_of(Stateful(50))
     used = steps_of(before, 2)
     dataset = Stateful(50)
@@ -308,14 +308,14 @@ def test_an_iterable_with_a_state_is_entered_where_it_was_left() -> None:
     assert after.resume(saved_by(before)) == []
     used += steps_of(after)
     assert list(itertools.chain(*used)) == list(range(50))
-    assert dataset.passed == 50 - 24
+    assert dataset.yielded == 50 - 24
     assert len(steps_of(after)) == 5
 
 
-def test_a_state_that_is_no_json_is_told() -> None:
+def test_an_iterables_state_must_be_json() -> None:
     class Opaque(Stateful):
         def state_dict(self) -> dict[str, Any]:
-            return {"at": torch.zeros(1)}
+            return {"position": torch.zeros(1)}
 
     feeder = feeder_of(Opaque(50))
     steps_of(feeder, 1)
@@ -327,7 +327,14 @@ def test_a_state_that_is_no_json_is_told() -> None:
 def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
     count = write_files(tmp_path, [5, 6, 7])
     evaluation = make_evaluation_data(
-        FileStream(tmp_path, plain), list, PLACE, batch_size=4, data_rank=0, data_size=1, even=True, workers=workers
+        FileStream(tmp_path, read_numbers),
+        list,
+        CONTEXT,
+        batch_size=4,
+        data_rank=0,
+        data_size=1,
+        even=True,
+        workers=workers,
     )
     for _ in range(3):
         samples = [sample for micro, batch in evaluation for sample in batch[: micro.count]]
@@ -345,8 +352,8 @@ def check_steps(found: Found) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, 0), (2, 5)])
-def test_ranks_without_samples_keep_step(workers: int, shuffle: int, tmp_path: Path) -> None:
-    """2 -> 3 -> 1 ranks, cut in the middle of both epochs; files of very different lengths."""
+def test_ranks_without_samples_take_part_in_each_step(workers: int, shuffle: int, tmp_path: Path) -> None:
+    """Read two epochs with 2, 3, 2 and 1 ranks, interrupted within both epochs, from files of very uneven lengths."""
     count = write_files(tmp_path / "files", [50, 3, 1, 20, 0, 7, 11])
     used: list[int] = []
     saved = None
@@ -375,8 +382,8 @@ def test_ranks_without_samples_keep_step(workers: int, shuffle: int, tmp_path: P
 
 @pytest.mark.processes
 def test_ranks_share_an_iterable_in_its_own_order(tmp_path: Path) -> None:
-    whole = read_by_ranks(Reading(1, tmp_path / "one", length=61))
-    order = [sample for step in whole.steps for used, _ in step for sample in used]
+    single = read_by_ranks(Reading(1, tmp_path / "one", length=61))
+    order = [sample for step in single.steps for used, _ in step for sample in used]
     found = read_by_ranks(Reading(3, tmp_path / "three", length=61, steps=2))
     check_steps(found)
     rest = read_by_ranks(Reading(2, tmp_path / "two", length=61, saved=found.states[0]))
@@ -389,8 +396,8 @@ def test_ranks_share_an_iterable_in_its_own_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_ranks_that_read_the_same_are_counted_once(tmp_path: Path) -> None:
-    """As with tensor parallelism: ranks 0 and 1 have the samples of the first share, 2 and 3 those of the second."""
+def test_shares_that_several_ranks_read_count_once(tmp_path: Path) -> None:
+    """With tensor parallelism ranks 0 and 1 read the first share of the samples, ranks 2 and 3 the second share."""
     count = write_files(tmp_path / "files", [9, 10, 11, 2])
     found = read_by_ranks(Reading(4, tmp_path / "read", files=tmp_path / "files", copies=2))
     assert found.failures == []

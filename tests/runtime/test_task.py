@@ -1,3 +1,5 @@
+"""Loading a Task, and the checks of what its methods return."""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,17 +81,17 @@ def test_a_task_gets_its_arguments() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(reference: str, arguments: dict[str, int], expected: str) -> None:
+def test_an_invalid_task_is_rejected_with_the_reason(reference: str, arguments: dict[str, int], expected: str) -> None:
     with pytest.raises(TaskError, match=expected):
         load_task(reference, arguments)
 
 
-def test_an_import_error_of_the_users_module_is_its_own() -> None:
+def test_an_import_error_of_the_users_module_is_not_wrapped() -> None:
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         load_task("broken_module:Mine", {})
 
 
-def test_what_its_init_raises_is_its_own() -> None:
+def test_an_error_in_the_tasks_init_is_not_wrapped() -> None:
     with pytest.raises(TypeError, match="has no len"):
         load_task("mine_module:Raises", {})
 
@@ -227,7 +229,7 @@ class Good(Task):
 
 
 def returning(name: str, value: object) -> Task:
-    """Return a Task with a method, written here, that returns this."""
+    """Return a Task with a method, defined in this file, that returns a value or the result of a function."""
 
     def replaced(self: Task, *arguments: Any) -> Any:
         return value(*arguments) if callable(value) and not isinstance(value, nn.Module) else value
@@ -236,12 +238,12 @@ def returning(name: str, value: object) -> Task:
     return bad()
 
 
-def _checks(task: Task, name: str) -> Any:
-    """Ask for what a method returns as the entrypoint does."""
+def call_checked(task: Task, name: str) -> Any:
+    """Call a method of a Task and check its result, as the training loop does; return the result."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batch = torch.ones(3, 2)
-    asked: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "model": lambda: checked_model(task),
         "datasets": lambda: checked_datasets(task),
         "loss": lambda: checked_loss(task, model, batch),
@@ -250,18 +252,20 @@ def _checks(task: Task, name: str) -> Any:
         "metrics": lambda: checked_metrics(task, model, batch, 3),
         "collate": lambda: check_batch(task, task.collate([1])),
     }
-    return asked[name]()
+    return calls[name]()
 
 
-def _adam(_model: nn.Module) -> torch.optim.Optimizer:
+def other_adam(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer of another model's parameters."""
+    del model
     return torch.optim.Adam(nn.Linear(2, 1).parameters())
 
 
-def _plateau(optimizer: torch.optim.Optimizer) -> object:
+def plateau(optimizer: torch.optim.Optimizer) -> object:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
 
-def _constant(optimizer: torch.optim.Optimizer) -> object:
+def constant(optimizer: torch.optim.Optimizer) -> object:
     return torch.optim.lr_scheduler.ConstantLR(optimizer)
 
 
@@ -278,14 +282,14 @@ def _constant(optimizer: torch.optim.Optimizer) -> object:
         ("optimizer", 3, "optimizer() must return a torch.optim.Optimizer; it returned an int"),
         (
             "optimizer",
-            _adam,
+            other_adam,
             "optimizer() must take the parameters of the model that it is given; 2 of 2 are not among",
         ),
         ("schedule", 3, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; it returned an int"),
-        ("schedule", _plateau, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; ReduceLROn"),
+        ("schedule", plateau, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; ReduceLROn"),
         (
             "schedule",
-            lambda _: _constant(_adam(nn.Linear(1, 1))),
+            lambda _: constant(other_adam(nn.Linear(1, 1))),
             "schedule() must return a schedule of the optimizer that",
         ),
         ("metrics", [1], "metrics() must return a mapping from name to tensor; it returned a list"),
@@ -299,18 +303,19 @@ def _constant(optimizer: torch.optim.Optimizer) -> object:
         ("collate", None, "there is none in what it returned, None"),
     ],
 )
-def test_a_wrong_return_is_told_with_the_methods_place(name: str, value: object, expected: str) -> None:
+def test_an_invalid_result_is_reported_with_its_location(name: str, value: object, expected: str) -> None:
     with pytest.raises(TaskError) as caught:
-        _checks(returning(name, value), name)
-    told = str(caught.value)
-    context, _, message = told.partition("  ")
+        call_checked(returning(name, value), name)
+    text = str(caught.value)
+    location, _, message = text.partition("  ")
     assert expected in message
-    assert "\n" not in told
+    assert "\n" not in text
     line = returning.__code__.co_firstlineno + 3
-    assert context == f"{_named(__file__)}:{line}:5"
+    assert location == f"{displayed(__file__)}:{line}:5"
 
 
-def _named(file: str) -> str:
+def displayed(file: str) -> str:
+    """Return a path as messages show it: relative to the working folder where possible."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
@@ -319,22 +324,22 @@ def _named(file: str) -> str:
     ("name", "value"),
     [
         ("schedule", None),
-        ("schedule", _constant),
+        ("schedule", constant),
         ("metrics", {}),
         ("collate", {"x": [torch.ones(1)], "name": "a"}),
         ("collate", Path()),
         ("optimizer", lambda model: torch.optim.Adam([model.bias])),
     ],
 )
-def test_a_good_return(name: str, value: object) -> None:
-    _checks(returning(name, value), name)
+def test_a_valid_result_is_accepted(name: str, value: object) -> None:
+    call_checked(returning(name, value), name)
 
 
 def test_an_evaluation_needs_no_gradient() -> None:
     with torch.no_grad():
-        assert _checks(Good(), "loss").requires_grad is False
+        assert call_checked(Good(), "loss").requires_grad is False
 
 
-def test_the_entrypoints_own_methods_have_no_place() -> None:
+def test_an_error_of_a_default_method_has_no_location() -> None:
     with pytest.raises(TaskError, match=r"^collate\(\) must return"):
         check_batch(Good(), ["text"])

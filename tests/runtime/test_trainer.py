@@ -1,4 +1,4 @@
-"""The training loop in one process: what it computes, saves and resumes."""
+"""The training loop in one process: steps, evaluation, checkpoints, resume, early stopping and errors of a Task."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from cloudtrain_runtime.task import Task
 from cloudtrain_runtime.training.early_stopping import EarlyStoppingState
 from cloudtrain_runtime.training.trainer import Trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
 TRAIN = TrainConfig(
     epochs=2,
@@ -40,7 +40,7 @@ TRAIN = TrainConfig(
 
 
 class Regression(Task):
-    """Fit a line through 22 points, with dropout so that random states matter."""
+    """Fit a line through 22 points, with dropout so that the losses depend on random states."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.2), nn.Linear(16, 1))
@@ -68,7 +68,7 @@ Run = Callable[..., Events]
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Train in this process and return the events."""
+    """Return a function that trains in this process and returns the events."""
     monkeypatch.setenv("CLOUDTRAIN_LOG_EVERY_STEPS", "1")
     monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path / "ml"))
     (tmp_path / "ml" / "output").mkdir(parents=True)
@@ -76,16 +76,16 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     def run(config: TrainConfig = TRAIN, *, task: Task | None = None, **checkpoint: Any) -> Events:
         saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
         folders = {"model_dir": tmp_path / "model", "output_dir": tmp_path / "output"}
-        context: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
-        monkeypatch.setattr(run_context, "_current", context)
+        own: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
+        monkeypatch.setattr(run_context, "_current", own)  # context() caches the first context of a process
         capfd.readouterr()
-        with process_group(context):
+        with process_group(own):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
-            trainer = Trainer(task or Regression(), config, settings, context)
+            trainer = Trainer(task or Regression(), config, settings, own)
             try:
                 trainer.run()
             finally:
-                trainer.checkpoints.wait_for_save()  # or the next start would meet the save of one that is long dead
+                trainer.checkpoints.wait_for_save()  # a save must not continue while the next start resumes
         events = [parse_event(line) for line in capfd.readouterr().out.splitlines()]
         return [event for event in events if event is not None]
 
@@ -104,7 +104,7 @@ def equal(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_run_tells_its_story_and_leaves_a_model(train: Run, tmp_path: Path) -> None:
+def test_a_run_reports_its_events_and_writes_a_model(train: Run, tmp_path: Path) -> None:
     events = train(every_steps=5)
     names = [event["event"] for event in events]
     assert names[0] == "started"
@@ -121,42 +121,42 @@ def test_a_run_tells_its_story_and_leaves_a_model(train: Run, tmp_path: Path) ->
     assert float(F.mse_loss(model.eval()(inputs), targets)) == pytest.approx(final["test"]["loss"], rel=1e-5)
 
 
-class _Killed(Exception):  # noqa: N818 (not an error: a stand-in for SIGKILL)
+class _Killed(Exception):  # noqa: N818 (it simulates SIGKILL and is not an error)
     pass
 
 
-class Fragile(Regression):
-    """Dies in the n-th call of its loss."""
+class KilledAfter(Regression):
+    """Simulates a kill after `calls` calls of its loss."""
 
     def __init__(self, calls: int) -> None:
-        self.left = calls
+        self.remaining = calls
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         if model.training:
-            self.left -= 1
-            if self.left < 0:
+            self.remaining -= 1
+            if self.remaining < 0:
                 raise _Killed
         return super().loss(model, batch)
 
 
 @pytest.mark.parametrize("killed_at", [1, 4, 6, 7, 11])
-def test_a_run_that_was_killed_and_one_that_was_not_are_the_same(train: Run, tmp_path: Path, killed_at: int) -> None:
-    whole = train(uri=str(tmp_path / "whole"))
+def test_resume_after_a_kill_is_bit_exact(train: Run, tmp_path: Path, killed_at: int) -> None:
+    uninterrupted = train(uri=str(tmp_path / "uninterrupted"))
     expected = weights(tmp_path)
     with pytest.raises(_Killed):
-        train(task=Fragile(killed_at), every_steps=1)
+        train(task=KilledAfter(killed_at), every_steps=1)
     rest = train(every_steps=1)
     assert rest[0]["step"] == killed_at
-    assert {step: loss for step, loss in losses(whole).items() if step > killed_at} == losses(rest)
+    assert {step: loss for step, loss in losses(uninterrupted).items() if step > killed_at} == losses(rest)
     assert equal(weights(tmp_path), expected)
 
 
-class Odd(Fragile):
-    """A schedule with milestones (its state has whole numbers as keys), a tensor as learning rate, a spare layer."""
+class Unusual(KilledAfter):
+    """A schedule with milestones (its state has integer keys), a tensor as learning rate, and an unused layer."""
 
     def model(self) -> nn.Module:
         model = super().model()
-        model.spare = nn.Linear(2, 2)  # never has a gradient, so the optimizer never has a state for it
+        model.unused = nn.Linear(2, 2)  # never has a gradient, so the optimizer never has a state for it
         model.forward = lambda x: nn.Sequential.forward(model[:3], x)  # type: ignore[index]
         return model
 
@@ -167,18 +167,18 @@ class Odd(Fragile):
         return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 8], gamma=0.1)
 
 
-def test_odd_optimizers_and_schedules_resume_exactly(train: Run, tmp_path: Path) -> None:
-    whole = train(task=Odd(1000), uri=str(tmp_path / "whole"))
+def test_unusual_optimizers_and_schedules_resume_exactly(train: Run, tmp_path: Path) -> None:
+    uninterrupted = train(task=Unusual(1000), uri=str(tmp_path / "uninterrupted"))
     with pytest.raises(_Killed):
-        train(task=Odd(5), every_steps=1)
-    rest = train(task=Odd(1000), every_steps=1)
-    assert {step: loss for step, loss in losses(whole).items() if step > 5} == losses(rest)
+        train(task=Unusual(5), every_steps=1)
+    rest = train(task=Unusual(1000), every_steps=1)
+    assert {step: loss for step, loss in losses(uninterrupted).items() if step > 5} == losses(rest)
     rates = [event["learning_rate"] for event in rest if event["event"] == "step"]
     assert rates[0] == pytest.approx(0.005)
     assert rates[-1] == pytest.approx(0.0005)
 
 
-def test_a_finished_run_resumed_does_nothing_more(train: Run, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_takes_no_steps(train: Run, tmp_path: Path) -> None:
     train()
     expected = weights(tmp_path)
     again = train()
@@ -187,15 +187,15 @@ def test_a_finished_run_resumed_does_nothing_more(train: Run, tmp_path: Path) ->
     assert equal(weights(tmp_path), expected)
 
 
-def test_accumulation_makes_the_same_steps(train: Run, tmp_path: Path) -> None:
+def test_accumulation_gives_the_same_losses(train: Run, tmp_path: Path) -> None:
     class Plain(Regression):
         def model(self) -> nn.Module:
             return nn.Linear(3, 1)
 
-    whole = train(replace(TRAIN, batch_size=8), task=Plain(), uri=str(tmp_path / "a"))
-    parts = train(replace(TRAIN, batch_size=2, accumulate=4), task=Plain(), uri=str(tmp_path / "b"))
-    assert losses(whole).keys() == losses(parts).keys()
-    assert list(losses(parts).values()) == pytest.approx(list(losses(whole).values()), rel=1e-5)
+    single = train(replace(TRAIN, batch_size=8), task=Plain(), uri=str(tmp_path / "a"))
+    accumulated = train(replace(TRAIN, batch_size=2, accumulate=4), task=Plain(), uri=str(tmp_path / "b"))
+    assert losses(single).keys() == losses(accumulated).keys()
+    assert list(losses(accumulated).values()) == pytest.approx(list(losses(single).values()), rel=1e-5)
 
 
 def test_steps_may_end_in_the_middle_of_an_epoch(train: Run) -> None:
@@ -211,23 +211,23 @@ def test_lower_precision_trains(train: Run, precision: str) -> None:
     assert values[-1] < values[0]
 
 
-def test_the_gradient_norm_is_bounded_and_shown(train: Run) -> None:
+def test_clipping_reports_the_gradient_norm(train: Run) -> None:
     events = train(replace(TRAIN, clip_grad_norm=0.01))
     assert all(event["grad_norm"] > 0 for event in events if event["event"] == "step")
 
 
-def test_evaluation_in_steps(train: Run) -> None:
+def test_evaluation_runs_every_n_steps_and_at_the_end(train: Run) -> None:
     events = train(replace(TRAIN, evaluate_every_steps=5))
     steps = [event["step"] for event in events if event["event"] == "evaluation" and event["split"] == "validation"]
     assert steps == [5, 10, 12]
 
 
-def test_patience_ends_a_run_and_survives_a_resume(train: Run) -> None:
+def test_early_stopping_ends_a_run_after_its_patience(train: Run) -> None:
     rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
     events = train(replace(TRAIN, epochs=50, early_stopping=rule))
-    assert max(losses(events)) == 3 * 6  # one evaluation sets the mark, two do not beat it
-    patience = EarlyStoppingState()
-    assert [patience.should_stop(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)] == [
+    assert max(losses(events)) == 3 * 6  # the first evaluation is the best, and two more do not improve on it
+    state = EarlyStoppingState()
+    assert [state.should_stop(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)] == [
         False,
         False,
         False,
@@ -237,16 +237,16 @@ def test_patience_ends_a_run_and_survives_a_resume(train: Run) -> None:
 
 @pytest.mark.parametrize("killed_at", [6, 7, 12, 13])
 def test_patience_counts_each_evaluation_once_across_kills(train: Run, killed_at: int) -> None:
-    """Killed right before and right after the evaluation at the end of an epoch of 6 steps."""
+    """Kill the run immediately before and after the evaluation at the end of an epoch of 6 steps."""
     rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
     config = replace(TRAIN, epochs=50, early_stopping=rule)
     with pytest.raises(_Killed):
-        train(config, task=Fragile(killed_at), every_steps=1)
+        train(config, task=KilledAfter(killed_at), every_steps=1)
     assert max(losses(train(config, every_steps=1))) == 3 * 6
-    assert losses(train(config, every_steps=1)) == {}  # it has ended, and stays ended
+    assert losses(train(config, every_steps=1)) == {}  # a resume of the finished run takes no steps
 
 
-def test_an_evaluation_that_a_stop_left_out_is_made_up_for(train: Run, tmp_path: Path) -> None:
+def test_an_evaluation_that_a_stop_skipped_runs_on_resume(train: Run, tmp_path: Path) -> None:
     notice = tmp_path / "ml" / "output" / "stop-notice"
 
     class Noticed(Regression):
@@ -281,14 +281,14 @@ def test_stop_notice_keeps_a_partial_profile(train: Run, tmp_path: Path) -> None
     assert (rest["first_step"], rest["last_step"]) == (6, 8)
 
 
-def test_a_profile_that_cannot_be_stored_ends_no_run(train: Run, tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_written_ends_no_run(train: Run, tmp_path: Path) -> None:
     (tmp_path / "output").write_text("no folder")
     events = train(replace(TRAIN, profile_at=3, profile_steps=2))
     assert events[-1]["event"] == "finished"
     assert not any(event["event"] == "profile" for event in events)
 
 
-def test_a_notice_saves_and_leaves(train: Run, tmp_path: Path) -> None:
+def test_a_stop_notice_saves_and_ends_the_run(train: Run, tmp_path: Path) -> None:
     notice = tmp_path / "ml" / "output" / "stop-notice"
 
     class Noticed(Regression):
@@ -303,37 +303,37 @@ def test_a_notice_saves_and_leaves(train: Run, tmp_path: Path) -> None:
     assert train()[0]["step"] == 1
 
 
-def test_a_loss_that_is_not_finite_is_null(train: Run) -> None:
+def test_a_nonfinite_loss_is_null_in_events(train: Run) -> None:
     class Broken(Regression):
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             return super().loss(model, batch) * float("nan")
 
     events = train(replace(TRAIN, epochs=None, steps=2, export_nonfinite=True), task=Broken(), every_steps=1)
     assert set(losses(events).values()) == {None}
-    assert not any(event["event"] == "checkpoint" for event in events), "lost weights were saved"
+    assert not any(event["event"] == "checkpoint" for event in events), "nonfinite weights were saved"
     with pytest.raises(JobError, match=r"not finite at 3 logged steps in a row, the last is step 3"):
         train(task=Broken())
 
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": None, "steps": 9}])
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_rate_of_the_job_goes_on_after_a_resume(
+def test_the_jobs_learning_rate_continues_after_a_resume(
     train: Run, tmp_path: Path, schedule: str, length: dict[str, int | None]
 ) -> None:
-    class Plain(Fragile):
+    class Plain(KilledAfter):
         def schedule(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002 (the Task's signature)
             return None
 
     config = replace(TRAIN, schedule=schedule, warmup_steps=3, **length)  # type: ignore[arg-type]
-    whole = train(config, task=Plain(1000), uri=str(tmp_path / "whole"))
+    uninterrupted = train(config, task=Plain(1000), uri=str(tmp_path / "uninterrupted"))
     with pytest.raises(_Killed):
         train(config, task=Plain(5), every_steps=1)
     rest = train(config, task=Plain(1000), every_steps=1)
-    expected, found = rates(whole), rates(rest)
+    expected, found = rates(uninterrupted), rates(rest)
     steps = max(expected)
     assert found == {step: rate for step, rate in expected.items() if step > 5}
-    assert losses(rest) == {step: loss for step, loss in losses(whole).items() if step > 5}
-    # An event tells the rate of the step that follows.
+    assert losses(rest) == {step: loss for step, loss in losses(uninterrupted).items() if step > 5}
+    # A step's event has the learning rate of the next step.
     assert [expected[step] for step in (1, 2, 3)] == pytest.approx([0.05 * 2 / 3, 0.05, 0.05])
     assert expected[steps] == pytest.approx(0.0, abs=1e-9)
     assert steps == (9 if length["epochs"] is None else 12)
@@ -343,16 +343,16 @@ def rates(events: Events) -> dict[int, float]:
     return {event["step"]: event["learning_rate"] for event in events if event["event"] == "step"}
 
 
-def test_a_task_without_training_data_says_so(train: Run) -> None:
-    class Nothing(Regression):
+def test_a_task_without_training_data_is_rejected(train: Run) -> None:
+    class WithoutTrainSplit(Regression):
         def datasets(self) -> Mapping[str, Dataset[Any]]:
             return {"test": super().datasets()["test"]}
 
     with pytest.raises(TaskError, match=r"must have train, and may have validation and test; it has test"):
-        train(task=Nothing())
+        train(task=WithoutTrainSplit())
 
 
-def test_an_early_stopping_metric_that_is_not_measured_says_so(train: Run) -> None:
+def test_an_unknown_early_stopping_metric_is_rejected(train: Run) -> None:
     rule = EarlyStopping("validation/accuracy", patience=2)
     with pytest.raises(TaskError, match="the Task measures loss, error"):
         train(replace(TRAIN, early_stopping=rule))
@@ -373,7 +373,7 @@ def test_an_early_stopping_metric_that_is_not_measured_says_so(train: Run) -> No
         ("metrics", lambda model, batch: {"error": 0.5}, "one value per sample: error .* float"),
     ],
 )
-def test_a_task_that_breaks_its_promise_is_told_how(train: Run, method: str, value: Any, expected: str) -> None:
+def test_an_invalid_result_of_a_task_method_is_an_error(train: Run, method: str, value: Any, expected: str) -> None:
     task = Regression()
     setattr(task, method, value)
     with pytest.raises(TaskError, match=expected):
@@ -388,23 +388,23 @@ def test_epochs_are_counted_in_samples_at_any_batch_size(train: Run) -> None:
     assert (events[-1]["step"], events[-1]["epochs"]) == (18, 4)
 
 
-def test_to_resume_at_the_end_says_that_nothing_is_left(train: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resuming_with_fewer_epochs_takes_no_steps(train: Run) -> None:
     train(replace(TRAIN, epochs=2))
     assert losses(train(replace(TRAIN, epochs=1))) == {}
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_curves_are_written_where_they_are_asked_for(asked: bool, train: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_curves_are_written_only_on_request(is_requested: bool, train: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = train(replace(TRAIN, tensorboard=asked, steps=8, epochs=None))
+    events = train(replace(TRAIN, tensorboard=is_requested, steps=8, epochs=None))
     folder = tmp_path / "ml" / "output" / "tensorboard"
-    assert folder.exists() == asked
-    if asked:
+    assert folder.exists() == is_requested
+    if is_requested:
         curves = EventAccumulator(str(folder))
         curves.Reload()
-        told = {each.step: each.value for each in curves.Scalars("train/loss")}
-        assert told == pytest.approx(losses(events), rel=1e-5)  # events have 6 digits
+        curve = {each.step: each.value for each in curves.Scalars("train/loss")}
+        assert curve == pytest.approx(losses(events), rel=1e-5)  # events have 6 digits
         assert {each.step for each in curves.Scalars("validation/error")} == {6, 8}
         assert len(curves.Scalars("split/backward")) == 8

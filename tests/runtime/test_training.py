@@ -1,4 +1,4 @@
-"""What surrounds the step, on several ranks in every layout: evaluation, best weights, policies, norms."""
+"""Training on several ranks in every layout: evaluation, best weights, early stopping, gradients and options."""
 
 import json
 from dataclasses import replace
@@ -17,10 +17,10 @@ from support.parallel_training import (
 )
 from support.training import (
     Broken,
+    Classifier,
     Counted,
     Overflowing,
     Seen,
-    Told,
 )
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
@@ -39,8 +39,8 @@ LAYOUTS = {
     "pipeline": (2, ParallelConfig(pipeline=2)),
     "pipeline x fsdp": (4, ParallelConfig(data="fsdp", pipeline=2)),
 }
-WHOLE = 16
-"""Samples of a step, by however many ranks."""
+GLOBAL_BATCH = 16
+"""Samples of a step, for any number of ranks."""
 
 
 def job(ranks: int = 1, parallel: ParallelConfig | None = None, **changes: Any) -> TrainConfig:
@@ -48,8 +48,8 @@ def job(ranks: int = 1, parallel: ParallelConfig | None = None, **changes: Any) 
     parallel = parallel or ParallelConfig()
     data_ranks = ranks // parallel.tensor // parallel.pipeline
     # A pipeline needs as many micro-batches as it has stages.
-    each, parts = WHOLE // data_ranks // parallel.pipeline, parallel.pipeline
-    train = replace(TRAIN, steps=6, batch_size=each, accumulate=parts, parallel=parallel)
+    batch_size, accumulate = GLOBAL_BATCH // data_ranks // parallel.pipeline, parallel.pipeline
+    train = replace(TRAIN, steps=6, batch_size=batch_size, accumulate=accumulate, parallel=parallel)
     return replace(train, **changes)
 
 
@@ -62,47 +62,47 @@ def evaluations(outcome: Outcome, split: str) -> list[dict[str, Any]]:
     return [event for event in outcome.events if event["event"] == "evaluation" and event["split"] == split]
 
 
-def measured(outcome: Outcome, split: str) -> list[float]:
+def metrics_of(outcome: Outcome, split: str) -> list[float]:
     return [value for event in evaluations(outcome, split) for value in (event["loss"], event["accuracy"])]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One process: 7 samples for validation, 3 for the test; batches of all that there is."""
-    folder = tmp_path_factory.mktemp("alone")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The outcome of one process with 7 samples for validation and 3 for the test, each evaluated in one batch."""
+    folder = tmp_path_factory.mktemp("single")
     train = job(evaluate_every_steps=2)
-    return losses(train, 1, folder, task=Told, arguments={"validates": 7, "tests": 3}, dtype=torch.float64)
+    return losses(train, 1, folder, task=Classifier, arguments={"validates": 7, "tests": 3}, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_evaluation_norm_and_confusion_are_those_of_one_process(layout: str, alone: Outcome, tmp_path: Path) -> None:
-    """With 4 data ranks and batches of 1 and 2: ranks that have fewer samples than others, and one that has none."""
+def test_losses_norms_and_metrics_are_those_of_one_process(layout: str, single: Outcome, tmp_path: Path) -> None:
+    """With 4 data ranks the shares of an evaluation are uneven, and one rank has no test samples."""
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, evaluate_every_steps=2)
     arguments = {"validates": 7, "tests": 3}
-    found = losses(train, ranks, tmp_path, task=Told, arguments=arguments, dtype=torch.float64)
+    found = losses(train, ranks, tmp_path, task=Classifier, arguments=arguments, dtype=torch.float64)
     assert found.reason is None, found.text
-    assert found.losses == pytest.approx(alone.losses, rel=SIX_DIGITS)
-    assert found.grad_norms == pytest.approx(alone.grad_norms, rel=SIX_DIGITS)
+    assert found.losses == pytest.approx(single.losses, rel=SIX_DIGITS)
+    assert found.grad_norms == pytest.approx(single.grad_norms, rel=SIX_DIGITS)
     for split, samples, times in (("validation", 7, 3), ("test", 3, 1)):
         events = evaluations(found, split)
         assert [event["samples"] for event in events] == [samples] * times
-        assert measured(found, split) == pytest.approx(measured(alone, split), rel=SIX_DIGITS)
-    told = json.loads((tmp_path / "model" / "analysis.json").read_text())
-    assert sum(map(sum, told["confusion"])) == told["samples"] == 3
-    assert told["confusion"] == told_alone(alone)
+        assert metrics_of(found, split) == pytest.approx(metrics_of(single, split), rel=SIX_DIGITS)
+    analysis = json.loads((tmp_path / "model" / "analysis.json").read_text())
+    assert sum(map(sum, analysis["confusion"])) == analysis["samples"] == 3
+    assert analysis["confusion"] == confusion_of(single)
 
 
-def told_alone(alone: Outcome) -> Any:
-    """Return the confusion matrix of one process, computed here from its weights."""
+def confusion_of(single: Outcome) -> Any:
+    """Return the confusion matrix of one process, computed from its weights."""
     model = Model(0.0).double()
-    assert alone.weights is not None
-    model.load_state_dict(dict(alone.weights))
-    texts = Told(8, tests=3).datasets()["test"].texts  # type: ignore[attr-defined]
+    assert single.weights is not None
+    model.load_state_dict(dict(single.weights))
+    texts = Classifier(8, tests=3).datasets()["test"].texts  # type: ignore[attr-defined]
     matrix = torch.zeros(16, 16, dtype=torch.int64)
     with torch.no_grad():
-        for true, guess in zip(texts[:, 1], model.eval()(texts[:, :-1])[:, 0].argmax(-1), strict=True):
-            matrix[true, guess] += 1
+        for true, predicted in zip(texts[:, 1], model.eval()(texts[:, :-1])[:, 0].argmax(-1), strict=True):
+            matrix[true, predicted] += 1
     return matrix.tolist()
 
 
@@ -111,15 +111,15 @@ def test_evaluation_does_not_change_training(layout: str, tmp_path: Path) -> Non
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=4)
     options = {"dropout": 0.3, "validates": 5}
-    often = losses(replace(train, evaluate_every_steps=1), ranks, tmp_path / "a", task=Told, arguments=options)
-    never = losses(train, ranks, tmp_path / "b", task=Told, arguments={**options, "validates": 0})
+    often = losses(replace(train, evaluate_every_steps=1), ranks, tmp_path / "a", task=Classifier, arguments=options)
+    never = losses(train, ranks, tmp_path / "b", task=Classifier, arguments={**options, "validates": 0})
     assert len(evaluations(often, "validation")) == 4
     assert often.losses == never.losses
     assert often.grad_norms == never.grad_norms
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor", "pipeline x fsdp"])
-def test_early_stopping_is_agreed_and_survives_a_resume(layout: str, tmp_path: Path) -> None:
+def test_early_stopping_ends_all_ranks_after_a_resume(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     rule = EarlyStopping("validation/accuracy", patience=2, min_delta=100.0, mode="max")
     train = job(ranks, parallel, steps=9, evaluate_every_steps=2, early_stopping=rule)
@@ -128,24 +128,28 @@ def test_early_stopping_is_agreed_and_survives_a_resume(layout: str, tmp_path: P
     assert first.reason is None, first.text
     rest = losses(train, ranks, tmp_path, **options)  # type: ignore[arg-type]
     assert rest.reason is None, rest.text
-    assert rest.events[-1]["step"] == 6, "one evaluation sets the mark, two do not beat it"
+    assert rest.events[-1]["step"] == 6, "the first evaluation is the best, and two more do not improve on it"
     assert len(rest.losses) == 1
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tensor", "pipeline x fsdp"])
 def test_the_best_weights_are_exported(layout: str, tmp_path: Path) -> None:
-    """A rate that ruins what was learned makes an early evaluation the best; a resume in between knows it."""
+    """A high learning rate makes an early evaluation the best, and the run is resumed after it."""
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=10, evaluate_every_steps=2, export="best", learning_rate=3.0)
-    options = {"task": Told, "arguments": {"validates": 7, "tests": 3}, "checkpoint": saving(tmp_path, every_steps=1)}
+    options = {
+        "task": Classifier,
+        "arguments": {"validates": 7, "tests": 3},
+        "checkpoint": saving(tmp_path, every_steps=1),
+    }
     first = losses(replace(train, steps=7), ranks, tmp_path, **options)  # type: ignore[arg-type]
     assert first.reason is None, first.text
     found = losses(train, ranks, tmp_path, **options)  # type: ignore[arg-type]
     events = evaluations(first, "validation")[:3] + evaluations(found, "validation")
     best = min(events, key=lambda event: event["loss"])
-    told = [event for event in (*first.events, *found.events) if event["event"] == "best"]
-    assert best["step"] < 10, "the rate does not ruin it"
-    assert (told[-1]["step"], told[-1]["metric"]) == (best["step"], "validation/loss")
+    reported = [event for event in (*first.events, *found.events) if event["event"] == "best"]
+    assert best["step"] < 10, "the learning rate is not high enough"
+    assert (reported[-1]["step"], reported[-1]["metric"]) == (best["step"], "validation/loss")
     folders = {path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")}
     assert folders == {f"step-{best['step']:08d}", "step-00000010"}
     listed = {entry.step: entry.best for entry in Inspection((tmp_path / "checkpoints").as_uri()).entries}
@@ -161,13 +165,13 @@ def exported_loss(outcome: Outcome) -> float:
     model = Model(0.0)
     assert outcome.weights is not None
     model.load_state_dict(dict(outcome.weights))
-    task = Told(8, validates=7)
+    task = Classifier(8, validates=7)
     texts = task.datasets()["validation"].texts  # type: ignore[attr-defined]
     with torch.no_grad():
         return float(task.loss(model.eval(), texts))
 
 
-def test_best_without_validation_is_refused_before_training(tmp_path: Path) -> None:
+def test_best_without_validation_is_rejected_before_training(tmp_path: Path) -> None:
     found = losses(job(2, export="best"), 2, tmp_path)
     assert found.reason is not None
     assert "train.export: best needs a validation split" in found.reason
@@ -190,7 +194,7 @@ def test_accumulated_gradients_are_sent_once(layout: str, call: str, tmp_path: P
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tensor", "fsdp x tensor", "pipeline x fsdp"])
-def test_an_overflow_on_one_rank_makes_all_leave_out_the_step(layout: str, tmp_path: Path) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=5, precision="fp16", skip_nonfinite=0)
     found = losses(train, ranks, tmp_path, task=Overflowing)
@@ -207,7 +211,7 @@ def test_nonfinite_steps_are_skipped_until_the_run_ends(layout: str, tmp_path: P
     train = job(ranks, parallel, steps=40, skip_nonfinite=1)
     options = {"task": Broken, "samples": 64, "checkpoint": saving(tmp_path)}
     once = losses(replace(train, steps=4), ranks, tmp_path, arguments={"bad": (0,)}, **options)  # type: ignore[arg-type]
-    assert once.reason is None, once.text  # one of four steps has it
+    assert once.reason is None, once.text  # one of four steps contains the bad sample
     assert [event["event"] for event in once.events].count("skipped") == 1
     assert once.weights is not None
     assert all(bool(weight.isfinite().all()) for weight in once.weights.values())
@@ -216,9 +220,9 @@ def test_nonfinite_steps_are_skipped_until_the_run_ends(layout: str, tmp_path: P
     assert rest.reason is not None
     assert "not finite in 2 steps in a row" in rest.reason
     kept = sorted((tmp_path / "output" / "nonfinite").iterdir())
-    saw = range(ranks - ranks // parallel.pipeline, ranks)  # a pipeline's last stage has the loss
+    loss_ranks = range(ranks - ranks // parallel.pipeline, ranks)  # a pipeline's last stage has the loss
     last = max(event["step"] for event in rest.events if event["event"] == "skipped")
-    assert [path.name for path in kept] == [f"step-{last}-rank-{rank}.pt" for rank in saw]
+    assert [path.name for path in kept] == [f"step-{last}-rank-{rank}.pt" for rank in loss_ranks]
     content = torch.load(kept[0], weights_only=True)
     assert content["step"] == last
     texts, indices = content["batches"][0]
@@ -232,7 +236,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile", "deterministic"])
-def test_options_are_on_and_do_not_change_the_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
+def test_options_take_effect_and_do_not_change_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
     ranks, parallel = LAYOUTS[layout]
     arguments = {"folder": str(tmp_path), "looks_inside": option != "compile"}
     train = job(ranks, parallel, **{option: True})

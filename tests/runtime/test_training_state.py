@@ -1,4 +1,4 @@
-"""What is saved is the state at that very step, whatever the model does meanwhile, and it comes back as it was."""
+"""The state of models and optimizers in a checkpoint: it is that of its step, and a resume restores it exactly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager
+from cloudtrain_runtime.checkpoint.shards import StagingPlanner
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
 Optimizers = list[torch.optim.Optimizer]
 
@@ -27,22 +28,22 @@ def checkpoints(context: Context, tmp_path: Path) -> Callable[[], CheckpointMana
     return lambda: CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), context)
 
 
-class Odd(nn.Module):
-    """Has every kind of tensor that a module may hold; buffers change in the forward pass."""
+class AllTensors(nn.Module):
+    """Has parameters and buffers of every kind; buffers change in the forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.transposed = nn.Parameter(torch.randn(4, 6).t())
         self.tied = nn.Linear(4, 6, bias=False)
-        self.tied.weight = self.turned
+        self.tied.weight = self.transposed
         self.scalar = nn.Parameter(torch.randn(()))
         self.empty = nn.Parameter(torch.empty(0, 3))
         self.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
-        self.brain = nn.Parameter(torch.randn(3).bfloat16())
+        self.half = nn.Parameter(torch.randn(3).bfloat16())
         self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
         self.unused = nn.Parameter(torch.randn(2))
-        self.register_buffer("view", self.turned.data[1:3])
-        self.register_buffer("same", self.turned.data)
+        self.register_buffer("view", self.transposed.data[1:3])
+        self.register_buffer("same", self.transposed.data)
         self.register_buffer("small", torch.randn(4).to(torch.float8_e4m3fn))
         self.register_buffer("flags", torch.tensor([True, False]))
         self.register_buffer("count", torch.tensor(5))
@@ -50,29 +51,29 @@ class Odd(nn.Module):
     def forward(self) -> torch.Tensor:
         self.count += 1
         self.flags.logical_not_()
-        return self.turned.square().sum() + self.scalar + self.complex.abs().sum() + self.brain.float().sum()
+        return self.transposed.square().sum() + self.scalar + self.complex.abs().sum() + self.half.float().sum()
 
 
 class Target(nn.Module):
-    """A network that follows the trained one, in the forward pass, as that of MoCo does."""
+    """Two networks; the forward pass updates the second one as a moving average of the first, as MoCo does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.trained, self.follower = nn.Linear(30, 30), nn.Linear(30, 30).requires_grad_(False)
+        self.trained, self.average = nn.Linear(30, 30), nn.Linear(30, 30).requires_grad_(False)
 
     @torch.no_grad()
-    def follow(self) -> None:
-        for own, other in zip(self.follower.parameters(), self.trained.parameters(), strict=True):
+    def update_average(self) -> None:
+        for own, other in zip(self.average.parameters(), self.trained.parameters(), strict=True):
             own.data.mul_(0.9).add_(other, alpha=0.1)
 
     def forward(self) -> torch.Tensor:
-        self.follow()
+        self.update_average()
         x = torch.randn(2, 30)
-        return (self.trained(x) - self.follower(x)).square().sum()
+        return (self.trained(x) - self.average(x)).square().sum()
 
 
 class Bounded(nn.Module):
-    """An embedding that shortens its vectors when they are looked up."""
+    """An embedding with `max_norm`: the forward pass scales its vectors down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class Bounded(nn.Module):
 
 
 class Extra(nn.Module):
-    """Has a state that is no tensor and grows."""
+    """Has an extra state that is not a tensor and grows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ def adam(model: nn.Module) -> Optimizers:
     return [torch.optim.Adam([each for each in model.parameters() if each.numel()], lr=0.1, foreach=False)]
 
 
-def adversaries(model: nn.Module) -> Optimizers:
+def two_optimizers(model: nn.Module) -> Optimizers:
     first, *others = [each for each in model.parameters() if each.requires_grad and each.numel()]
     if not others:
         return [torch.optim.SGD([first], momentum=0.9, lr=0.1)]
@@ -142,20 +143,19 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def hold_copies(checkpoints: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the copy begin as late as a busy machine might: while the next step runs up to where it must wait."""
-    planner = checkpoints._saver._planner  # noqa: SLF001 (the one place where time can be stopped)
-    stage = planner.stage
+def delay_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delay the copy of each save, as on a busy machine, until the next step has run up to the point where it waits."""
+    stage = StagingPlanner.stage
 
-    def late(plan: Any) -> None:
+    def delayed(planner: StagingPlanner, plan: Any) -> None:
         threading.Event().wait(0.2)
-        stage(plan)
+        stage(planner, plan)
 
-    monkeypatch.setattr(planner, "stage", late)
+    monkeypatch.setattr(StagingPlanner, "stage", delayed)
 
 
-@pytest.mark.parametrize("kind", [Odd, Target, Bounded, Extra])
-@pytest.mark.parametrize("optimize", [adam, adversaries])
+@pytest.mark.parametrize("kind", [AllTensors, Target, Bounded, Extra])
+@pytest.mark.parametrize("optimize", [adam, two_optimizers])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_resume_is_bit_exact(
     kind: type[nn.Module],
@@ -168,7 +168,7 @@ def test_resume_is_bit_exact(
     model = kind()
     optimizers = optimize(model)
     saving = checkpoints()
-    hold_copies(saving, monkeypatch)
+    delay_copies(monkeypatch)
     for _ in range(seed):
         step(model, optimizers)
     before = values_of(model, optimizers)
@@ -180,7 +180,7 @@ def test_resume_is_bit_exact(
     torch.manual_seed(seed + 100)
     other = kind()
     others = optimize(other)
-    step(other, others)  # has gradients and states of its own, which must not stay
+    step(other, others)  # creates gradients and states, which the resume must replace
     assert checkpoints().resume(other, others).step == seed
     assert same(values_of(other, others), before)
     for _ in range(3):
@@ -188,11 +188,11 @@ def test_resume_is_bit_exact(
     assert same(values_of(other, others), values_of(model, optimizers))
 
 
-@pytest.mark.parametrize("optimize", [adam, adversaries])
+@pytest.mark.parametrize("optimize", [adam, two_optimizers])
 def test_a_save_before_the_first_step_changes_nothing(
     optimize: Callable[[nn.Module], Optimizers], checkpoints: Callable[[], CheckpointManager]
 ) -> None:
-    """As after a scaler has skipped the first steps."""
+    """This happens if a gradient scaler skips the first steps."""
     ends = []
     for saves in (False, True):
         torch.manual_seed(1)
@@ -215,8 +215,8 @@ def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], Checkpo
     assert same(*(optimizer.state_dict() for optimizer in optimizers))
 
 
-def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Callable[[], CheckpointManager]) -> None:
-    """A script may have tried a backward pass before it loads."""
+def test_a_resume_after_a_backward_pass_loads_the_state(checkpoints: Callable[[], CheckpointManager]) -> None:
+    """A script may run a backward pass before it loads."""
     models = [Extra(), Extra()]
     optimizers = [adam(model) for model in models]
     step(models[0], optimizers[0])
@@ -226,7 +226,7 @@ def test_gradients_do_not_hide_the_state_that_is_to_be_loaded(checkpoints: Calla
     assert same(values_of(models[1], optimizers[1]), values_of(models[0], optimizers[0]))
 
 
-def test_another_optimizers_state_is_refused(checkpoints: Callable[[], CheckpointManager]) -> None:
+def test_the_state_of_another_optimizer_is_rejected(checkpoints: Callable[[], CheckpointManager]) -> None:
     model = nn.Linear(2, 2)
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
@@ -236,7 +236,7 @@ def test_another_optimizers_state_is_refused(checkpoints: Callable[[], Checkpoin
         checkpoints().resume(model, [torch.optim.AdamW(model.parameters())])
 
 
-def test_state_that_cannot_be_loaded_is_refused_at_the_start(
+def test_state_that_cannot_be_loaded_is_rejected_at_start(
     checkpoints: Callable[[], CheckpointManager],
 ) -> None:
     model, temperature = nn.Linear(2, 2), nn.Parameter(torch.zeros(()))

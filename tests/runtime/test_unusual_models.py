@@ -1,4 +1,4 @@
-"""Unusual models and killed runs with each kind of parallelism."""
+"""Unusual models, and killed runs, with each kind of parallelism."""
 
 import tempfile
 from dataclasses import replace
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 FSDP = ParallelConfig(data="fsdp")
 FEW = replace(TRAIN, steps=3, batch_size=8, accumulate=2)
-"""Of one process; two have half as many samples each."""
+"""The job of one process; `train` divides its batch size by the number of ranks."""
 
 
 def train(kind: str, ranks: int, folder: Path, job: TrainConfig) -> Outcome:
@@ -38,28 +38,28 @@ def saving(folder: Path) -> CheckpointConfig:
 @cache
 def of_one_process(kind: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
-        alone = train(kind, 1, Path(folder), FEW)
-    assert alone.reason is None, alone.text
-    return alone
+        single = train(kind, 1, Path(folder), FEW)
+    assert single.reason is None, single.text
+    return single
 
 
-# Both layouts of a kind follow each other, so that they share its run of one process.
+# Both layouts of a kind run one after the other, and share the cached run of one process.
 @pytest.mark.parametrize("parallel", [ParallelConfig(), FSDP], ids=["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "kind", ["buffers", "tied blocks", "same block", "lists", "mapping", "single", "tied", "frozen"]
 )
-def test_an_odd_model_makes_the_steps_of_one_process(kind: str, parallel: ParallelConfig, tmp_path: Path) -> None:
-    alone = of_one_process(kind)
+def test_an_unusual_model_gives_the_losses_of_one_process(kind: str, parallel: ParallelConfig, tmp_path: Path) -> None:
+    single = of_one_process(kind)
     job = replace(FEW, parallel=parallel, activation_checkpointing=parallel.data == "fsdp")
-    begun = train(kind, 2, tmp_path, replace(job, steps=2))
+    first = train(kind, 2, tmp_path, replace(job, steps=2))
     rest = train(kind, 2, tmp_path, job)
-    assert begun.reason is rest.reason is None, begun.text + rest.text
-    assert [*begun.losses, *rest.losses] == pytest.approx(alone.losses, rel=SIX_DIGITS)
+    assert first.reason is rest.reason is None, first.text + rest.text
+    assert [*first.losses, *rest.losses] == pytest.approx(single.losses, rel=SIX_DIGITS)
     assert rest.weights is not None
-    assert alone.weights is not None
-    assert list(rest.weights) == list(alone.weights)
+    assert single.weights is not None
+    assert list(rest.weights) == list(single.weights)
     for name, value in rest.weights.items():
-        torch.testing.assert_close(value, alone.weights[name], rtol=0, atol=FEW.steps * ADAM_SHIFT)
+        torch.testing.assert_close(value, single.weights[name], rtol=0, atol=FEW.steps * ADAM_SHIFT)
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,24 @@ def test_an_odd_model_makes_the_steps_of_one_process(kind: str, parallel: Parall
         ("unused", ParallelConfig(), "TaskError: the model has parameters that the loss does not depend on"),
     ],
 )
-def test_what_cannot_work_is_told(kind: str, parallel: ParallelConfig, reason: str, tmp_path: Path) -> None:
+def test_an_unsupported_model_is_rejected_with_a_reason(
+    kind: str, parallel: ParallelConfig, reason: str, tmp_path: Path
+) -> None:
     found = train(kind, 2, tmp_path, replace(FEW, parallel=parallel))
     assert found.reason is not None
     assert found.reason.startswith(reason)
 
 
 @pytest.mark.parametrize("parallel", [ParallelConfig(), FSDP], ids=["ddp", "fsdp"])
-def test_activations_computed_again_count_once_in_statistics(parallel: ParallelConfig, tmp_path: Path) -> None:
+def test_recomputed_activations_count_once_in_statistics(parallel: ParallelConfig, tmp_path: Path) -> None:
     job = replace(FEW, parallel=parallel)
     kept = train("normed", 2, tmp_path / "kept", job)
-    again = train("normed", 2, tmp_path / "again", replace(job, activation_checkpointing=True))
-    assert again.reason is kept.reason is None, again.text
-    assert again.weights is not None
+    recomputed = train("normed", 2, tmp_path / "recomputed", replace(job, activation_checkpointing=True))
+    assert recomputed.reason is kept.reason is None, recomputed.text
+    assert recomputed.weights is not None
     assert kept.weights is not None
-    assert again.weights["norm.num_batches_tracked"] == 3 * 2
-    assert all(torch.equal(value, kept.weights[name]) for name, value in again.weights.items())
+    assert recomputed.weights["norm.num_batches_tracked"] == 3 * 2
+    assert all(torch.equal(value, kept.weights[name]) for name, value in recomputed.weights.items())
 
 
 LAYOUTS = {
@@ -97,8 +99,8 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_killed_run_goes_on_as_if_it_had_not_been(layout: str, tmp_path: Path) -> None:
-    """With all that has a state at once, and epochs that end with an uneven step."""
+def test_resume_after_a_kill_is_bit_exact(layout: str, tmp_path: Path) -> None:
+    """Use all features that have a state at the same time, and epochs that end with an uneven step."""
     ranks, parallel = LAYOUTS[layout]
     job = replace(
         TRAIN,
@@ -108,7 +110,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(layout: str, tmp_path: Path)
         accumulate=3,
         evaluate_every_steps=2,
         export="best",
-        workers=1 if ranks == 2 else 0,  # processes of their own, which the largest layout can do without
+        workers=1 if ranks == 2 else 0,  # worker processes are too many for the largest layout
         schedule="cosine",
         warmup_steps=2,
         skip_nonfinite=2,
@@ -119,16 +121,16 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(layout: str, tmp_path: Path)
         settings = {"dropout": 0.3, "validates": 3, "killed_at": killed_at}
         return losses(job, ranks, folder, samples=30, task=Killed, arguments=settings, checkpoint=saving(folder))
 
-    whole = run(tmp_path / "whole")
-    assert whole.reason is None, whole.text
-    # In the fifth step: the evaluation of the second has waited for a checkpoint. A pipeline asks the loss twice.
+    uninterrupted = run(tmp_path / "uninterrupted")
+    assert uninterrupted.reason is None, uninterrupted.text
+    # Killed in the fifth step, after the checkpoint of step 2 is complete. A pipeline calls the loss twice.
     killed = run(tmp_path / "killed", killed_at=13 * parallel.pipeline)
     assert killed.reason is not None
     rest = run(tmp_path / "killed")
     assert rest.reason is None, rest.text
-    assert 0 < len(rest.losses) < len(whole.losses) == 6
-    assert rest.losses == whole.losses[-len(rest.losses) :]
-    assert rest.grad_norms == whole.grad_norms[-len(rest.losses) :]
+    assert 0 < len(rest.losses) < len(uninterrupted.losses) == 6
+    assert rest.losses == uninterrupted.losses[-len(rest.losses) :]
+    assert rest.grad_norms == uninterrupted.grad_norms[-len(rest.losses) :]
     assert rest.weights is not None
-    assert whole.weights is not None
-    assert all(torch.equal(value, whole.weights[name]) for name, value in rest.weights.items())
+    assert uninterrupted.weights is not None
+    assert all(torch.equal(value, uninterrupted.weights[name]) for name, value in rest.weights.items())

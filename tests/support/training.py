@@ -62,7 +62,7 @@ class Overflowing(Small):
         return loss * 1e30 if model.training and is_last and _count("overflow") == 3 else loss
 
 
-class Told(Small):
+class Classifier(Small):
     """Predicts the class of each text: its first token."""
 
     classes = tuple(f"token {number}" for number in range(VOCABULARY))
@@ -284,8 +284,8 @@ class Uneven(Small):
         pipeline.profile_chain = profile
 
 
-class Lost(Small):
-    """Has a NaN loss in the first micro-batches, because all their targets are padding."""
+class NonfiniteStart(Small):
+    """Has a NaN loss in the first `bad` micro-batches, because all their targets are padding."""
 
     def __init__(self, samples: int, *, bad: int, **options: Any) -> None:
         super().__init__(samples, **options)
@@ -298,7 +298,7 @@ class Lost(Small):
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), targets.flatten())
 
 
-class Chatty(Small):
+class GatherRecorder(Small):
     """Writes the size in bytes of the largest object that this rank has gathered to `largest-<rank>`."""
 
     def __init__(self, samples: int, *, folder: str, **options: Any) -> None:
