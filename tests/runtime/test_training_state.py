@@ -39,7 +39,7 @@ class AllTensors(nn.Module):
         self.scalar = nn.Parameter(torch.randn(()))
         self.empty = nn.Parameter(torch.empty(0, 3))
         self.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
-        self.half = nn.Parameter(torch.randn(3).bfloat16())
+        self.reduced = nn.Parameter(torch.randn(3).bfloat16())
         self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
         self.unused = nn.Parameter(torch.randn(2))
         self.register_buffer("view", self.transposed.data[1:3])
@@ -51,7 +51,7 @@ class AllTensors(nn.Module):
     def forward(self) -> torch.Tensor:
         self.count += 1
         self.flags.logical_not_()
-        return self.transposed.square().sum() + self.scalar + self.complex.abs().sum() + self.half.float().sum()
+        return self.transposed.square().sum() + self.scalar + self.complex.abs().sum() + self.reduced.float().sum()
 
 
 class Target(nn.Module):
