@@ -200,22 +200,20 @@ class Section(BaseModel):
                 raise field_errors(errors)
         return self
 
+    def cross_field_errors(self, path: FieldPath = ()) -> Iterator[Diagnostic]:
+        """Yield the errors between the values of this section and of every section below it.
 
-def cross_field_errors(section: Section, path: FieldPath = ()) -> Iterator[Diagnostic]:
-    """Yield the errors between the values of a section and of every section below it.
-
-    Args:
-        section: The outermost section; paths begin here.
-        path: Put before every path.
-    """
-    for diagnostic in section._cross_field_errors():  # noqa: SLF001 (of this module's own base class)
-        yield diagnostic.below(path)
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        below = value.items() if isinstance(value, dict) else [(None, value)]
-        for key, part in below:
-            if isinstance(part, Section):
-                yield from cross_field_errors(part, (*path, name) if key is None else (*path, name, key))
+        Args:
+            path: Put before every path.
+        """
+        for diagnostic in self._cross_field_errors():
+            yield diagnostic.below(path)
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            below = value.items() if isinstance(value, dict) else [(None, value)]
+            for key, part in below:
+                if isinstance(part, Section):
+                    yield from part.cross_field_errors((*path, name) if key is None else (*path, name, key))
 
 
 def sections_of(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:

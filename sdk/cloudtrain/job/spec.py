@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.diagnostics import Diagnostic, field_error, to_problem
 from cloudtrain.job.document import Document, SourceLocation, read_document
-from cloudtrain.job.fields import Section, Text, cross_field_errors
+from cloudtrain.job.fields import Section, Text
 from cloudtrain.job.loader import apply_overrides, validate_document
 from cloudtrain.job.references import References
 from cloudtrain.job.sections.checkpoint import Checkpoint
@@ -108,6 +108,16 @@ class JobSpec(Section):
         """Return the content of a job file for this job: the fields that were given, values with their units."""
         document: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True)
         return document
+
+    def locate(self, document: Document, base: Path) -> None:
+        """Set the document that the job comes from, for the locations of problems.
+
+        Args:
+            document: The document.
+            base: The folder that relative paths start from.
+        """
+        self._document = document
+        self._base = base
 
     @property
     def base(self) -> Path:
@@ -253,9 +263,8 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
     spec, problems, replaced = validate_document(JobSpec, document)
     problems = [*document.problems, *problems]
     if spec is not None:
-        spec._base = Path(path).resolve().parent  # noqa: SLF001 (of this module's own class)
-        spec._document = document  # noqa: SLF001
-        diagnostics = [*cross_field_errors(spec), *spec.references.check()]
+        spec.locate(document, Path(path).resolve().parent)
+        diagnostics = [*spec.cross_field_errors(), *spec.references.check()]
         problems += [spec.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
         if not spec.cluster.types:
             cluster = spec.cluster.model_copy(update={"instance_type": _PLACEHOLDER_TYPE})
@@ -283,8 +292,8 @@ def load_job_document(
     apply_overrides(document, overrides, instances=instances)
     spec, problems, replaced = validate_document(JobSpec, document)
     if spec is not None:
-        spec._document = document  # noqa: SLF001 (of this module's own class)
-        problems += [spec.problem_of(each) for each in cross_field_errors(spec) if not each.concerns(replaced)]
+        spec.locate(document, spec.base)
+        problems += [spec.problem_of(each) for each in spec.cross_field_errors() if not each.concerns(replaced)]
     if spec is None or problems:
         raise SpecError(problems)
     return spec

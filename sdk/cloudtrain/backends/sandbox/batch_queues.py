@@ -148,6 +148,16 @@ class ServiceJobs:
         self._lock = threading.RLock()
         self._jobs: dict[str, _ServiceJob] = {}
         self._tokens: set[str] = set()
+        methods = (
+            self._submit,
+            self._describe,
+            self._terminate,
+            self._list,
+            self._snapshot,
+            self._describe_queues,
+            self._describe_environments,
+        )
+        self._operations = dict(zip(_OPERATIONS, methods, strict=True))
 
     def start_scheduler(self, is_ending: threading.Event) -> None:
         """Schedule jobs in a thread until the sandbox ends."""
@@ -164,11 +174,11 @@ class ServiceJobs:
         Raises:
             ServiceError: AWS Batch would reject the request, or the sandbox does not support the operation.
         """
-        method = _OPERATIONS.get(operation)
+        method = self._operations.get(operation)
         if method is None:
             raise _client_error(f"cloudtrain sandbox: AWS Batch's {operation} is not supported")
         with self._lock:
-            return method(self, document)
+            return method(document)
 
     def _submit(self, request: Document) -> Document:
         queue = self._check(request)
@@ -365,15 +375,15 @@ class ServiceJobs:
             return
 
 
-_OPERATIONS: Mapping[str, Callable[[ServiceJobs, Document], Document]] = {
-    "SubmitServiceJob": ServiceJobs._submit,  # noqa: SLF001 (of this class)
-    "DescribeServiceJob": ServiceJobs._describe,  # noqa: SLF001
-    "TerminateServiceJob": ServiceJobs._terminate,  # noqa: SLF001
-    "ListServiceJobs": ServiceJobs._list,  # noqa: SLF001
-    "GetJobQueueSnapshot": ServiceJobs._snapshot,  # noqa: SLF001
-    "DescribeJobQueues": ServiceJobs._describe_queues,  # noqa: SLF001
-    "DescribeServiceEnvironments": ServiceJobs._describe_environments,  # noqa: SLF001
-}
+_OPERATIONS = (
+    "SubmitServiceJob",
+    "DescribeServiceJob",
+    "TerminateServiceJob",
+    "ListServiceJobs",
+    "GetJobQueueSnapshot",
+    "DescribeJobQueues",
+    "DescribeServiceEnvironments",
+)
 PATHS = {f"/v1/{name.lower()}": name for name in _OPERATIONS}
 """Operations by URL path (botocore's model; a test compares)."""
 

@@ -57,6 +57,17 @@ class TrainingJobs:
         self._s3 = s3
         self._lock = threading.Lock()
         self._jobs: dict[str, TrainingJob] = {}
+        self._operations: Mapping[str, Callable[[Document], Document]] = {
+            "CreateTrainingJob": self._create,
+            "DescribeTrainingJob": self._describe,
+            "StopTrainingJob": self._stop,
+            "UpdateTrainingJob": self._update,
+            "ListTrainingJobs": self._list,
+            "Search": self._search,
+            "ListTags": self._list_tags,
+            "AddTags": self._add_tags,
+            "DeleteTags": self._delete_tags,
+        }
 
     def can_handle(self, operation: str, document: Document) -> bool:
         """Whether an operation concerns training jobs."""
@@ -64,7 +75,7 @@ class TrainingJobs:
             return _ARN_PART in str(document.get("ResourceArn", ""))
         if operation == "Search":
             return document.get("Resource") == "TrainingJob"
-        return operation in _OPERATIONS
+        return operation in self._operations
 
     def handle(self, operation: str, document: Document) -> Document:
         """Execute an operation; return its response.
@@ -72,7 +83,7 @@ class TrainingJobs:
         Raises:
             ServiceError: SageMaker would reject the request.
         """
-        return _OPERATIONS[operation](self, document)
+        return self._operations[operation](document)
 
     def _create(self, request: Document) -> Document:
         check_create(request)
@@ -195,19 +206,6 @@ class TrainingJobs:
     def _find_by_arn(self, request: Document) -> TrainingJob:
         name = str(request["ResourceArn"]).partition(_ARN_PART)[2]
         return self._find({"TrainingJobName": name})
-
-
-_OPERATIONS: Mapping[str, Callable[[TrainingJobs, Document], Document]] = {
-    "CreateTrainingJob": TrainingJobs._create,  # noqa: SLF001 (of this class)
-    "DescribeTrainingJob": TrainingJobs._describe,  # noqa: SLF001
-    "StopTrainingJob": TrainingJobs._stop,  # noqa: SLF001
-    "UpdateTrainingJob": TrainingJobs._update,  # noqa: SLF001
-    "ListTrainingJobs": TrainingJobs._list,  # noqa: SLF001
-    "Search": TrainingJobs._search,  # noqa: SLF001
-    "ListTags": TrainingJobs._list_tags,  # noqa: SLF001
-    "AddTags": TrainingJobs._add_tags,  # noqa: SLF001
-    "DeleteTags": TrainingJobs._delete_tags,  # noqa: SLF001
-}
 
 
 def _is_wanted(job: TrainingJob, request: Document) -> bool:
